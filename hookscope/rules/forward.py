@@ -254,7 +254,7 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     a dead layer, a head that was never loaded. Findings on weights and layers in the same report show where. It is a
     warning if missing training explains it: the last weight or the last two are zero, which is usual for untrained
     heads; all statistics of BatchNorm have their initial values; or the weights are random (hookscope drew them, or
-    nearly all look random in a network without BatchNorm). Needs two different inputs.
+    nearly all look random, no layer is BatchNorm, and no other normalisation is trained). Needs two different inputs.
     """
     changes = [(values.input_difference, values) for values in measured.outputs if values.input_difference is not None]
     if not changes:

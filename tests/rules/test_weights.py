@@ -258,6 +258,17 @@ def test_weights_that_only_look_random_are_not_called_random() -> None:
         assert (finding.level, finding.message.endswith(f" {remark}")) == ("warn", True)
 
 
+def test_a_network_whose_weights_look_random_is_trained_if_a_normalisation_layer_is() -> None:
+    """So it is with a ViT of width 64, though it tells crops of four photographs apart: LayerNorm learns the most."""
+    weights = tuple(replace(stored(f"{at}.weight"), spread_beyond_chance=0.0) for at in range(3))
+    for scale, level in (({"min": 1.0, "max": 1.0}, "warn"), ({"min": 0.99, "max": 1.01}, "fail")):
+        norm = stored("norm.weight", "LayerNorm", (4,), **scale)
+        measured = replace(HEALTHY, stored=(*weights, norm), outputs=(replace(OUTPUT, input_difference=0.0),))
+        report = judged(measured)
+        assert [finding.level for finding in report.findings if finding.rule == "constant-output"] == [level]
+        assert report.looks_untrained == (level == "warn")
+
+
 def test_where_zero_weight_and_bias_leave_a_trained_norm_it_is_a_warning() -> None:
     zeros = {"min": 0.0, "max": 0.0, "max_abs": 0.0, "zero_count": 4}
     layers = norms(*[MOVED] * 4).stored

@@ -134,8 +134,8 @@ class Overwritten(NamedTuple):
 def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     """Find what a network may overwrite while it runs: `modules` are all of it, each once."""
     kinds = {*map(type, modules)}
-    limited = {kind for kind in kinds if issubclass(kind, nn.Embedding | nn.EmbeddingBag)}
-    written = {id(layer.weight) for layer in modules if type(layer) in limited and layer.max_norm is not None}
+    embeddings = [layer for layer in modules if issubclass(type(layer), nn.Embedding | nn.EmbeddingBag)]
+    written = {id(layer.weight) for layer in embeddings if attribute_of(layer, "max_norm", 0) is not None}
     if not own_code:
         return Overwritten(written, gradients=False)
     read = frozenset(kind for kind in kinds if is_read(kind))
