@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hookscope.checkpoints.sandbox.worker import Limits
-    from hookscope.cli.check_workers import Checked, CheckJob
+    from hookscope.cli.check_workers import Checked
     from hookscope.results.check import CheckReport
     from hookscope.rules.baseline import Baseline
     from hookscope.rules.settings import CheckSettings
@@ -52,7 +52,7 @@ def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
     if option.rules or option.explain is not None or option.init:
         return _inform(option)
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
-    from hookscope.cli.check_workers import CheckJob
+    from hookscope.cli.check_workers import CheckJob, check_workers
     from hookscope.commands.check.configuration.document import read_settings
     from hookscope.results.runs.reports import check_report_target
     from hookscope.rules.judging import judged_by
@@ -79,10 +79,16 @@ def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
         ]
         tables, messages = consoles(json=ci.format in ("json", "markdown"))
         at_once = min(option.jobs, len(paths))
-        results = _run(work, _limits(option, at_once), at_once, messages)
+        with progress_bar(messages, shown=messages.is_terminal) as advance:
+            results = check_workers(work, _limits(option, at_once), at_once, advance)
         reports = [outcome.report for outcome in results]
         job, seconds = _job(checkpoints), time.perf_counter() - began
-        writers = [*ci.writers(reports, seconds=seconds, job=job), *_page_writer(reports, option.page, seconds)]
+        writers = [*ci.writers(reports, seconds=seconds, job=job)]
+        if option.page is not None:
+            from hookscope.commands.check.page import checks_html
+            from hookscope.results.runs.reports import write_report
+
+            writers.append(partial(write_report, option.page, checks_html(reports, seconds=seconds)))
         if option.update_baseline:
             writers.append(partial(_renew, settings, results[0]))
         if option.sarif is not None:
@@ -180,27 +186,6 @@ def _job(checkpoints: Sequence[str]) -> str:
     return ": ".join(filter(None, (" / ".join(filter(None, names)), " ".join(checkpoints))))
 
 
-def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "Console") -> "list[Checked]":
-    from hookscope.cli.check_workers import check_workers
-
-    finished: dict[int, Checked] = {}
-    with progress_bar(messages, shown=messages.is_terminal) as advance:
-        for position, checked in check_workers(work, limits, at_once):
-            finished[position] = checked
-            advance(len(finished), len(work))
-    return [finished[position] for position in range(len(work))]
-
-
-def _page_writer(reports: "Sequence[CheckReport]", page: Path | None, seconds: float) -> Iterator[Callable[[], None]]:
-    if page is not None:
-        from hookscope.commands.check.page import checks_html
-        from hookscope.results.runs.reports import write_report
-        from hookscope.rules import RULES
-
-        meanings = {name: rule.meaning for name, rule in RULES.items()}
-        yield partial(write_report, page, checks_html(reports, meanings, seconds=seconds))
-
-
 def _renew(settings: "CheckSettings", checked: "Checked") -> None:
     from hookscope.results.runs.atomic import write_whole
 
@@ -233,7 +218,6 @@ def _show(reports: "Sequence[CheckReport]", ci: CiOutput, tables: "Console", job
 def _show_bugs(results: "Sequence[Checked]") -> None:
     tracebacks = dict.fromkeys(result.traceback for result in results if result.traceback)
     for line in (line for traceback in tracebacks for line in traceback.splitlines()):
-        indent = line[: len(line) - len(line.lstrip(" "))]
-        typer.echo(indent + safe_text(line.lstrip(" ")), err=True)
+        typer.echo(safe_text(line), err=True)
     if tracebacks:
         typer.echo("hookscope: this is a bug in hookscope. Please report it with the lines above.", err=True)

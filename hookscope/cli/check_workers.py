@@ -1,7 +1,7 @@
 """Check checkpoints, each in a separate process, whatever ends it; torch is loaded only there."""
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from hookscope.checkpoints.sandbox.worker import Limits, WorkerFailure, usable_c
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.rules.baseline import Baseline, baseline_of, baseline_text
-from hookscope.rules.judging import refused
+from hookscope.rules.judging import refuse_unmatched, refused
 from hookscope.rules.settings import CheckSettings
 from hookscope.text import printable
 
@@ -43,18 +43,27 @@ class Checked:
     traceback: str = ""
 
 
-def check_workers(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Generator[tuple[int, Checked], None, None]:
-    """Check checkpoints; yield the position and the result of each, as they finish.
+def check_workers(
+    jobs: Sequence[CheckJob], limits: Limits, at_once: int, advance: Callable[[int, int], None]
+) -> list[Checked]:
+    """Check checkpoints; call `advance` with the count of those that are finished, and that of all.
 
     `at_once` workers share the processor cores, unless OMP_NUM_THREADS limits each.
     """
     shares = at_once > 1 and "OMP_NUM_THREADS" not in os.environ
     environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // at_once))} if shares else {}
     running = run_jobs(_check, jobs, limits, at_once=at_once, preload=_PRELOAD, environment=environment)
+    finished: dict[int, Checked] = {}
     with closing(running):
         for position, outcome in running:
             failed = isinstance(outcome, WorkerFailure)
-            yield position, _unfinished(jobs[position], outcome) if failed else _read(jobs[position], outcome)
+            finished[position] = (_unfinished if failed else _read)(jobs[position], outcome)
+            advance(len(finished), len(jobs))
+    results = [finished[position] for position in range(len(jobs))]
+    reports = refuse_unmatched([result.report for result in results], jobs[0].wanted)
+    return [
+        result if report is result.report else Checked(report) for result, report in zip(results, reports, strict=True)
+    ]
 
 
 def _read(job: CheckJob, answer: object) -> Checked:
@@ -92,10 +101,7 @@ def _checked(job: CheckJob) -> Checked:
         evidence=job.evidence,
         on_measured=measured.append if job.renews_baseline else None,
     )
-    try:
-        return Checked(report, baseline_text(baseline_of(measured[0])) if measured else "")
-    except UsageError:  # the forward pass raised, which the report has
-        return Checked(report)
+    return Checked(report, baseline_text(baseline_of(measured[0])) if measured else "")
 
 
 def _unfinished(job: CheckJob, ending: WorkerFailure) -> Checked:

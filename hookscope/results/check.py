@@ -21,9 +21,6 @@ from hookscope.results.survey import Survey
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
 from hookscope.text import safe_text, strict_json
 
-Status = Literal["pass", "warn", "fail", "off", "skipped"]
-"""The result of a rule. "skipped": it was wanted but could not run, for the `reason` given."""
-
 
 @dataclass(frozen=True, slots=True)
 class ConstantRun:
@@ -286,7 +283,7 @@ class RuleOutcome:
     """
 
     rule: str
-    status: Status
+    status: Literal["pass", "warn", "fail", "off", "skipped"]
     findings: tuple[Finding, ...] = ()
     reason: str = ""
 
@@ -324,6 +321,7 @@ class CheckReport(RenderedResult):
         seconds: Time by phase, and "total".
         evidence: Folder with the evidence of failures; "" if there is none.
         accuracy: Accuracy on labelled pictures; None without such pictures, or if no rule needed it.
+        unmatched: Patterns of [[layers]] that match nothing in it, each with a sentence; empty if a pass raised.
         looks_untrained: Whether the weights look random, or BatchNorm is as it starts and no weight looks trained.
         overview_parts: Data of the run for the overview picture; None if the checkpoint could not be measured.
     """
@@ -338,6 +336,7 @@ class CheckReport(RenderedResult):
     seconds: Mapping[str, float] = field(default_factory=dict)
     evidence: str = ""
     accuracy: Accuracy | None = None
+    unmatched: Mapping[str, str] = field(default_factory=dict, metadata=UNSTORED)
     looks_untrained: bool = field(default=False, metadata=UNSTORED)
     overview_parts: OverviewParts | None = field(default=None, compare=False, metadata=UNSTORED)
 

@@ -9,6 +9,7 @@ from hookscope.errors import (
     EXIT_DONE,
     CheckpointError,
     HookscopeError,
+    LayerNotFoundError,
     MisfitError,
     ModelError,
     UntrustedFileError,
@@ -166,6 +167,15 @@ def refused(
         return report
     outcomes |= {outcome.rule: outcome for outcome in alone.outcomes if outcome.rule != broken}
     return replace(report, outcomes=tuple(outcomes.values()), warnings=alone.warnings, seconds=alone.seconds)
+
+
+def refuse_unmatched(reports: Sequence[CheckReport], wanted: AbstractSet[str]) -> Sequence[CheckReport]:
+    """Refuse all checkpoints if a pattern of [[layers]] matches no layer of any; one that did not run may have it."""
+    nowhere = set.intersection(*({*report.unmatched} for report in reports))
+    pattern = next((pattern for pattern in reports[0].unmatched if pattern in nowhere), None)
+    if pattern is None:
+        return reports
+    return [refused(report.checkpoint, LayerNotFoundError(report.unmatched[pattern]), wanted) for report in reports]
 
 
 def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:

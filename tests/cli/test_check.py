@@ -184,6 +184,21 @@ def test_a_sound_checkpoint_passes_quietly(check: Run) -> None:
     assert ended.stderr == ""
 
 
+def test_a_pattern_over_layers_must_fit_one_of_the_networks(check: Run, tmp_path: Path) -> None:
+    config = tmp_path / "layers.toml"
+    for pattern, code, said in (
+        ("head", 0, ""),
+        ("features.0.0", 0, ""),
+        ("haed", 5, "matches no layer. Nearest: 'head'"),
+    ):
+        config.write_text(f"{CONFIG}[[layers]]\npattern = '{pattern}'\ndead-channels = 'fail'\n", encoding="utf-8")
+        ended = check("net.py:Sound", "good.pt", "--config", config, "--format", "json")
+        errors = [report["error"] for report in json.loads(ended.stdout)["checkpoints"]]
+        assert (ended.code, ended.stderr) == (code, "")
+        assert all(bool(error) == bool(said) for error in errors)
+        assert said in errors[0]
+
+
 def test_a_nan_fails_the_check_and_the_report_says_where(check: Run, tmp_path: Path) -> None:
     junit, evidence = tmp_path / "reports" / "junit.xml", tmp_path / "evidence"
     ended = check("broken.pt", "--format", "json", "--junit", junit, "--evidence", evidence)

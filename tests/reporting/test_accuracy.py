@@ -110,7 +110,7 @@ def test_json_has_every_number() -> None:
 
 
 def test_the_page_lists_classes_and_wrong_pictures_in_words() -> None:
-    page = Page(checks_html([LABELLED], {}))
+    page = Page(checks_html([LABELLED]))
     [labels, _] = page.tables()
     assert labels[1:] == [
         ["lynx", "3", "8", "37.5%", "8.5% to 75.5%", "cat (4)"],

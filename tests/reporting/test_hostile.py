@@ -144,7 +144,7 @@ JSON: Mapping[str, Callable[[str], str]] = {
 
 HTML: Mapping[str, Callable[[str], str]] = {
     "report": page,
-    "check": lambda name: checks_html([checked.hostile(name)], {}),
+    "check": lambda name: checks_html([checked.hostile(name)]),
     "activations": lambda name: result_html(activations(name)),
     "gradients": lambda name: result_html(gradients(name)),
     "maps": lambda name: result_html(feature_maps(name)),

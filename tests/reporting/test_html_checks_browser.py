@@ -22,7 +22,7 @@ Open = Callable[..., Opened]
 
 @pytest.fixture
 def open_page(open_html: Open) -> Open:
-    return lambda *reports, **options: open_html(checks_html(reports, {}), **options)
+    return lambda *reports, **options: open_html(checks_html(reports), **options)
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from hookscope.errors import (
     CheckpointError,
     HookscopeError,
     InputError,
-    LayerNotFoundError,
     MisfitError,
     ModelError,
     ModelNotFoundError,
@@ -81,7 +80,7 @@ def check_checkpoint(
         device: Where to run; None for the CPU, or where a given network is.
         baseline: A baseline to compare with.
         evidence: Folder for the evidence of a failure; an earlier one is replaced.
-        on_measured: Called with the measurements, if they could be made.
+        on_measured: Called with the measurements, if the forward pass came to its end.
     """
     began = time.perf_counter()
     name = _name_of(model)
@@ -102,8 +101,8 @@ def check_checkpoint(
             with full_float32():  # the limits are those of float32
                 measured = measure(prepared, settings, measures, with_signatures=compared)
             _refuse_lack_of_memory(name, measured)
-            _refuse_idle_patterns(measured, settings, wanted, baseline)
             report = judge(name, measured, settings, wanted, baseline)
+            report = replace(report, unmatched=_unmatched_patterns(measured, settings, wanted, baseline))
     except HookscopeError as error:
         measured = None
         lacks_memory = isinstance(error, ModelError) and is_out_of_memory(str(error))  # raised while it was built
@@ -127,7 +126,7 @@ def check_checkpoint(
         rows = () if forward is None else forward.rows
         best = () if forward is None else forward.predictions
         report = replace(report, overview_parts=OverviewParts(rows, failing_rows(report, forward), predictions=best))
-        if on_measured is not None:
+        if on_measured is not None and forward is not None and forward.failure is None:
             on_measured(measured)
     report = replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
     if evidence is not None and not report.passed:
@@ -165,25 +164,27 @@ def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
             raise _lack_of_memory(name, f", in {run.failure.layer or '(model)'}")
 
 
-def _refuse_idle_patterns(
+def _unmatched_patterns(
     measured: CheckMeasurements, settings: CheckSettings, wanted: AbstractSet[str], baseline: Baseline | None
-) -> None:
-    """Raise LayerNotFoundError if a pattern matches nothing in file, baseline and passes. Not if one raised."""
+) -> dict[str, str]:
+    """Return patterns that match nothing in file, baseline and passes, each with a sentence; none if a pass raised."""
     passes = [run for run in (measured.forward, measured.gradients) if run is not None]
     if any(run.failure is not None for run in passes):
-        return
+        return {}
     names = {(name, target.kind) for target in map(stored_in, measured.stored) for name in target.names}
     names |= {(row.label.partition("[")[0], row.kind) for row in (baseline.rows if baseline else ())}
     names |= {(name, row.kind) for run in passes for row in run.rows for name in (row.layer, *row.aliases)}
     names |= {(layer.layer, layer.kind) for run in passes for layer in run.uncalled}
     names |= {(state.key, "") for state in measured.optimisers} | {(copy.key, "") for copy in measured.copies}
     names |= {(state.key, "") for state in measured.scalers}
+    unmatched = {}
     for layer in settings.layers:
         pattern = parse_pattern(layer.pattern)
         if wanted & layer.rules.keys() and not any(pattern.matches(*name) for name in names):
             close = nearest(layer.pattern.strip("!/*"), sorted({*chain(*names)}))
             where = f"pattern '{printable(layer.pattern)}' in [[layers]] of {settings.source}"
-            raise LayerNotFoundError(f"{where} matches no layer.{close} List them with {listing()}.")
+            unmatched[layer.pattern] = f"{where} matches no layer.{close} List them with {listing()}."
+    return unmatched
 
 
 def _lack_of_memory(name: str, where: str = "") -> InputError:

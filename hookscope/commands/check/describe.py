@@ -41,6 +41,7 @@ from hookscope.results.binomial import interval
 from hookscope.results.check import CheckReport, OverviewParts, RuleOutcome
 from hookscope.results.grids import Grid
 from hookscope.results.runs.directory import OVERVIEW
+from hookscope.rules import RULES
 from hookscope.text import counted, input_shape_text, shape_text
 
 _MOST_INPUTS = 32  # that are described; of thousands, the others are counted
@@ -67,7 +68,6 @@ class Evidence:
 def describe_checks(
     reports: Sequence[CheckReport],
     *,
-    meanings: Mapping[str, str] | None = None,
     evidence: Mapping[str, Evidence] | None = None,
     seconds: float | None = None,
 ) -> Document:
@@ -75,12 +75,11 @@ def describe_checks(
 
     Args:
         reports: Of every checkpoint.
-        meanings: By rule, what it looks for, for a page.
         evidence: By its folder.
         seconds: As in `summary`.
     """
     ordered = [*_told_once(by_severity(reports))]
-    documents = [describe_check(report, meanings, (evidence or {}).get(report.evidence)) for report in ordered]
+    documents = [describe_check(report, (evidence or {}).get(report.evidence)) for report in ordered]
     if len(documents) == 1:
         return documents[0]
     levels: list[Level] = ["good" if report.passed else "fail" for report in ordered]
@@ -115,10 +114,8 @@ def _told_once(reports: Sequence[CheckReport]) -> Iterator[CheckReport]:
         yield replace(report, error=f"the same as for {first}") if is_told else report
 
 
-def describe_check(
-    report: CheckReport, meanings: Mapping[str, str] | None = None, evidence: Evidence | None = None
-) -> Document:
-    """Describe the verdict on one checkpoint; `meanings` and `evidence` are as in `describe_checks`."""
+def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Document:
+    """Describe the verdict on one checkpoint."""
     folder, parts = report.evidence, report.overview_parts or OverviewParts()
     report = readable(report)
     name = _seen(report.checkpoint)
@@ -130,7 +127,7 @@ def describe_check(
         "Labelled pictures": [*_labelled(report.accuracy, folder)] if report.accuracy else [],
         "Evidence": [*_evidence(report, folder, evidence or Evidence())],
         "Over depth": [*maps, *depth_charts(parts.rows, ground=pointed_at)],
-        "Rules": [_rules(report.outcomes, meanings or {})] if report.outcomes else [],
+        "Rules": [_rules(report.outcomes)] if report.outcomes else [],
     }
     sections = [
         Section(title.lower().replace(" ", "-"), title, title, shown) for title, shown in described.items() if shown
@@ -262,7 +259,7 @@ def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[
     yield from [Pictures("Feature maps", "", pictures)] if pictures else []
 
 
-def _rules(outcomes: Sequence[RuleOutcome], meanings: Mapping[str, str]) -> Table:
+def _rules(outcomes: Sequence[RuleOutcome]) -> Table:
     """Return every rule, failures first, those that did not run last."""
     ordered = sorted(outcomes, key=lambda outcome: [*_STATUSES].index(outcome.status))
     counts = Counter(outcome.status for outcome in ordered)
@@ -272,7 +269,7 @@ def _rules(outcomes: Sequence[RuleOutcome], meanings: Mapping[str, str]) -> Tabl
             Column("status", "status", words=True),
             Column("rule", "rule", rank=0, words=True),
             Column("", "findings", shown=lambda outcome: level_counts(outcome.findings), words=True, usual=""),
-            Column("", "looks for", shown=lambda row: meanings.get(row.rule, ""), words=True, max_width=60, usual=""),
+            Column("", "looks for", shown=_meaning, words=True, max_width=60, usual=""),
             Column("reason", "why it was skipped", words=True, max_width=60, usual=""),
         ],
         rows=ordered,
@@ -280,6 +277,10 @@ def _rules(outcomes: Sequence[RuleOutcome], meanings: Mapping[str, str]) -> Tabl
         remark="`hookscope check --explain RULE` explains a rule, its limits and what to do.",
         is_extra=True,
     )
+
+
+def _meaning(outcome: RuleOutcome) -> str:
+    return RULES[outcome.rule].meaning if outcome.rule in RULES else ""
 
 
 def _facts(report: CheckReport) -> Facts:

@@ -5,7 +5,7 @@ What cannot be shown is counted and is no error. No file outside the folder is r
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -24,7 +24,7 @@ from hookscope.text import counted
 _MAX_RECORD_BYTES = 64 * 2**20
 
 
-def checks_html(reports: Sequence[CheckReport], meanings: Mapping[str, str], *, seconds: float | None = None) -> str:
+def checks_html(reports: Sequence[CheckReport], *, seconds: float | None = None) -> str:
     """Return the page of the verdicts on all checkpoints; a picture that cannot be read leaves a remark."""
     evidence: dict[str, Evidence] = {}
     room = BUDGET
@@ -32,7 +32,7 @@ def checks_html(reports: Sequence[CheckReport], meanings: Mapping[str, str], *, 
         if report.evidence and report.evidence not in evidence:
             evidence[report.evidence] = kept = read_evidence(Path(report.evidence), room)
             room -= kept.byte_count
-    document = describe_checks(reports, meanings=meanings, evidence=evidence, seconds=seconds)
+    document = describe_checks(reports, evidence=evidence, seconds=seconds)
     pictures = {f"{folder}/{path}": uri for folder, kept in evidence.items() for path, uri in kept.pictures.items()}
     return document_html(document, pictures=pictures)
 

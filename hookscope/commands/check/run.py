@@ -51,7 +51,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
     from hookscope.inspection.device import choose_device
     from hookscope.inspection.given_inputs import as_sources, by_position_and_name
     from hookscope.rules.baseline import read_baseline
-    from hookscope.rules.judging import judged_by
+    from hookscope.rules.judging import judged_by, refuse_unmatched
     from hookscope.rules.settings import NO_NETWORK, needing_a_run, with_options
 
     images, named = by_position_and_name(option.images, option.input)
@@ -71,7 +71,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
     settings = with_options(settings_of(option), option)
     baseline = None if settings.baseline is None else read_baseline(settings.baseline)
     settings, wanted = judged_by(settings, option, baseline)
-    return check_checkpoint(
+    report = check_checkpoint(
         str(checkpoint) if isinstance(checkpoint, Path) else checkpoint,
         settings,
         wanted,
@@ -80,6 +80,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
         baseline=baseline,
         evidence=None if option.evidence is None else Path(option.evidence),
     )
+    return refuse_unmatched([report], wanted)[0]
 
 
 def settings_of(option: options.RuleOptions) -> CheckSettings:
