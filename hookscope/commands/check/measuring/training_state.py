@@ -28,6 +28,8 @@ _NOT_NEGATIVE = _FINITE - {"min_lr"}
 
 _RATE_TOLERANCE = 1e-6  # relative difference of equal learning rates: a schedule may round differently
 _FEWEST_FOR_COSINE = 2048  # as for `spread_beyond_chance`
+_Range = tuple[float, float] | None
+_STARTS: tuple[_Range, _Range] = (1.0, 1.0), (0.0, 0.0)  # of a BatchNorm's variance and mean
 _PIECE_ELEMENTS = 2**18  # few enough to need little memory
 
 
@@ -65,11 +67,11 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
             if not isinstance(value, Tensor):
                 continue
             count += 1
-            bounds = _bounds(value)
-            live += name != "step" and bounds != (0.0, 0.0)
-            if bounds is None:
+            extent = _range(value)
+            live += name != "step" and extent != (0.0, 0.0)
+            if extent is None:
                 broken.append(where)
-            elif name in _SECOND_MOMENTS and value.is_floating_point() and bounds[0] < 0:
+            elif name in _SECOND_MOMENTS and value.is_floating_point() and extent[0] < 0:
                 negative.append(where)
         decay = decays.get(parameter) if isinstance(parameter, int | str) else None
         if decay is not None and len(broken) + len(negative) == faults:
@@ -173,22 +175,23 @@ def copy_values(entries: TrainingEntries | None) -> Iterator[CopyValues]:
         key for key, value in loaded.items() if value.is_floating_point() and _leaf(key) not in _COUNTERS + _RUNNING
     ]
     for copy in entries.copies:
+        ranges = {name: _range(tensor) for name, tensor in copy.tensors.items()}
         paired = set(copy.names.values())
         reshaped = tuple(name for name, mine in copy.names.items() if copy.tensors[name].shape != loaded[mine].shape)
         alike = {name: (copy.tensors[name], loaded[mine]) for name, mine in copy.names.items() if name not in reshaped}
-        matrices = {name: pair[0] for name, pair in alike.items() if pair[1].dim() > 1 and _varies(pair[1])}
+        matrices = [name for name, (_, mine) in alike.items() if mine.dim() > 1 and _varies(_range(mine))]
         large = {name: pair for name, pair in alike.items() if all(map(_is_large_matrix, pair))}
         yield CopyValues(
             copy.key,
             len(copy.tensors),
-            tuple(name for name, value in copy.tensors.items() if _bounds(value) is None),
+            tuple(name for name, extent in ranges.items() if extent is None),
             reshaped,
             tuple(name for name in learnt if name not in paired),
             tuple(name for name in copy.tensors if name not in copy.names and _leaf(name) not in _COUNTERS),
             cosines={name: near for name, pair in large.items() if (near := _cosine(*pair)) is not None},
             untrained=tuple(name for name, (average, mine) in large.items() if _is_stale(average, mine)),
-            reset=tuple(_reset(copy, loaded)),
-            single_valued=tuple(name for name, average in matrices.items() if not _varies(average)),
+            reset=tuple(_reset(copy, ranges, loaded)),
+            single_valued=tuple(name for name in matrices if not _varies(ranges[name])),
             matrix_count=len(matrices),
             newer={name: counts for name, pair in alike.items() if (counts := _newer(name, *pair)) is not None},
         )
@@ -221,29 +224,19 @@ def _is_large_matrix(tensor: Tensor) -> bool:
     return is_plain and is_dense and tensor.dim() > 1 and tensor.numel() >= _FEWEST_FOR_COSINE
 
 
-def _reset(copy: AveragedCopy, loaded: Mapping[str, Tensor]) -> Iterator[str]:
+def _reset(copy: AveragedCopy, ranges: Mapping[str, _Range], loaded: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield the BatchNorms of a copy whose statistics are as they start, though those of the weights have moved."""
     for name, mine in copy.names.items():
         layer, _, leaf = name.rpartition(".")
         mean = f"{layer}.running_mean" if layer else "running_mean"
-        if leaf == "running_var" and _is(copy.tensors[name], 1) and mean in copy.tensors and _is(copy.tensors[mean], 0):
+        if leaf == "running_var" and (ranges[name], ranges.get(mean)) == _STARTS:
             own_mean = loaded.get(copy.names.get(mean, ""))
-            if own_mean is not None and not (_is(loaded[mine], 1) and _is(own_mean, 0)):
+            if own_mean is not None and (_range(loaded[mine]), _range(own_mean)) != _STARTS:
                 yield layer
 
 
-def _is(tensor: Tensor, value: float) -> bool:
-    if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
-        return False
-    return bool((tensor == value).all())
-
-
-def _varies(tensor: Tensor) -> bool:
-    """Tell whether a tensor holds different values, as far as they can be read; NaN differs from everything."""
-    if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized or tensor.numel() < 2:
-        return True
-    pieces = _pieces(tensor.view(torch.uint8) if tensor.itemsize < 2 else tensor)  # float8 cannot be compared
-    return any(bool((piece != pieces[0][0]).any()) for piece in pieces)
+def _varies(extent: _Range) -> bool:
+    return extent is None or extent[0] != extent[1]  # NaN differs from everything
 
 
 def _newer(name: str, average: Tensor, weight: Tensor) -> tuple[int, int] | None:
@@ -258,13 +251,13 @@ def _leaf(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _bounds(tensor: Tensor) -> tuple[float, float] | None:
-    """Return the smallest and greatest of the values and 0; None if there is NaN or Inf; 0 and Inf if unreadable."""
-    low = high = 0.0
+def _range(tensor: Tensor) -> _Range:
+    """Return the least and the greatest value; None if there is NaN or Inf; 0 and Inf if it cannot be read."""
+    low, high = math.inf, -math.inf
     try:
-        values, _, _ = stored_values(tensor.detach(), tuple(tensor.shape))
+        values, _, zeros = stored_values(tensor.detach(), tuple(tensor.shape))
         if not values.numel():
-            return low, high
+            return 0.0, 0.0
         for piece in _pieces(torch.view_as_real(values) if values.is_complex() else without_float8(values)):
             least, most = map(float, torch.aminmax(piece))
             if not abs(least) + abs(most) < math.inf:
@@ -272,7 +265,7 @@ def _bounds(tensor: Tensor) -> tuple[float, float] | None:
             low, high = min(low, least), max(high, most)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):  # on the meta device too
         return 0.0, math.inf
-    return low, high
+    return (min(low, 0.0), max(high, 0.0)) if zeros else (low, high)
 
 
 def _shown(key: object) -> str:
