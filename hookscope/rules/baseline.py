@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any
@@ -34,14 +34,12 @@ from hookscope.rules.rule import of_modules, taken_forward
 from hookscope.rules.settings import RENEW
 from hookscope.text import counted, one_line, printable, safe_text, shape_text, strict_json
 
-SCHEMA_VERSION = 6  # 5 has sums of values in place of values, 4 shapes of first batches, 3 no channels
+SCHEMA_VERSION = 7  # 6 has other names, 5 sums of values in place of values, 4 shapes of first batches, 3 no channels
 
 # float32 itself holds seven. Rounding to six moves a value by at most 5e-6 of itself: 5e-4 of the spread that drift is
 # measured in, a twentieth of the default limit of the rule `drift`.
 _SIGNIFICANT_DIGITS = 6
 
-# What stands at the top of the file, but for the class in place of the kind.
-_FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype", "weights_precision")
 _MOST_BYTES = 64 * 2**20  # ten thousand rows, at about six thousand bytes each
 
 # Share of the rows that must have kept name, type and shape: below it the network is another one (resnet18 and resnet34
@@ -244,43 +242,7 @@ def _counting_order(label: str) -> tuple[tuple[int, str], ...]:
 
 def baseline_text(baseline: Baseline) -> str:
     """Return a baseline as JSON: one line per fact, input and layer. Equal baselines give equal bytes."""
-    return strict_json(
-        {
-            "schema_version": SCHEMA_VERSION,
-            **{"class" if name == "kind" else name: getattr(baseline, name) for name in _FACTS},
-            "mode": "eval",
-            "gradients": baseline.gradients and asdict(baseline.gradients),
-            "quantile_levels": QUANTILE_LEVELS,
-            "given": baseline.given,
-            "inputs": [asdict(recorded) for recorded in baseline.inputs],
-            "layers": [_document(row) for row in baseline.rows],
-            **({"multi_label": True} if baseline.labelled and baseline.multi_label else {}),
-            **({"labelled": [*map(asdict, baseline.labelled)]} if baseline.labelled else {}),
-        }
-    )
-
-
-def _document(row: BaselineRow) -> dict[str, Any]:
-    counted = row.nan_count is not None and row.inf_count is not None
-    finite = not (row.nan_count or row.inf_count) if counted else None
-    document: dict[str, Any] = {}
-    for name, value in asdict(row).items():
-        if name == "nan_count":
-            document["finite"] = finite
-        if finite is False or name not in ("nan_count", "inf_count"):
-            document[_ROW_KEYS.get(name, name)] = value
-    return document
-
-
-# The file's names of a row's fields, where they differ.
-_ROW_KEYS = {
-    "label": "layer",
-    "kind": "type",
-    "dead_fraction": "dead",
-    "gradient_l2": "gradient",
-    "nan_count": "nan",
-    "inf_count": "inf",
-}
+    return strict_json({"schema_version": SCHEMA_VERSION, "quantile_levels": QUANTILE_LEVELS, **asdict(baseline)})
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -320,14 +282,10 @@ def _parsed(document: Any) -> Baseline:
         raise ValueError(f"{older} hookscope wrote it (schema version {version}, this one reads {SCHEMA_VERSION})")
     if document.get("quantile_levels") != [*QUANTILE_LEVELS]:
         raise ValueError(f"its quantile levels are not {', '.join(map(str, QUANTILE_LEVELS))}")
-    layers = document.get("layers")
-    rows = [*map(_row, layers)] if isinstance(layers, list) else layers
     try:
-        baseline: Baseline = checked(Baseline, {**document, "kind": document.get("class"), "rows": rows})
+        baseline: Baseline = checked(Baseline, document)
     except ValueError as error:
-        place, problem = error.args
-        names = {"rows": "layers", **_ROW_KEYS} if "." in place else {"rows": "layers", "kind": "class"}
-        raise ValueError(f"{'.'.join(names.get(step, step) for step in place.split('.'))}: {problem}") from error
+        raise ValueError(": ".join(error.args)) from error
     check_text(values_from_text, baseline.given, "'given'")
     for row in baseline.rows:
         check_text(values_from_text, row.values, f"'values' of layer {row.label!r}")
@@ -341,18 +299,6 @@ def _parsed(document: Any) -> Baseline:
     if any(len(digest) >= _LONGEST_DIGEST for entry in baseline.labelled for digest in entry.right + entry.wrong):
         raise ValueError("'labelled' holds something other than digests")
     return baseline
-
-
-def _row(record: Any) -> Any:
-    """Return a layer as the fields of a `BaselineRow`, as far as it has them."""
-    if not isinstance(record, dict):
-        return record
-    counts = {} if record.get("finite", "") not in (True, None) else dict.fromkeys(_COUNTS, record["finite"] and 0)
-    return {name: record[key] for name in _FIELDS if (key := _ROW_KEYS.get(name, name)) in record} | counts
-
-
-_COUNTS = ("nan_count", "inf_count")
-_FIELDS = [field.name for field in fields(BaselineRow)]
 
 
 def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:

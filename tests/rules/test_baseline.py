@@ -153,16 +153,7 @@ CHANNELS = base64.b64encode(b"\x02\0\0\0\0\0\x80\x3f\0\0\0\xc0").decode()
 
 WRITTEN = """\
 {
-  "schema_version": 6,
-  "model": "net.py:build",
-  "class": "Net",
-  "weights": "epoch12.pt",
-  "weights_sha256": "00ff",
-  "parameter_count": 1234,
-  "dtype": "float32",
-  "weights_precision": "float16",
-  "mode": "eval",
-  "gradients": {"loss": "ce", "target": "class 281, tabby", "mode": "eval"},
+  "schema_version": 7,
   "quantile_levels": [
     0.01,
     0.05,
@@ -172,20 +163,32 @@ WRITTEN = """\
     0.95,
     0.99
   ],
+  "model": "net.py:build",
+  "kind": "Net",
+  "weights": "epoch12.pt",
+  "weights_sha256": "00ff",
+  "parameter_count": 1234,
+  "dtype": "float32",
+  "weights_precision": "float16",
+  "gradients": {"loss": "ce", "target": "class 281, tabby", "mode": "eval"},
   "given": null,
   "inputs": [
     {"name": "cat.jpg", "count": 1, "sha256": "abcd", "shape": [3, 8, 8], "steps": ["resized", "normalised"]},
     {"name": "noise", "count": 2, "sha256": null, "shape": [3, 8, 8], "steps": ["seed 0"]}
   ],
-  "layers": [
-    {"layer": "conv", "type": "Conv2d", "shape": [1, 2, 4], "dtype": "float32", "finite": true, "mean": 0.5, \
-"std": 1e-07, "dead": 0.25, "gradient": 2.0, "quantiles": [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], "values": "@@", \
-"channels": "##"},
-    {"layer": "conv#1", "type": "Conv2d", "shape": [], "dtype": "float32", "finite": false, "nan": 3, "inf": 0, \
-"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "values": null, "channels": null},
-    {"layer": "where", "type": "Where", "shape": [0], "dtype": "bool", "finite": null, \
-"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "values": null, "channels": null}
-  ]
+  "rows": [
+    {"label": "conv", "kind": "Conv2d", "shape": [1, 2, 4], "dtype": "float32", "nan_count": 0, "inf_count": 0, \
+"mean": 0.5, "std": 1e-07, "dead_fraction": 0.25, "gradient_l2": 2.0, \
+"quantiles": [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], "values": "@@", "channels": "##"},
+    {"label": "conv#1", "kind": "Conv2d", "shape": [], "dtype": "float32", "nan_count": 3, "inf_count": 0, \
+"mean": null, "std": null, "dead_fraction": null, "gradient_l2": null, "quantiles": null, "values": null, \
+"channels": null},
+    {"label": "where", "kind": "Where", "shape": [0], "dtype": "bool", "nan_count": null, "inf_count": null, \
+"mean": null, "std": null, "dead_fraction": null, "gradient_l2": null, "quantiles": null, "values": null, \
+"channels": null}
+  ],
+  "labelled": [],
+  "multi_label": false
 }
 """.replace("@@", VALUES).replace("##", CHANNELS)
 
@@ -344,36 +347,33 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
         (WRITTEN.encode()[:-20], "is not JSON: line "),
         (WRITTEN.replace('0.5, "std"', 'NaN, "std"').encode(), "NaN is not JSON"),
         (WRITTEN.replace("1e-07", "1e999").encode(), "layer 'conv' has infinite numbers"),
-        (WRITTEN.replace("1e-07", "1" + "0" * 400).encode(), "layers.0.std: Input should be a valid number"),
+        (WRITTEN.replace("1e-07", "1" + "0" * 400).encode(), "rows.0.std: Input should be a valid number"),
         (b"[" * 200_000, "recursion"),
         (b"[]", "it has no schema version"),
         (b"{}", "it has no schema version"),
         (
-            WRITTEN.replace('version": 6', 'version": 2').encode(),
-            "an earlier hookscope wrote it (schema version 2, this one reads 6). Write a new one with",
+            WRITTEN.replace('version": 7', 'version": 2').encode(),
+            "an earlier hookscope wrote it (schema version 2, this one reads 7). Write a new one with",
         ),
-        (WRITTEN.replace('version": 6', 'version": 7').encode(), "a later hookscope wrote it (schema version 7"),
-        (WRITTEN.replace('version": 6', 'version": true').encode(), "it has no schema version"),
+        (WRITTEN.replace('version": 7', 'version": 8').encode(), "a later hookscope wrote it (schema version 8"),
+        (WRITTEN.replace('version": 7', 'version": true').encode(), "it has no schema version"),
         (WRITTEN.replace("    0.25,\n", "").encode(), "its quantile levels are not 0.01, 0.05"),
         (WRITTEN.replace('"conv#1"', '"conv"').encode(), "layer 'conv' is there twice"),
-        (WRITTEN.replace('"conv#1"', "7").encode(), "layers.1.layer: Input should be a valid string"),
+        (WRITTEN.replace('"conv#1"', "7").encode(), "rows.1.label: Input should be a valid string"),
         (WRITTEN.replace("-3.0, ", "").encode(), "layer 'conv' has infinite numbers, or not 7 quantiles"),
         (
             WRITTEN.replace("[1, 2, 4]", "[1, -2]").encode(),
-            "layers.0.shape.1: Input should be greater than or equal to -1",
+            "rows.0.shape.1: Input should be greater than or equal to -1",
         ),
-        (WRITTEN.replace('"mean": 0.5', '"mean": "0.5"').encode(), "layers.0.mean: Input should be a valid number"),
-        (WRITTEN.replace('"nan": 3, ', "").encode(), "layers.1.nan: Field required"),
-        (
-            WRITTEN.replace('"finite": true', '"finite": "yes"').encode(),
-            "layers.0.nan: Field required",
-        ),
+        (WRITTEN.replace('"mean": 0.5', '"mean": "0.5"').encode(), "rows.0.mean: Input should be a valid number"),
+        (WRITTEN.replace('"nan_count": 3, ', "").encode(), "rows.1.nan_count: Field required"),
+        (WRITTEN.replace('"nan_count": 3', '"nan_count": "no"').encode(), "rows.1.nan_count: Input should be a valid"),
         (WRITTEN.replace(VALUES, "AAAA").encode(), "'values' of layer 'conv' is damaged: not whole numbers of four"),
         (
             WRITTEN.replace(CHANNELS, "AAAA").encode(),
             "'channels' of layer 'conv' is damaged: not as many finite numbers",
         ),
-        (WRITTEN.replace(f'"{CHANNELS}"', "2").encode(), "layers.0.channels: Input should be a valid string"),
+        (WRITTEN.replace(f'"{CHANNELS}"', "2").encode(), "rows.0.channels: Input should be a valid string"),
         (
             WRITTEN.replace('"given": null', '"given": "AAAA"').encode(),
             "'given' is damaged: not whole numbers of four bytes",
@@ -402,9 +402,9 @@ def _without(key: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("part", "key"),
     [
-        *[("file", key) for key in json.loads(WRITTEN) if key != "mode"],  # what is for people alone
+        *[("file", key) for key in json.loads(WRITTEN) if key not in ("labelled", "multi_label")],
         *[("inputs", key) for key in json.loads(WRITTEN)["inputs"][0]],
-        *[("layers", key) for key in json.loads(WRITTEN)["layers"][0]],
+        *[("rows", key) for key in json.loads(WRITTEN)["rows"][0]],
     ],
 )
 def test_a_baseline_without_a_field_is_refused_and_the_field_named(part: str, key: str, tmp_path: Path) -> None:
@@ -415,12 +415,7 @@ def test_a_baseline_without_a_field_is_refused_and_the_field_named(part: str, ke
         document[part][0] = _without(key)(document[part][0])
     path = tmp_path / "baseline.json"
     path.write_text(json.dumps(document))
-    others = {
-        "schema_version": "schema version",
-        "quantile_levels": "quantile levels",
-        "finite": ".nan: Field required",
-    }
-    others |= {"class": "class: Input should be", "layers": "layers: Input should be"}
+    others = {"schema_version": "schema version", "quantile_levels": "quantile levels"}
     assert others.get(key, f"{key}: Field required") in refused(path)
 
 
