@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import FILLING
+from hookscope.parameters import arg
 from hookscope.rules.rule import (
     FindingTarget,
     RuleFinding,
@@ -342,13 +343,14 @@ def _chosen(measured: CheckMeasurements, key: str | None) -> OutputValues:
     listed = printable(", ".join(output.label for output in outputs)) or "none"
     if key is None:
         if len(outputs) != 1:
-            raise UsageError(f"output_shape and output_dtype ask about one output; name it with output_key: {listed}.")
+            which = f"name it with {arg('output_key')}: {listed}."
+            raise UsageError(f"shape and dtype in [output] ask about one output; {which}")
         return outputs[0]
     path = key.removeprefix("(model)")
     for output in outputs:
         if output.label.removeprefix("(model)") in (path, f"[{path!r}]", f".{path}", f"[{path}]"):
             return output
-    raise UsageError(f"output_key '{printable(key, 80)}' names no output; there is: {listed}.")
+    raise UsageError(f"{arg('output_key')} '{printable(key, 80)}' names no output; there is: {listed}.")
 
 
 def _is_of_shape(shape: tuple[int, ...], wanted: tuple[int | str, ...], count: int) -> bool:

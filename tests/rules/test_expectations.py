@@ -152,9 +152,9 @@ def test_of_several_outputs_the_key_chooses_one() -> None:
     assert shape_findings(several, output_shape=("N", 3), output_key="out") == [
         "The output '(model)['out']' has shape (2, 6), not (N, 3) as expected."
     ]
-    with pytest.raises(UsageError, match="name it with output_key"):
+    with pytest.raises(UsageError, match="name it with --output-key"):
         shape_findings(several, output_shape=("N", 3))
-    with pytest.raises(UsageError, match="output_key 'logits' names no output; there is:"):
+    with pytest.raises(UsageError, match="--output-key 'logits' names no output; there is:"):
         shape_findings(several, output_shape=("N", 3), output_key="logits")
 
 

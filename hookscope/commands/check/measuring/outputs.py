@@ -7,6 +7,7 @@ from torch import Tensor
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses.choosing import output_at
 from hookscope.inspection.losses.targets import Output
+from hookscope.parameters import arg
 
 Returned = Mapping[str, Tensor]
 """The tensors of one forward pass's result, by the path to each: "", "['logits']", "[0]['boxes']"."""
@@ -25,10 +26,10 @@ def class_scores(returned: Returned, count: int, output_key: str | None) -> Tens
     floating = [Output(path, tensor) for path, tensor in returned.items() if tensor.is_floating_point()]
     if output_key is None:
         rows = [output.tensor for output in floating if _is_scores(output.tensor, count)]
-        if len(rows) != 1:
-            many = "several outputs" if rows else "no output"
-            return f"The network returned {many} of one row of class scores per input: name the one with output_key."
-        return rows[0]
+        if not rows:
+            return "The network returned no row of class scores per input."
+        several = f"The network returned several rows of class scores per input: name one with {arg('output_key')}."
+        return rows[0] if len(rows) == 1 else several
     scores = output_at(floating, output_key).tensor
     if not _is_scores(scores, count):
         return f"The output '{output_key}' has shape {tuple(scores.shape)}: no row of class scores per input."

@@ -120,7 +120,7 @@ def test_scores_that_are_probabilities_are_shown_as_they_are(squares: Path) -> N
 @pytest.mark.parametrize(
     ("break_network", "message", "code"),
     [
-        (lambda: nn.Flatten(0), "the network returned no output of one row", 2),
+        (lambda: nn.Flatten(0), "the network returned no row of class scores", 2),
         (lambda: scores(torch.zeros(1)), "the network has one score per input", 2),
         (lambda: scores(torch.zeros(3)), "The label 'blue' is no class of the network, which has 3 classes", 2),
     ],

@@ -362,16 +362,13 @@ def test_of_several_outputs_the_named_one_is_read() -> None:
     assert [prediction.class_indices[0] for prediction in actual.forward.predictions] == [0, 1]
     assert "expectation" not in actual.unmeasured
     reason = expecting(network).unmeasured["expectation"]
-    assert (
-        reason
-        == "The network returned several outputs of one row of class scores per input: name the one with output_key."
-    )
+    assert reason == "The network returned several rows of class scores per input: name one with --output-key."
     with pytest.raises(UsageError, match="no floating-point output 'logits'"):
         expecting(network, output_key="logits")
 
 
 def test_an_output_without_class_scores_cannot_be_judged() -> None:
-    assert "no output of one row" in expecting(Written(lambda _, x: x[:, 0])).unmeasured["expectation"]
+    assert "no row of class scores" in expecting(Written(lambda _, x: x[:, 0])).unmeasured["expectation"]
 
 
 # --- gradients ---
