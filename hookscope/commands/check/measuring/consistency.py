@@ -252,19 +252,13 @@ def difference(first: Tensor, second: Tensor) -> float | None:
         return None
     if left.shape != right.shape:  # ragged and sparse tensors of one shape may hold more or less
         return math.inf
-    return _between(left, right) if left.numel() else 0.0
-
-
-def _between(left: Tensor, right: Tensor) -> float:
-    differing = (left != right) & ~(left.isnan() & right.isnan())
-    if not differing.any():
+    if not left.numel():
         return 0.0
-    if (left.isnan() | right.isnan())[differing].any():
-        return math.nan
-    if (left.isinf() | right.isinf())[differing].any():
-        return math.inf
-    magnitude = max(float(tensor[tensor.isfinite()].abs().max()) for tensor in (left, right))
-    return float((left[differing] - right[differing]).abs().max()) / magnitude
+    equal = (left == right) | (left.isnan() & right.isnan())
+    furthest = float(torch.where(equal, 0.0, (left - right).abs()).max())
+    if not 0 < furthest < math.inf:
+        return furthest
+    return furthest / max(float(tensor[tensor.isfinite()].abs().max()) for tensor in (left, right))
 
 
 def double_numbers(tensor: Tensor) -> Tensor:

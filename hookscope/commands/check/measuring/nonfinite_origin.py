@@ -1,9 +1,11 @@
 """Find where NaN and Inf begin in a forward pass: which layer makes them, and which pass them on."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -102,23 +104,17 @@ def _position(tensor: Tensor) -> tuple[int | None, ...]:
     return tuple(index) if index and index[0] is not None else ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """Values of a tensor that are not finite."""
+class _Counts(NamedTuple):
+    """How many values of a tensor are not finite; `broken`: there is NaN or +Inf, as -Inf alone may be a mask."""
 
     nan: int = 0
-    above: int = 0
-    below: int = 0
+    inf: int = 0
+    broken: bool = False
     elements: int = 0
 
     @property
     def any(self) -> bool:
-        return bool(self.nan or self.above or self.below)
-
-    @property
-    def broken(self) -> bool:
-        """Whether there is NaN or +Inf: -Inf alone may be a mask."""
-        return bool(self.nan or self.above)
+        return self.nan + self.inf > 0
 
 
 _FINITE = _Counts()
@@ -134,9 +130,8 @@ def _counts(tensor: Tensor) -> _Counts:
         count = values.numel() + implicit_zeros
         if torch.isfinite(values).all():
             return _Counts(elements=count)
-        infinite = values[torch.isinf(values)]
-        below = int((infinite < 0).sum())
-        return _Counts(int(torch.isnan(values).sum()), infinite.numel() - below, below, count)
+        nan, above, inf = (int(where.sum()) for where in (values.isnan(), values == math.inf, values.isinf()))
+        return _Counts(nan, inf, nan + above > 0, count)
     except (RuntimeError, NotImplementedError, TypeError):  # of a kind whose values torch cannot read
         return _FINITE
 
@@ -243,7 +238,7 @@ class _Search:
             row_label(layer, call, ""),
             type(module).__name__,
             counts.nan,
-            counts.above + counts.below,
+            counts.inf,
             counts.elements,
             between=next(module.children(), None) is not None,
             position=position[1:] if tensor.dim() > 1 and tensor.shape[0] == 1 else position,
