@@ -175,7 +175,11 @@ def refuse_unmatched(reports: Sequence[CheckReport], wanted: AbstractSet[str]) -
     pattern = next((pattern for pattern in reports[0].unmatched if pattern in nowhere), None)
     if pattern is None:
         return reports
-    return [refused(report.checkpoint, LayerNotFoundError(report.unmatched[pattern]), wanted) for report in reports]
+    errors = [LayerNotFoundError(report.unmatched[pattern]) for report in reports]
+    return [
+        replace(refused(report.checkpoint, error, wanted), seconds=report.seconds, evidence=report.evidence)
+        for report, error in zip(reports, errors, strict=True)
+    ]
 
 
 def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -317,31 +317,23 @@ def with_a_mirrored_copy(batch: Batch) -> Batch | None:
     only mirrored: they may be indices.
     """
     alone = part_of(batch, 0)
-    joined_args = tuple(_with_its_mirror(argument) for argument in alone.args)
-    by_name = {name: _doubled_by_name(alone, name, mirrors=not alone.args) for name in alone.kwargs}
+
+    def doubled(value: Any, change: Callable[[Tensor], Tensor], name: str, *, is_list: bool) -> Any:
+        if is_list:
+            return [*value, *with_changed(value, lambda _, tensor: change(tensor))]
+
+        def with_another(path: str, tensor: Tensor) -> Tensor:
+            is_of_all = not tensor.dim() or name + path in alone.shared
+            return tensor if is_of_all else joined([tensor, change(tensor)])
+
+        return with_changed(value, with_another)
+
+    args = tuple(doubled(value, _mirrored, "", is_list=isinstance(value, list)) for value in alone.args)
+    again = torch.clone if alone.args else _mirrored
+    by_name = {key: doubled(value, again, key, is_list=key in alone.listed) for key, value in alone.kwargs.items()}
     index, record = alone.indices[0], alone.records[0]
-    pair = replace(alone, args=joined_args, indices=(index, index + 1), records=(record, record), kwargs=by_name)
+    pair = replace(alone, args=args, indices=(index, index + 1), records=(record, record), kwargs=by_name)
     return None if same_input(part_of(pair, 0), part_of(pair, 1)) else pair
-
-
-def _doubled_by_name(alone: Batch, name: str, *, mirrors: bool) -> Any:
-    value = alone.kwargs[name]
-    if name in alone.listed:
-        return _with_its_mirror(value) if mirrors else [*value, *value]
-
-    def doubled(path: str, tensor: Tensor) -> Tensor:
-        if not tensor.dim() or name + path in alone.shared:
-            return tensor
-        return joined([tensor, _mirrored(tensor) if mirrors else tensor])
-
-    return with_changed(value, doubled)
-
-
-def _with_its_mirror(value: Any) -> Any:
-    """Return an input with its mirrored negative: a list of one with a list of the other, a tensor in one with it."""
-    if isinstance(value, list):
-        return [*value, *with_changed(value, lambda _, tensor: _mirrored(tensor))]
-    return with_changed(value, lambda _, tensor: joined([tensor, _mirrored(tensor)]) if tensor.dim() else tensor)
 
 
 def _mirrored(tensor: Tensor) -> Tensor:
