@@ -21,8 +21,7 @@ from hookscope.inspection.given_inputs import Images
 from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import open_session
 from hookscope.models.classes import with_classes
-from hookscope.models.construction import FileOptions, LoadedModel
-from hookscope.models.input_spec import default_preprocessing
+from hookscope.models.construction import FileOptions, LoadedModel, loaded_module
 from hookscope.models.spec import load_model
 from hookscope.options import InputOptions, taken
 from hookscope.results.inputs import Preprocessing
@@ -110,23 +109,18 @@ def prepare(
 
 
 def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trust: bool | None) -> LoadedModel:
-    if isinstance(model, LoadedModel):
-        return model
-    if isinstance(model, nn.Module):
-        subject = inspected_network(model)
-        if subject.placed[0] == "meta":
-            raise CheckpointError(
-                f"{subject.info.name} holds shapes without values (on the meta device); load its weights first."
-            )
-        return LoadedModel(model, subject.info, default_preprocessing(unwrap(model)))
-    return load_model(
-        model,
-        arch=settings.arch,
-        model_arguments=settings.model_arg,
-        seed=settings.seed,
-        options=FileOptions(
-            trust,
-            settings.key,
-            *map(tuple[str, ...], (settings.allow_missing, settings.allow_unexpected, settings.allow_global)),
-        ),
-    )
+    if isinstance(model, str):
+        names = map(tuple[str, ...], (settings.allow_missing, settings.allow_unexpected, settings.allow_global))
+        return load_model(
+            model,
+            arch=settings.arch,
+            model_arguments=settings.model_arg,
+            seed=settings.seed,
+            options=FileOptions(trust, settings.key, *names),
+        )
+    loaded = model if isinstance(model, LoadedModel) else replace(loaded_module(unwrap(model)), module=model)
+    if inspected_network(loaded).placed[0] == "meta":
+        raise CheckpointError(
+            f"{loaded.info.name} holds shapes without values (on the meta device); load its weights first."
+        )
+    return loaded
