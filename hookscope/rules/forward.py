@@ -107,14 +107,16 @@ def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterato
     surveyed = measured.survey.by_label()
     broken = [row for row in rows if row.label in surveyed and non_finite_count(surveyed[row.label].activation)]
     if broken:
-        first, count = surveyed[broken[0].label].activation, len(broken) - 1
-        inputs = counted(measured.survey.input_count, "input")
-        message = (
-            f"{'NaN' if first.nan_count else 'Inf'} starts at {named(broken[0])}, the first output with any over "
-            f"{inputs} of the survey: {non_finite_words(first)} (limit 0); "
-            f"{_later(count)}."
-        )
-        yield RuleFinding(output_of(broken[0]), message, "fail" if count or first.nan_count else "warn")
+        first, count = replace(broken[0], activation=surveyed[broken[0].label].activation), len(broken) - 1
+        which = f"with any over {counted(measured.survey.input_count, 'input')} of the survey"
+        message = _starts_at(first, named(first), which, _later(count))
+        yield RuleFinding(output_of(first), message, "fail" if count or first.activation.nan_count else "warn")
+
+
+def _starts_at(row: LayerRow, name: str, which: str, remark: str) -> str:
+    kind = "NaN" if row.activation.nan_count else "Inf"
+    words = non_finite_words(row.activation)
+    return f"{kind} starts at {name}, the first output {which}: {words} (limit 0); {remark}."
 
 
 def _first_in_forward_order(
@@ -143,10 +145,7 @@ def _first_in_forward_order(
     else:
         remark = _later(len(broken) - 1)
         remark += "" if has_effect else f"; the outputs of all layers and {finite} are finite"
-    message = (
-        f"{'NaN' if first.activation.nan_count else 'Inf'} starts at {quoted(first)}, the first output in forward order"
-        f" with any: {non_finite_words(first.activation)} (limit 0); {remark}."
-    )
+    message = _starts_at(first, quoted(first), "in forward order with any", remark)
     yield RuleFinding(output_of(first), message, "warn" if is_mask or not has_effect else "fail")
 
 
