@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hookscope.rules.rule import GREATEST, WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule, stored_in
 from hookscope.rules.stored import (
@@ -378,17 +378,12 @@ def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
     return trained[-1] if len(trained) >= max(_FEWEST_TRAINED, fraction * len(judged)) else 0
 
 
-class _Format(NamedTuple):
-    greatest: float
-    step: float
-
-
-# OCP 8-bit Floating Point Specification, 2023; those in "fnuz" after Noune et al. 2022.
-_FORMATS: Mapping[str, _Format] = {
-    "float8_e4m3fn": _Format(448.0, 2.0**-9),
-    "float8_e5m2": _Format(57344.0, 2.0**-16),
-    "float8_e4m3fnuz": _Format(240.0, 2.0**-10),
-    "float8_e5m2fnuz": _Format(57344.0, 2.0**-17),
+# The greatest number and the smallest: OCP 8-bit Floating Point Specification, 2023; "fnuz" after Noune et al. 2022.
+_FORMATS: Mapping[str, tuple[float, float]] = {
+    "float8_e4m3fn": (448.0, 2.0**-9),
+    "float8_e5m2": (57344.0, 2.0**-16),
+    "float8_e4m3fnuz": (240.0, 2.0**-10),
+    "float8_e5m2fnuz": (57344.0, 2.0**-17),
 }
 
 _SHORTEST_ROW = 8  # scaled by rows, one value of each is the greatest of float8, a large share of shorter rows
@@ -423,21 +418,21 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     """
     scaled = {_owner(tensor) for tensor in measured.stored if "scale" in leaf_of(tensor).lower()}
     for values in measured.stored:
-        float8 = values.float8
-        if float8 is None or (fmt := _FORMATS.get(float8.dtype)) is None:
+        if (float8 := values.float8) is None:
             continue
+        greatest, step = _FORMATS[float8.dtype]
         target = stored_in(values)
         share = float8.saturated_count / values.element_count
         long_enough = math.prod(values.shape[1:]) >= _SHORTEST_ROW
-        error = fmt.step / (math.sqrt(12) * float8.rms)
+        error = step / (math.sqrt(12) * float8.rms)
         if long_enough and share > (most := terms.limit("max_saturated_fraction", target)):
-            cut = f"{share:.1%} of its values are ±{fmt.greatest:g}, the greatest of {float8.dtype}"
+            cut = f"{share:.1%} of its values are ±{greatest:g}, the greatest of {float8.dtype}"
             yield about(values, f": {cut} (limit {most:.0%})")
         elif float8.saturated_count and not {_owner(values), values.name} & scaled:
-            reaches = f"reaches {fmt.greatest:g}, the greatest of {float8.dtype}, as weights that are scaled for it do"
+            reaches = f"reaches {greatest:g}, the greatest of {float8.dtype}, as weights that are scaled for it do"
             yield about(values, f" {reaches}, and no scale is stored beside it")
         elif error > (most := terms.limit("max_rounding_error", target)):
-            coarse = f"steps of {float8.dtype} next to zero, {figure(fmt.step, 3)}, round it by about {error:.1%}"
+            coarse = f"steps of {float8.dtype} next to zero, {figure(step, 3)}, round it by about {error:.1%}"
             of = f"of its root mean square, {figure(float8.rms, 3)} (limit {most:.0%})"
             yield about(values, f": {coarse} {of}")
 
