@@ -155,10 +155,8 @@ class RuleTerms:
 
     def level_of(self, target: FindingTarget) -> Level:
         """Return the level of findings about a target."""
-        level = self.level
-        for settings in self._layers_of(target):
-            level = settings.level or level
-        return level
+        _, *of_layers = self._changes(target)
+        return next((change.level for change in reversed(of_layers) if change.level), self.level)
 
     def is_on(self, target: FindingTarget) -> bool:
         """Tell whether the rule is on for a target."""
@@ -166,10 +164,9 @@ class RuleTerms:
 
     def limit(self, name: str, target: FindingTarget = WHOLE_NETWORK) -> float:
         """Return a limit of the rule for a target."""
-        changes = self.settings.rules.get(self.rule.identifier, RuleSettings())
-        value = changes.limits.get(name, self.rule.limits[name].default)
-        for settings in self._layers_of(target):
-            value = settings.limits.get(name, value)
+        value = self.rule.limits[name].default
+        for change in self._changes(target):
+            value = change.limits.get(name, value)
         return value
 
     def findings(self, problems: Iterable[RuleFinding]) -> list[Finding]:
@@ -187,8 +184,7 @@ class RuleTerms:
         if level == "off":
             return None
         message = safe_text(problem.message)  # names come from the file, and a finding goes into logs
-        changes = (self.settings.rules.get(self.rule.identifier, RuleSettings()), *self._layers_of(problem.target))
-        if problem.at_least == "fail" and not any(change.level for change in changes):
+        if problem.at_least == "fail" and not any(change.level for change in self._changes(problem.target)):
             level = "fail"
         level = "warn" if "warn" in (level, problem.at_most) else "fail"
         return Finding(self.rule.identifier, level, problem.target.where, message)
@@ -201,7 +197,9 @@ class RuleTerms:
         message = safe_text(f"{first.message} {counts}: {listed(names)}.")
         return replace(first, message=message, followed_by=names)
 
-    def _layers_of(self, target: FindingTarget) -> Iterator[RuleSettings]:
+    def _changes(self, target: FindingTarget) -> Iterator[RuleSettings]:
+        """Yield what the user has changed for the whole network, then for layers; a later change overrides."""
+        yield self.settings.rules.get(self.rule.identifier, RuleSettings())
         for pattern, settings in self.layers:
             if target.names and any(pattern.matches(name, target.kind) for name in target.names) != pattern.exclude:
                 yield settings
