@@ -72,7 +72,7 @@ class InputJudge:
 
     def add(self, batch: Batch, output: object) -> None:
         """Judge a batch that went through the network."""
-        scores = class_scores(returned_tensors(output), len(batch.indices), None)
+        scores = class_scores(returned_tensors(output), len(batch.indices), can_choose=False)
         if isinstance(scores, str):
             self.reason = scores
             return

@@ -18,18 +18,21 @@ def returned_tensors(output: object) -> Returned:
     return {path: tensor.detach().clone() for path, tensor in tensors_in(output)}
 
 
-def class_scores(returned: Returned, count: int, output_key: str | None) -> Tensor | str:
+def class_scores(
+    returned: Returned, count: int, output_key: str | None = None, *, can_choose: bool = True
+) -> Tensor | str:
     """Return the rows of class scores for `count` inputs, (N, K), or why there are none, in a sentence.
 
     Without an `output_key`, the only output of that shape counts; UsageError if there is no output of that key.
+    `can_choose`: the command has the option for it.
     """
     floating = [Output(path, tensor) for path, tensor in returned.items() if tensor.is_floating_point()]
     if output_key is None:
         rows = [output.tensor for output in floating if _is_scores(output.tensor, count)]
         if not rows:
             return "The network returned no row of class scores per input."
-        several = f"The network returned several rows of class scores per input: name one with {arg('output_key')}."
-        return rows[0] if len(rows) == 1 else several
+        remedy = f": name one with {arg('output_key')}." if can_choose else ", not one."
+        return rows[0] if len(rows) == 1 else f"The network returned several rows of class scores per input{remedy}"
     scores = output_at(floating, output_key).tensor
     if not _is_scores(scores, count):
         return f"The output '{output_key}' has shape {tuple(scores.shape)}: no row of class scores per input."

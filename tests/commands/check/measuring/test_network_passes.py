@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.ao.quantization import disable_observer, get_default_qat_qconfig, prepare_qat, quantize_dynamic
 
 from hookscope.commands.check.measuring.network_passes import measure, measure_layers
+from hookscope.commands.check.measuring.outputs import class_scores
 from hookscope.errors import UsageError
 from hookscope.results.activations import Activations
 from hookscope.rules import RULES
@@ -363,6 +364,8 @@ def test_of_several_outputs_the_named_one_is_read() -> None:
     assert "expectation" not in actual.unmeasured
     reason = expecting(network).unmeasured["expectation"]
     assert reason == "The network returned several rows of class scores per input: name one with --output-key."
+    returned = {"['aux']": torch.zeros(2, 3), "['scores']": torch.zeros(2, 3)}
+    assert class_scores(returned, 2, can_choose=False) == f"{reason.partition(':')[0]}, not one."
     with pytest.raises(UsageError, match="no floating-point output 'logits'"):
         expecting(network, output_key="logits")
 
