@@ -189,10 +189,10 @@ def check_limited(loaded: LoadedModel, eager: nn.Module, x: Tensor, reason: str)
 
 
 def test_an_embedding_in_a_script_which_has_no_max_norm_runs(tmp_path: Path) -> None:
-    network, indices = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)), torch.tensor([[1, 8]])
-    loaded = load_script(network, tmp_path)
+    embedding, indices = nn.Embedding(9, 4), torch.tensor([[1, 8]])
+    loaded = load_script(nn.Sequential(embedding, nn.Linear(4, 2)), tmp_path)
     (embedded, *_) = inspect(loaded.module, indices).rows
-    assert embedded.activation.mean == pytest.approx(float(network[0].weight[[1, 8]].detach().mean()))
+    assert embedded.activation.mean == pytest.approx(float(embedding.weight[[1, 8]].detach().mean()))
 
 
 def test_a_frozen_script_shows_its_output(tmp_path: Path) -> None:

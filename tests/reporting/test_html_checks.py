@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hookscope.commands.check import page as check_files
-from hookscope.commands.check.page import read_evidence
+from hookscope.commands.check.page import checks_html, read_evidence
 from hookscope.reporting.grids import draw_for_run, encode_png
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
@@ -28,8 +27,6 @@ from tests.reporting.stored import drawn, maps, picture_png
 
 MEANINGS = {name: rule.meaning for name, rule in RULES.items()}
 ROOM = 10**7
-
-checks_html = check_files.checks_html
 
 
 PNG, GRID = drawn(maps())
