@@ -159,11 +159,11 @@ def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
 def _check_tensor(tensor: Tensor, label: str) -> None:
     if tensor.is_meta:
         raise CheckpointError(f"{label} without data: a shape only (on the meta device); save it from a real device.")
+    if tensor.is_nested and type(tensor) is Tensor:  # the jagged layout is a class of its own
+        raise CheckpointError(f"{label}, a nested tensor, which has no shape; save its parts, or the jagged layout.")
     if claims_too_much(tensor):
-        claimed, there = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
-        raise CheckpointError(
-            f"{label}, a tensor that claims {claimed} bytes of a storage of {there}; save it again after .contiguous()."
-        )
+        sizes = f"{tensor.numel() * tensor.element_size()} bytes of a storage of {tensor.untyped_storage().nbytes()}"
+        raise CheckpointError(f"{label}, a tensor that claims {sizes}; save it again after .contiguous().")
 
 
 def _versions(metadata: object) -> dict[str, dict[str, int]]:

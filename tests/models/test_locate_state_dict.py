@@ -1,3 +1,4 @@
+import warnings
 from typing import Any
 
 import pytest
@@ -108,3 +109,6 @@ def test_versions_of_modules_are_kept_and_nothing_else_of_what_hangs_on_the_dict
 def test_tensors_without_data_or_with_more_elements_than_are_stored_are_refused() -> None:
     assert "without data" in refusal({"w": torch.ones(1, device="meta")})
     assert "claims 4000 bytes of a storage of 4" in refusal({"w": torch.ones(1).expand(1000)})
+    with warnings.catch_warnings(action="ignore"):  # nested tensors are a prototype
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert "'w', a nested tensor, which has no shape" in refusal({"w": nested})
