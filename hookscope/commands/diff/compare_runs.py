@@ -208,7 +208,7 @@ def _shown(side: _Side) -> Side:
 
 
 def _row(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None = None) -> DifferenceRow:
-    measures, note = _exact(pair, a, b, drawing)
+    measures, note = (None, pair.lacking) if pair.lacking else _exact(pair, a, b, drawing)
     if measures is None and not note:
         measures, note = _partly(pair.a.statistics, pair.b.statistics)
     return pair.measured(measures, note)

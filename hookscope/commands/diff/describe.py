@@ -261,6 +261,12 @@ def _gradients(result: Differences) -> Iterator[str]:
         )
     elif result.first_differences and result.way == "networks" and moved:
         yield f"The gradients follow: relative L2 {_at_most(*max(moved))}."
+    elif (
+        not result.first_differences
+        and result.way != "networks"
+        and any(row.relative_l2 != 0 for row in result.gradients)
+    ):
+        yield gradients_answer(result)
 
 
 def sides_text(result: Differences) -> str:
@@ -525,13 +531,17 @@ def _differs(row: WeightDifference) -> bool:
 
 
 def gradients_answer(result: Differences) -> str:
-    """Return in a sentence how many gradients differ, and which most."""
+    """Return in sentences how many gradients differ, and which most."""
     measured = _amounts(result.gradients)
     broken = [label for value, label in measured if math.isnan(value)]
     changed = [pair for pair in measured if pair[0] != 0 and not math.isnan(pair[0])]
-    if not changed and not broken:
-        return f"No difference shows in {counted(len(measured), 'gradient')}."
     sentences = []
+    if measured and not changed and not broken:
+        sentences.append(f"No difference shows in {counted(len(measured), 'gradient')}.")
+    alone = [row for row in result.gradients if row.measures is None]
+    if alone:
+        many = f"{len(alone):,} of {counted(len(result.gradients), 'gradient')} cannot be compared"
+        sentences.append(f"{many}, as at {alone[0].label}: {alone[0].note}.")
     if changed:
         many = f"{len(changed):,} of {counted(len(measured), 'gradient')} differ"
         sentences.append(f"{many}: relative L2 {_at_most(*max(changed))}.")

@@ -38,6 +38,14 @@ class RowPair:
     label_b: str
     matched: Match
 
+    @property
+    def lacking(self) -> str:
+        """Which side alone has no gradient, in words; "" for activations, and where both have one."""
+        for side, row in (("A", self.a), ("B", self.b)):
+            if not (isinstance(row, LayerRow) or _arrived(row)):
+                return f"{side} has no gradient here"
+        return ""
+
     def measured(self, measures: Measures | None, note: str) -> DifferenceRow:
         """Return the row of the pair."""
         statistics, other = self.a.statistics, self.b.statistics

@@ -105,15 +105,16 @@ def exceeded(
         meant = [] if condition.of_output else [row for row in rows if _is_meant(row, condition.pattern)]
         if condition.pattern is not None and not meant:
             raise LayerNotFoundError(f"{option} matches no row that was compared.")
-        values = [(row.label, _value(row, measure)) for row in meant]
+        judged = [(row.label, row.measures, _value(row, measure)) for row in meant]
         if condition.pattern is None:
-            values += [("", _value(output, measure)) for output in outputs]
-        if all(value is None for _, value in values):
+            judged += [("", output.measures, _value(output, measure)) for output in outputs]
+        if all(value is None for *_, value in judged):
             needed = f" It needs {arg(_NEEDS[measure])}." if measure in _NEEDS else ""
             raise UsageError(f"{option}: {measure} is not known here.{needed}")
-        for label, value in values:
+        for label, measures, value in judged:
             if value is not None and condition.holds(value):
-                message = f"{label or 'The output'} is beyond '{condition.text}': {number_text(value)}."
+                amount = "it cannot be compared" if measures is None and math.isnan(value) else number_text(value)
+                message = f"{label or 'The output'} is beyond '{condition.text}': {amount}."
                 findings.append(ToleranceFinding(condition.text, "fail", label, message, value=value))
     return tuple(findings)
 
@@ -124,10 +125,15 @@ def _is_meant(row: DifferenceRow | WeightDifference, pattern: Pattern | None) ->
 
 
 def _value(judged: DifferenceRow | WeightDifference | OutputDifference, measure: str) -> float | None:
-    """Return a measure of a row or an output; NaN, beyond every limit, if a value is not finite on one side only."""
+    """Return a measure of a row or an output.
+
+    NaN, beyond every limit, if a value is not finite on one side only, or A and B cannot be compared.
+    """
     if measure in _OF[type(judged)]:
         return _OF[type(judged)][measure](judged)
     measures = judged.measures
-    if measures is None or measure not in _MEASURES:
+    if measure not in _MEASURES:
         return None
+    if measures is None:  # two runs may have classes, and no row of the output
+        return None if isinstance(judged, OutputDifference) and judged.top1 is not None else math.nan
     return _MEASURES[measure](measures) if measures.nonfinite is None else math.nan

@@ -231,6 +231,29 @@ def test_gradients_are_compared_too(tmp_path: Path) -> None:
         assert measures(row).relative_l2 == pytest.approx(true, rel=1e-6 if is_whole else 0.4, abs=1e-6)
 
 
+class Detached(nn.ReLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).detach()
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_gradients_that_one_run_alone_has_are_no_agreement(tmp_path: Path, saves: bool) -> None:
+    a, b = (
+        differentiated(tmp_path / name, case, save_tensors=saves)
+        for name, case in (("a", network()), ("b", network(act=Detached())))
+    )
+    differences = compare_runs(a, b)
+    notes = {row.label: row.note for row in differences.gradients}
+    lost = [label for label in notes if label.startswith(("stem", "norm", "act"))]
+    assert {notes[label] for label in lost} == {"B has no gradient here"}
+    assert {note for label, note in notes.items() if label not in lost} == {""}
+    first, second, *_ = answer(differences)
+    agree = f"No difference shows in {len(notes) - len(lost)} gradients."
+    alone = f"{len(lost)} of {len(notes)} gradients cannot be compared, as at {lost[0]}: B has no gradient here."
+    assert first == f"{agree} {alone}"
+    assert second.startswith("A and B are equal")
+
+
 def test_gradients_are_left_out_where_one_run_has_none(tmp_path: Path) -> None:
     differences = compare_runs(ran(tmp_path / "a", network()), differentiated(tmp_path / "b", network()))
     assert differences.gradients == ()

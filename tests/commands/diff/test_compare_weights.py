@@ -134,7 +134,9 @@ def test_what_was_added_and_removed_is_listed_with_its_side() -> None:
 
 def test_another_shape_is_a_row_without_measures_and_a_warning() -> None:
     one = torch.ones(1)
-    differences = compare_weights(held({"w": torch.ones(3), "v": one}), held({"w": torch.ones(4), "v": one}))
+    a, b = held({"w": torch.ones(3), "v": one}), held({"w": torch.ones(4), "v": one})
+    differences = compare_weights(a, b, fail_over=["rel>1e-3", "v:rel>1e-3"])
+    assert [finding.message for finding in differences.exceeded] == ["w is beyond 'rel>1e-3': it cannot be compared."]
     assert (row(differences, "w").measures, row(differences, "w").shape, row(differences, "w").shape_b) == (
         None,
         (3,),
