@@ -444,8 +444,8 @@ def top_classes(
         multi_label: Whether each class is a label by itself.
     """
     shares, reading = class_probabilities(scores, Output("", scores), multi_label=multi_label)
-    shares = shares.float()
-    probabilities, classes = shares.topk(min(count, scores.shape[1]))  # (N, count)
+    classes = scores.topk(min(count, scores.shape[1])).indices  # (N, count); shares may be 0 or 1 for several classes
+    probabilities = shares.float().gather(1, classes)
     return [
         Prediction(
             index, tuple(best), tuple(categories[number] for number in best if categories), tuple(likely), reading

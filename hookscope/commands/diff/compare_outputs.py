@@ -1,5 +1,6 @@
 """Compare what networks return: every tensor, and class scores by their best classes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,9 +27,6 @@ _BEST = 5
 @dataclass(slots=True)
 class _Output:
     compared: Compared = field(default_factory=Compared)
-    inputs: int = 0
-    same_best: int = 0
-    shared_best: float = 0.0
     divergence: float = 0.0
     has_scores: bool = True
     predictions: tuple[list[Prediction], list[Prediction]] = field(default_factory=lambda: ([], []))
@@ -104,21 +102,13 @@ class Outputs:
 
     def _add_scores(self, output: _Output, a: Tensor, b: Tensor, first_input: int) -> None:
         """Compare class scores, (N, K)."""
-        count, best = len(a), min(_BEST, a.shape[1])
-        places = range(first_input, first_input + count)
-        a_best, b_best = a.topk(best).indices, b.topk(best).indices
-        output.inputs += count
-        # Among NaN there is no best class: such rows agree where both sides have them.
-        alike = a.isnan().any(1) == b.isnan().any(1)
-        output.same_best += int(((a_best[:, 0] == b_best[:, 0]) & alike).sum())
-        shared = (a_best[:, :, None] == b_best[:, None, :]).any(2).double().mean(1)
-        output.shared_best += float(shared[alike].sum())
+        places = range(first_input, first_input + len(a))
         multi = self.networks[0].multi_label
         output.divergence += float((_divergence_of_labels if multi else _divergence)(a.double(), b.double()).sum())
         for side, scores in enumerate((a, b)):
             categories = self.networks[side].info.categories
             names = categories if len(categories) == scores.shape[1] else ()
-            output.predictions[side].extend(top_classes(scores, names, places, best, multi_label=multi))
+            output.predictions[side].extend(top_classes(scores, names, places, _BEST, multi_label=multi))
 
     def results(self) -> tuple[OutputDifference, ...]:
         """Return the result for each output."""
@@ -152,16 +142,31 @@ def _terms(of_a: Tensor, logs_a: Tensor, logs_b: Tensor) -> Tensor:
 def _result(slot: str, output: _Output) -> OutputDifference:
     compared = output.compared
     result = OutputDifference(slot, compared.shapes[0].whole, compared.measures, *compared.errors)
-    if not output.has_scores or not output.inputs:
+    best, best_b = map(tuple, output.predictions)
+    if not output.has_scores or not best:
         return result
+    return replace(with_classes(result, best, best_b), kl=output.divergence / len(best))
+
+
+def with_classes(
+    output: OutputDifference, best: tuple[Prediction, ...], best_b: tuple[Prediction, ...]
+) -> OutputDifference:
+    """Return an output with the best classes by A and by B, and how many inputs have the same."""
+    pairs = zip(best, best_b, strict=True)
+    # Among NaN there is no best class: such inputs agree where both sides have them.
+    alike = [(a.class_indices, b.class_indices) for a, b in pairs if _has_nan(a) == _has_nan(b)]
+    shared = sum(len({*classes} & {*others}) for classes, others in alike)
     return replace(
-        result,
-        input_count=output.inputs,
-        top1=output.same_best,
-        top5=output.shared_best / output.inputs if output.predictions[0][0].class_indices[4:] else None,
-        kl=output.divergence / output.inputs,
-        predictions=(tuple(output.predictions[0]), tuple(output.predictions[1])),
+        output,
+        input_count=len(best),
+        top1=sum(classes[:1] == others[:1] for classes, others in alike),
+        top5=shared / (_BEST * len(best)) if len(best[0].class_indices) == _BEST else None,
+        predictions=(best, best_b),
     )
+
+
+def _has_nan(prediction: Prediction) -> bool:
+    return any(map(math.isnan, prediction.probabilities))
 
 
 def _form(tensors: Sequence[tuple[str, Tensor]]) -> str:

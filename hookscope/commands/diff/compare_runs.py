@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from hookscope.commands.diff.compare_outputs import with_classes
 from hookscope.commands.diff.difference_maps import KeptMaps
 from hookscope.commands.diff.first_differences import with_origins
 from hookscope.commands.diff.hooked_network import PairedOutput
@@ -306,21 +307,8 @@ def _outputs(
         for pair, row in zip(pairs, rows, strict=True)
         if pair.call == ("", 0) and isinstance(pair.a, LayerRow)
     ]
-    best_a, best_b = a.run.result.predictions, b.run.result.predictions
-    both = [
-        (best, other) for best, other in zip(best_a, best_b, strict=False) if best.class_indices and other.class_indices
-    ]
-    if not both or len(best_a) != len(best_b):
+    best, best_b = a.run.result.predictions, b.run.result.predictions
+    if not best or len(best) != len(best_b):
         return tuple(outputs)
     first, *others = outputs or [OutputDifference("", (), None)]
-    shared = [len({*best.class_indices} & {*other.class_indices}) / 5 for best, other in both]
-    return (
-        replace(
-            first,
-            input_count=len(both),
-            top1=sum(best.class_indices[0] == other.class_indices[0] for best, other in both),
-            top5=sum(shared) / len(shared) if all(len(best.class_indices) == 5 for best, _ in both) else None,
-            predictions=(best_a, best_b),
-        ),
-        *others,
-    )
+    return with_classes(first, best, best_b), *others

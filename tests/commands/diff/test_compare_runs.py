@@ -313,6 +313,16 @@ def test_best_classes_are_compared_where_both_runs_have_them(tmp_path: Path, pic
     assert (same.input_count, same.top1, same.top5) == (2, 2, 1.0)
     assert (other.input_count, other.top1) == (2, 0)
     assert other.top5 == pytest.approx(3 / 5)  # of seven classes in the opposite order
+    steep, broken = network(), network()
+    with torch.no_grad():  # of NaN, torch calls the same class the best
+        steep.get_parameter("head.bias")[torch.full((7,), math.nan).argmax()] = 100.0
+        broken.get_parameter("head.bias").fill_(math.nan)
+    a, b = (
+        ran(tmp_path / "steep", steep, str(pictures), **prepared),
+        ran(tmp_path / "nan", broken, str(pictures), **prepared),
+    )
+    (changed,), (same,) = compare_runs(a, b).outputs, compare_runs(b, b).outputs
+    assert (changed.top1, changed.top5, same.top1, same.top5) == (0, 0.0, 2, 1.0)
 
 
 class Two(nn.Module):
