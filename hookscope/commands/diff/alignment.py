@@ -4,9 +4,9 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add, attrgetter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.models.wrapped_names import stripped_forms
@@ -106,16 +106,16 @@ def match_names(
     matched: dict[str, tuple[str, Match]] = {}
     taken: set[str] = set()
 
-    def add(name: str, partner: str, how: Match) -> None:
+    def pair(name: str, partner: str, how: Match) -> None:
         if name not in matched and partner not in taken and name in a and partner in b:
             matched[name] = (partner, how)
             taken.add(partner)
 
     for text in maps:
         for name, partner in _mapped(text, a, b):
-            add(name, partner, "map")
+            pair(name, partner, "map")
     for name in a:
-        add(name, name, "name")
+        pair(name, name, "name")
     rest_a = [name for name in a if name not in matched]
     rest_b = [name for name in b if name not in taken]
     around_a, around_b = around(a), around(b)
@@ -125,7 +125,7 @@ def match_names(
         else:
             is_partner = _holds(b, partner, a[name]) or _holds(a, name, b[partner])
         if is_partner:
-            add(name, partner, "prefix")
+            pair(name, partner, "prefix")
     return matched
 
 
@@ -155,18 +155,12 @@ def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str
     left, equals, right = text.partition("=")
     if not (left and equals and right) or left.count("*") != right.count("*"):
         raise UsageError(f"{arg('map')} {safe_text(text)!r} is not A=B with as many stars on both sides: 'a.*=b.*'.")
-    pairs = []
-    for name in a:
-        parts = _filled(left, name)
-        if parts is None:
-            continue
-        partner = right
-        for part in parts:
-            partner = partner.replace("*", part, 1) if "*" not in part else partner
-        if partner in b:
-            pairs.append((name, partner))
+    matching = {name: parts for name in a if (parts := _filled(left, name)) is not None}
+    between = right.split("*")
+    partners = [(name, "".join(map(add, between, (*parts, "")))) for name, parts in matching.items()]
+    pairs = [(name, partner) for name, partner in partners if partner in b]
     if not pairs:
-        side, names, wanted = ("B", b, right) if any(_filled(left, name) is not None for name in a) else ("A", a, left)
+        side, names, wanted = ("B", b, right) if matching else ("A", a, left)
         raise LayerNotFoundError(
             f"{arg('map')} {safe_text(text)!r} matches no layer of {side}.{nearest(wanted.replace('*', ''), names)}"
         )
@@ -245,18 +239,16 @@ def _in_order(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _best(a: Sequence[Call], b: Sequence[Call]) -> list[tuple[Call, Call]]:
-    if not a or not b:
-        return []
+    numbers: dict[object, int] = {}
+    forms_a, forms_b, kinds_a, kinds_b = (
+        np.array([numbers.setdefault(part(call), len(numbers)) for call in calls])
+        for part in (attrgetter("shapes", "parameters"), attrgetter("kind"))
+        for calls in (a, b)
+    )
     scores = np.zeros((len(a) + 1, len(b) + 1), np.int32)
-    forms: dict[object, int] = {}
-    form_b = np.array([forms.setdefault((call.shapes, call.parameters), len(forms)) for call in b])
-    kind_b = np.array([forms.setdefault(call.kind, len(forms)) for call in b])
-    rows = []
-    for at, call in enumerate(a):
-        row = _scores(forms.get((call.shapes, call.parameters)), forms.get(call.kind), form_b, kind_b)
-        rows.append(row)
-        together = np.where(row > 0, scores[at, :-1] + row, 0)
-        scores[at + 1, 1:] = np.maximum.accumulate(np.maximum(scores[at, 1:], together))
+    for at, (form, kind) in enumerate(zip(forms_a, kinds_a, strict=True)):
+        added = np.where(forms_b == form, np.where(kinds_b == kind, _SAME_KIND, _OTHER_KIND), 0)
+        scores[at + 1, 1:] = np.maximum.accumulate(np.maximum(scores[at, 1:], scores[at, :-1] + added))
     pairs = []
     at, other = len(a), len(b)
     while at and other:
@@ -266,14 +258,6 @@ def _best(a: Sequence[Call], b: Sequence[Call]) -> list[tuple[Call, Call]]:
         elif score == scores[at, other - 1]:
             other -= 1
         else:
-            pairs.append((a[at - 1], b[other - 1]))
             at, other = at - 1, other - 1
+            pairs.append((a[at], b[other]))
     return pairs[::-1]
-
-
-def _scores(form: int | None, kind: int | None, forms: NDArray[np.int_], kinds: NDArray[np.int_]) -> NDArray[np.int32]:
-    """Return what a call of A scores with each call of B; 0 where they cannot be partners."""
-    if form is None:
-        return np.zeros(len(forms), np.int32)
-    same = (kinds == kind) if kind is not None else np.zeros(len(kinds), bool)
-    return np.where(forms == form, np.where(same, _SAME_KIND, _OTHER_KIND), 0).astype(np.int32)
