@@ -1,7 +1,7 @@
 """Compare gradients: each network forward and backward over a batch, one after the other."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -20,8 +20,6 @@ from hookscope.results.activations import LayerRow
 from hookscope.results.differences import DifferenceRow, Match
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
 from hookscope.text import figure
-
-_PARAMETER = " grad"
 
 # Rounding turns the sign of a value near 0, and with it what ReLU or max pooling passes back, with about the chance of
 # its relative difference d. A layer of 1 / (1000 d) values has one turned in one case of 1,000, which is a relative L2
@@ -78,22 +76,6 @@ def _missing(a: GradientRow | ParameterRow, b: GradientRow | ParameterRow) -> fl
     return math.inf if has_not.status == "not reached" else None
 
 
-@dataclass(frozen=True, slots=True)
-class GradientDifferences:
-    """What differs between the gradients of two networks.
-
-    Attributes:
-        rows: Outputs that are listed, then parameters; inputs only where they are the first to differ.
-        first: Label of the row that is the first in the backward pass to differ beyond rounding; "" without one, and
-            where activations differ.
-        notes: About the passes.
-    """
-
-    rows: tuple[DifferenceRow, ...] = ()
-    first: str = ""
-    notes: tuple[str, ...] = ()
-
-
 def _largest(rows: Sequence[DifferenceRow]) -> float:
     """Return the largest difference of an input or output; infinite if rounding does not explain it."""
     differences = [(row.input_relative_l2, row.limit) for row in rows if row.input_relative_l2 is not None]
@@ -113,16 +95,17 @@ class GradientComparison:
         whole: B, compiled in one piece, where B is compiled block by block.
         loss: What is differentiated, as for `inspect_gradients`.
         pairing: Which call of A belongs to which of B.
+        notes: About the passes, each once.
     """
 
     networks: Sequence[HookedNetwork]
     whole: HookedNetwork | None
     loss: LossFunction
     pairing: Pairing
-    _pairs: dict[tuple[str, str], _Pair] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    _pairs: dict[str, _Pair] = field(default_factory=dict)
     _parameters: dict[str, RowPair] = field(default_factory=dict)
     _totals: tuple[dict[str, Tensor], ...] = field(default_factory=lambda: ({}, {}, {}, {}))
-    _notes: dict[str, None] = field(default_factory=dict)
     _sites: tuple[GradientRow, ...] = ()
 
     def add(self, batch: Batch, first_input: int) -> None:
@@ -138,7 +121,7 @@ class GradientComparison:
         exact = [gradients for _, gradients in passes[2:]]
         self._sites = self._sites or first.gradients
         for rows in pair_gradients(first.gradients, other.gradients, self.pairing.partner):
-            pair = self._pairs.setdefault((rows.label, rows.label_b), _Pair(rows))
+            pair = self._pairs.setdefault(rows.label, _Pair(rows))
             values = [ours.get(rows.label), theirs.get(rows.label_b), *(grads.get(rows.label) for grads in exact)]
             pair.add(values, rows, first_input, len(batch.indices))
         calls = self.pairing.calls.items()
@@ -146,14 +129,19 @@ class GradientComparison:
         paired = pair_parameters(first.parameters, other.parameters, {**self.pairing.names, **by_order})
         self._parameters |= {rows.label: rows for rows in paired}
         for total, gradients in zip(self._totals, (ours, theirs, exact[0] if exact else {}, of_whole), strict=True):
-            _add_parameters(total, gradients)
+            for label, gradient in gradients.items():
+                if label.endswith(" grad"):
+                    total[label] = total[label] + gradient.read() if label in total else gradient.read()
         for letter, seen in (("A", first), ("B", other)):
-            self._notes |= {f"{letter}: {text}": None for text in seen.warnings}
+            self.notes |= {f"{letter}: {text}": None for text in seen.warnings}
 
     def result(
         self, forward: Sequence[DifferenceRow], eps: float, has_rows: Callable[[str], bool]
-    ) -> GradientDifferences:
-        """Find the first difference, and return the rows that are listed.
+    ) -> tuple[tuple[DifferenceRow, ...], str]:
+        """Return the rows that are listed, and the label of the first to differ.
+
+        The rows are of outputs, then of parameters, and of inputs only where one is the first in the backward pass to
+        differ beyond rounding. The label is "" if none does, and where activations differ.
 
         Args:
             forward: Rows of outputs, containers included.
@@ -169,46 +157,36 @@ class GradientComparison:
         limit = rounding_limit(eps, 2 * len(self._sites))
         limit = max(limit, math.sqrt(_TURNED * activations)) if activations < math.inf else limit
         first = _first(self._sites, pairs, parameters, limit) if activations < math.inf else ""
-        listed = [pair for pair in pairs if pair.rows.label == first or _is_listed(pair.rows.a, has_rows)]
+        listed = [
+            pair
+            for pair in pairs
+            if pair.rows.label == first or (pair.rows.label.endswith(" grad_output") and has_rows(pair.rows.call[0]))
+        ]
         rows = [replace(pair.row(), index=index) for index, pair in enumerate(listed)]
         rows += [pair.row() for pair in parameters]
         rows = [replace(row, origin=origin_of(row)) for row in [replace(row, limit=limit) for row in rows]]
-        notes = tuple(self._notes)
         if self.whole is not None and not first and not any(row.origin == "begins" for row in forward):
-            notes += _of_whole(parameters, self._totals[0], self._totals[3], rows)
-        return GradientDifferences(tuple(rows), first, notes)
-
-
-def _is_listed(row: GradientRow | ParameterRow | LayerRow, has_rows: Callable[[str], bool]) -> bool:
-    return isinstance(row, GradientRow) and row.role == "output" and has_rows(row.layer)
-
-
-def _add_parameters(total: dict[str, Tensor], gradients: Mapping[str, Value]) -> None:
-    for label, gradient in gradients.items():
-        if label.endswith(_PARAMETER):
-            total[label] = total[label] + gradient.read() if label in total else gradient.read()
+            self.notes |= dict.fromkeys(_of_whole(parameters, self._totals[0], self._totals[3], rows))
+        return tuple(rows), first
 
 
 def _of_whole(
     parameters: Sequence[_Pair], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rows: Sequence[DifferenceRow]
-) -> tuple[str, ...]:
-    """Return a warning if gradients of parameters differ by the network in one piece, and by no block."""
-    by_label = {row.label: row for row in rows}
+) -> Iterator[str]:
+    """Yield a warning if gradients of parameters, the last `rows`, differ by the network in one piece alone."""
     exceeding = []
-    for parameter in parameters:
-        gradient, other = ours.get(parameter.rows.label), theirs.get(parameter.rows.label_b)
-        by_blocks = by_label[parameter.rows.label]
+    for pair, by_blocks in zip(parameters, rows[len(rows) - len(parameters) :], strict=True):
+        gradient, other = ours.get(pair.rows.label), theirs.get(pair.rows.label_b)
         sums = None if gradient is None or other is None else sums_of(gradient, other)
         if sums is None or by_blocks.measures is None:
             continue
-        limit = max(by_blocks.limit, 2 * by_blocks.measures.relative_l2)
-        if exceeds(sums.relative_l2, limit):
-            exceeding.append((sums.relative_l2, parameter.rows.label))
-    if not exceeding:
-        return ()
-    worst, label = max(exceeding)
-    piece = f"Compiled in one piece, the network has other gradients, relative L2 up to {figure(worst, 3)} at {label}"
-    return (f"{piece}, though no block does that is compiled by itself.",)
+        if exceeds(sums.relative_l2, max(by_blocks.limit, 2 * by_blocks.measures.relative_l2)):
+            exceeding.append((sums.relative_l2, pair.rows.label))
+    if exceeding:
+        worst, label = max(exceeding)
+        amount = f"relative L2 up to {figure(worst, 3)} at {label}"
+        piece = f"Compiled in one piece, the network has other gradients, {amount}"
+        yield f"{piece}, though no block does that is compiled by itself."
 
 
 def _first(sites: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Sequence[_Pair], limit: float) -> str:

@@ -11,7 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from hookscope import options
 from hookscope.commands.diff.alignment import Call, CallKey, Pairing, align, around, inside_any, is_inside, match_names
-from hookscope.commands.diff.compare_gradients import GradientComparison, GradientDifferences
+from hookscope.commands.diff.compare_gradients import GradientComparison
 from hookscope.commands.diff.compare_outputs import Outputs
 from hookscope.commands.diff.difference_maps import KeptMaps
 from hookscope.commands.diff.first_differences import with_origins
@@ -128,9 +128,10 @@ def compare_networks(
     paired = paired_rows(networks, passes.rows, pairing)
     every_row, first_differences = with_origins(paired, eps, sizes, outputs, same_inputs=others is None)
     rows = _rows_of_a(every_row, networks)
-    gradients = GradientDifferences()
+    gradients: tuple[DifferenceRow, ...] = ()
+    first_gradient = ""
     if passes.gradients is not None:
-        gradients = passes.gradients.result(every_row, eps, networks[A].has_rows)
+        gradients, first_gradient = passes.gradients.result(every_row, eps, networks[A].has_rows)
     a, b = networks[A].inspected, networks[B].inspected
     about_inputs = ["other inputs"] if others is not None else []
     return Differences(
@@ -140,13 +141,13 @@ def compare_networks(
         inputs=tuple(passes.records),
         inputs_b=() if others is None else tuple(others.records.values())[: len(passes.records)],
         rows=rows,
-        gradients=gradients.rows,
+        gradients=gradients,
         unmatched=unmatched(networks, passes.rows, pairing, with_b=not option.layer),
         outputs=outputs,
         first_differences=first_differences,
-        first_gradient_difference=gradients.first,
+        first_gradient_difference=first_gradient,
         maps=passes.maps.drawn(rows, first_differences),
-        exceeded=exceeded(conditions, (*rows, *gradients.rows), outputs),
+        exceeded=exceeded(conditions, (*rows, *gradients), outputs),
         reference="A's weights in float64" if option.reference else "",
         warnings=_each_once(
             *(f"A: {text}" for text in a.warnings),
@@ -154,7 +155,7 @@ def compare_networks(
             *_different_inputs(session.loaded, other),
             *filter(None, [passes.outputs.remark]),
             *(compiled.warnings(every_row, outputs, eps, differs=bool(first_differences)) if compiled else ()),
-            *gradients.notes,
+            *(passes.gradients.notes if passes.gradients else ()),
             # An edit of a gradient is applied in the backward pass alone.
             *(networks[B].edits.warnings() if loss is None else ()),
             *made.warnings,
