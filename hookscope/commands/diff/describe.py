@@ -150,6 +150,10 @@ def _amounts(rows: Iterable[DifferenceRow | WeightDifference]) -> list[tuple[flo
     return [(row.relative_l2, row.label) for row in rows if row.relative_l2 is not None]
 
 
+def _finite(amounts: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    return [pair for pair in amounts if not math.isnan(pair[0])]
+
+
 def _at_most(amount: float, label: str) -> str:
     return f"at most {number_text(amount, 3)}, at {label}"
 
@@ -366,14 +370,18 @@ def _of_inputs(result: Differences) -> str:
     norms = _amounts(result.rows)
     if not result.inputs_b or all(row.measures and row.measures.relative_l2 <= row.limit for row in result.rows):
         return ""
-    text = "A and B get different inputs, so the difference begins there"
+    sentence = "A and B get different inputs, so the difference begins there"
     if not norms:
-        return f"{text}; no row has the same shape in both."
-    ends = [f"{number_text(amount, 3)} at {label}" for amount, label in (norms[0], max(norms))]
-    other = (
-        "" if len(norms) == len(result.rows) else f" Of {len(result.rows):,} rows {len(norms):,} have the same shape."
-    )
-    return f"{text}: relative L2 {ends[0]}, at most {ends[1]}.{other}"
+        return f"{sentence}; no row has the same shape in both."
+    if finite := _finite(norms):
+        ends = [f"{number_text(amount, 3)} at {label}" for amount, label in (finite[0], max(finite))]
+        sentence += f": relative L2 {ends[0]}, at most {ends[1]}"
+    sentences = [f"{sentence}."]
+    if broken := sum(row.nonfinite is not None for row in result.rows):
+        sentences.append(f"{_hold_nan(broken, 'row')}.")
+    if len(norms) < len(result.rows):
+        sentences.append(f"Of {len(result.rows):,} rows {len(norms):,} have the same shape.")
+    return " ".join(sentences)
 
 
 def _small(result: Differences) -> str:
@@ -418,7 +426,7 @@ def _growth(result: Differences) -> str:
         return ""
     if first.relative_l2 is not None and all(label != first.row for _, label in later):
         later.insert(0, (first.relative_l2, first.row or "(model)"))  # a container, which has no row
-    finite = [pair for pair in later if not math.isnan(pair[0])]
+    finite = _finite(later)
     sentences = []
     if finite and max(finite)[0]:
         most, last = max(finite), finite[-1]
@@ -474,7 +482,8 @@ def _worse(result: Differences) -> Iterator[str]:
     for output in result.outputs:
         if output.error is not None and output.error_b is not None:
             different = "B is different, not worse" if output.relative_l2 else "B is no worse"
-            worse = "B is worse" if output.error_b > output.error else different
+            is_broken = math.isnan(output.error_b) and not math.isnan(output.error)
+            worse = "B is worse" if is_broken or output.error_b > output.error else different
             errors = f"relative L2 {number_text(output.error_b, 3)}, and A's {number_text(output.error, 3)}"
             yield f"{worse}: compared with {result.reference}, the error of B's output is {errors}."
 
@@ -496,8 +505,7 @@ def _weights_answer(result: Differences) -> Iterator[str]:
     if not changed:
         yield f"A and B hold the same values in {counted(len(rows), 'tensor')}."
     else:
-        norms = _amounts(changed)
-        finite = [pair for pair in norms if not math.isnan(pair[0])]
+        finite = _finite(_amounts(changed))
         most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
         yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
         if broken := sum(row.nonfinite is not None for row in changed):
@@ -534,7 +542,7 @@ def gradients_answer(result: Differences) -> str:
     """Return in sentences how many gradients differ, and which most."""
     measured = _amounts(result.gradients)
     broken = [label for value, label in measured if math.isnan(value)]
-    changed = [pair for pair in measured if pair[0] != 0 and not math.isnan(pair[0])]
+    changed = [pair for pair in _finite(measured) if pair[0]]
     sentences = []
     if measured and not changed and not broken:
         sentences.append(f"No difference shows in {counted(len(measured), 'gradient')}.")
@@ -548,27 +556,23 @@ def gradients_answer(result: Differences) -> str:
     if broken:
         hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side only"
         sentences.append(f"{hold}, {broken[0]} among them.")
-    scored = [(row.error_b, row.error, row.label) for row in result.gradients if row.error is not None and row.error_b]
-    if result.reference and scored:
-        error, of_a, label = max(scored)
-        errors = f"B's largest error is relative L2 {number_text(error, 3)}, at {label}, and A's there"
-        sentences.append(f"Beside {result.reference} {errors} {number_text(of_a, 3)}.")
+    errors = _finite((row.error_b, row.label) for row in result.gradients if row.error_b)
+    if result.reference and errors:
+        error, label = max(errors)
+        of_a = next(row.error for row in result.gradients if row.label == label)
+        largest = f"B's largest error is relative L2 {number_text(error, 3)}, at {label}, and A's there"
+        sentences.append(f"Beside {result.reference} {largest} {number_text(of_a, 3)}.")
     return " ".join(sentences)
 
 
 def differences_as_check(result: Differences, conditions: tuple[str, ...]) -> CheckReport:
     """Return the conditions of `--fail-over` as a report of `check`, for its renderers: one rule for each condition."""
+    findings = {rule: tuple([finding for finding in result.exceeded if finding.rule == rule]) for rule in conditions}
     return CheckReport(
         checkpoint=sides_text(result),
-        outcomes=tuple(_outcomes(result, conditions)),
+        outcomes=tuple([RuleOutcome(rule, "fail" if its else "pass", its) for rule, its in findings.items()]),
         model=result.a.model,
         inputs=result.inputs,
         warnings=result.warnings,
         seconds={**result.timings, "total": sum(result.timings.values())},
     )
-
-
-def _outcomes(result: Differences, conditions: tuple[str, ...]) -> Iterator[RuleOutcome]:
-    for condition in dict.fromkeys(conditions):
-        findings = tuple(finding for finding in result.exceeded if finding.rule == condition)
-        yield RuleOutcome(condition, "fail" if findings else "pass", findings)

@@ -607,6 +607,11 @@ def test_only_the_side_that_stays_infinite_is_said_to_be_so_from_there_on() -> N
 def test_a_network_that_is_equal_is_not_called_different() -> None:
     said = answer(hookscope.diff(small(), "same", pictures(), reference="float64"))
     assert said[-1].startswith("B is no worse: compared with A's weights in float64, the error of B's output is")
+    broken = small()
+    with torch.no_grad():
+        broken.fc.bias[0] = math.nan
+    for a, b, worse in ((small(), broken, "worse"), (broken, small(), "different, not worse")):
+        assert answer(hookscope.diff(a, b, pictures(), reference="float64"))[-1].startswith(f"B is {worse}: compared")
 
 
 def test_modules_that_were_in_training_mode_are_noted() -> None:

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookscope
+from hookscope.commands.diff.describe import answer
 from hookscope.errors import UsageError
+from tests.networks import Apply
 
 
 class Net(nn.Module):
@@ -62,6 +64,16 @@ def test_a_padded_picture_has_rows_where_shapes_agree_and_an_output(changed: Cal
     assert result.outputs[0].measures.relative_l2 == pytest.approx(relative(network(a), network(b)), rel=1e-4)
     assert result.first_differences == ()
     assert "Of 3 rows 2 have the same shape." in str(result)
+
+
+def test_rows_that_are_nan_for_other_inputs_are_counted() -> None:
+    network = nn.Sequential(nn.Linear(4, 4, bias=False), Apply(torch.log), nn.Linear(4, 3))
+    with torch.no_grad():
+        network.get_parameter("0.weight").copy_(torch.eye(4))
+    a = torch.ones(2, 4)
+    result = hookscope.diff(network, "same", a, input_b=a * torch.tensor([1.0, 1.0, 1.0, -1.0]))
+    difference = "relative L2 1.00 at 0, at most 1.00 at 0. 2 rows hold NaN or Inf on one side only."  # 2 of 2
+    assert answer(result)[0] == f"A and B get different inputs, so the difference begins there: {difference}"
 
 
 def test_the_same_inputs_twice_are_equal_and_a_layer_that_is_given_the_same_is_still_named() -> None:
