@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookscope.commands.diff.alignment import is_inside, match_names
 from hookscope.commands.diff.first_differences import exceeds, rounding_limit
-from hookscope.commands.diff.hooked_network import NEVER_CALLED, HookedNetwork, parameter_shapes
+from hookscope.commands.diff.hooked_network import NEVER_CALLED, HookedNetwork, layers_to_hook, parameter_shapes
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
@@ -193,18 +193,9 @@ def compile_in_blocks(
     blocks_b = partition(modules_b, called_b, {named[name][0] for name in blocks_a if name in named})
     for network, blocks in zip(networks, (blocks_a, blocks_b, blocks_a), strict=False):
         modules = network.inspected.modules
-        around = {name for name in modules if any(is_inside(block, name) for block in blocks)}
-        if chosen and network is not b:
-            network.selected = {
-                name: module for name, module in network.selected.items() if name in blocks or name in around
-            }
-        else:
-            network.selected = {name: modules[name] for name in blocks}
-        network.hooked = {
-            name: module
-            for name, module in modules.items()
-            if name in blocks or (name in around and not isinstance(module, NEVER_CALLED))
-        }
+        network.hooked = layers_to_hook(network.inspected, {name: modules[name] for name in blocks}, chosen=False)
+        shown = network.selected if chosen and network is not b else blocks
+        network.selected = {name: module for name, module in network.hooked.items() if name in shown}
     layers = default_layers(modules_a) & called_a
     sizes = {name: sum(name == layer or is_inside(layer, name) for layer in layers) or 1 for name in blocks_a}
     return Compiled(b, _whole(b), {name: modules_b[name] for name in blocks_b}, sizes)
