@@ -64,6 +64,8 @@ def copied(loaded: LoadedModel) -> LoadedModel:
     """Return a network with a copy of its module, to be run beside it; UsageError if the module cannot be copied."""
     try:
         module = copy.deepcopy(loaded.module, copied_results(loaded.module))
+        for parameter in (parameter for parameter in module.parameters() if not parameter.is_leaf):
+            parameter.detach_().requires_grad_()  # TorchScript's copies are results of their originals
         if not {*map(id, module.modules())}.isdisjoint(map(id, loaded.module.modules())):
             raise TypeError("its __deepcopy__ returns the module itself")  # noqa: TRY301 - the sentence is below
         return replace(loaded, module=module)
@@ -181,9 +183,8 @@ def built_of_zeros(build: Callable[[], LoadedModel]) -> LoadedModel:
             loaded = build()
     except ModelError:  # its builder computes with its parameters
         return build()
-    with torch.no_grad():
-        for parameter in loaded.module.parameters():
-            parameter.zero_()
+    for parameter in loaded.module.parameters():
+        parameter.detach().zero_()
     return loaded
 
 
@@ -213,8 +214,7 @@ _KNOWN_WARNINGS = (
     ("must run observer before calling calculate_qparams", UserWarning),  # heads that evaluation does not reach
     ("TypedStorage is deprecated", UserWarning),
     ("The default weight initialization of", FutureWarning),
-    (r"`?torch\.jit\.", FutureWarning),
-    (r"`?torch\.jit\.", DeprecationWarning),
+    (r"`?torch\.jit\.", Warning),
     ("This version of file is deprecated", UserWarning),
     ("Attempted to insert a get_attr Node with no underlying reference", UserWarning),
 )

@@ -192,6 +192,8 @@ class HookedNetwork:
         hooks = capture(network, self.hooked, self._observe, edits=edits, operations=self.operations)
         with hooks as captured, ExitStack() as block:
             for name, module in self.hooked.items():
+                if isinstance(module, torch.jit.ScriptModule):  # it takes no hooks before its calls
+                    continue
                 if self._observer is not None and self._observer.begins is not None:
                     before = Hook(self._before_hooks, name)
                     block.callback(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)

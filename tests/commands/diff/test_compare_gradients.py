@@ -18,6 +18,7 @@ from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageE
 from tests.commands.diff.test_compare_networks import numpys, small
 from tests.commands.diff.test_compare_networks import pictures as small_pictures
 from tests.commands.diff.test_planted_faults import NETWORKS, seeded
+from tests.inspection.odd_networks import scripted_child
 from tests.networks import Apply
 
 TARGET = 3
@@ -109,6 +110,12 @@ def test_an_edit_of_b_changes_its_gradients_and_the_layers_of_a_are_chosen() -> 
     assert by_label["conv.weight grad"].measures.relative_l2 == pytest.approx(2.0, rel=1e-5)  # |3 g - g| / |g|
     assert result["fc"].measures is not None
     assert result["fc"].measures.relative_l2 == 0.0
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+def test_a_copy_of_torchscript_has_the_same_gradients() -> None:
+    result = hookscope.diff(scripted_child(), "same", torch.randn(2, 3), grads=True, loss="sum", shadow=True)
+    assert {row.relative_l2 for row in (*result.rows, *result.gradients)} == {0.0}
 
 
 def test_a_gradient_that_one_side_alone_has_is_listed() -> None:
