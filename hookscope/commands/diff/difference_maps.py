@@ -46,8 +46,7 @@ class KeptMaps:
 
     eps: float
     rows: int = 0
-    _may_begin: list[_Held] = field(default_factory=list)
-    _largest: dict[int, _Held] = field(default_factory=dict)  # by part
+    _held: dict[str | int, _Held] = field(default_factory=dict)  # by label where it may begin, else by part
     _seen: int = 0
     _first: int = 0
     _adding: int = 0
@@ -74,29 +73,24 @@ class KeptMaps:
         self._first += is_first
         self._adding += adds
         rank = math.inf if math.isnan(relative_l2) else relative_l2  # NaN on one side is the largest difference of all
-        is_larger = rank > (self._largest[part].rank if part in self._largest else 0.0)
+        is_larger = rank > (self._held[part].rank if part in self._held else 0.0)
         saved = _saved(a, b, count) if is_first or adds or is_larger else None
         if saved is None:
             return
-        if is_first or adds:
-            self._may_begin.append(_Held(label, rank, saved))
-        else:
-            self._largest[part] = _Held(label, rank, saved)
-        while self._largest and sum(held.saved.values.nbytes for held in self._all()) > _MOST_BYTES:
-            del self._largest[min(self._largest, key=lambda at: self._largest[at].rank)]
+        self._held[label if is_first or adds else part] = _Held(label, rank, saved)
+        parts = sorted((at for at in self._held if isinstance(at, int)), key=lambda at: -self._held[at].rank)
+        while parts and sum(held.saved.values.nbytes for held in self._held.values()) > _MOST_BYTES:
+            del self._held[parts.pop()]
 
     def drawn(
         self, rows: Iterable[DifferenceRow], first_differences: Sequence[FirstDifference]
     ) -> tuple[FeatureMaps, ...]:
         """Return the maps to draw, in the order of the given rows."""
         begins, by_label = {first.row for first in first_differences}, {row.label: row for row in rows}
-        pairs = [(by_label[held.label], held) for held in self._all() if held.label in by_label]
+        pairs = [(by_label[held.label], held) for held in self._held.values() if held.label in by_label]
         pairs.sort(key=lambda pair: pair[0].index)
         chosen = spread(pairs, MOST_MAPS, lambda pair: pair[0].label in begins, lambda pair: pair[1].rank)
         return tuple(arranged(held.saved, row.index, row.label, row.kind) for row, held in chosen)
-
-    def _all(self) -> list[_Held]:
-        return [*self._may_begin, *self._largest.values()]
 
 
 def _saved(a: PairedOutput, b: Tensor, count: int) -> SavedActivation | None:
