@@ -240,14 +240,15 @@ def answer(result: Differences) -> list[str]:
     if len(begins) > _MOST_FIRST:
         sentences.append(f"Differences also begin in {counted(len(begins) - _MOST_FIRST, 'more layer')}.")
     if begins:
-        sentences += [*([growth] if (growth := _growth(result)) else []), *_gradients(result)]
+        sentences += [*_growth(result), *_gradients(result)]
     sentences += [_begins(difference, result, is_first=False) for difference in gone[:_MOST_FIRST]]
     if len(gone) > _MOST_FIRST:
         sentences.append(f"Differences in {counted(len(gone) - _MOST_FIRST, 'more layer')} disappear again.")
     if gone and not begins:
-        sentences += ["All other rows differ no more than rounding explains.", *_gradients(result)]
+        sentences.append("All other rows differ no more than rounding explains.")
+        sentences += [*_not_compared(result.rows, "row"), *_gradients(result)]
     elif not begins:
-        sentences += [*_gradients(result), _of_inputs(result) or _small(result)]
+        sentences += [*_gradients(result), *([*_of_inputs(result)] or _small(result))]
     sentences += _first_unequal(result)
     sentences += map(_output, result.outputs)
     return [*sentences, *_worse(result)]
@@ -365,35 +366,40 @@ def first_mark(result: Differences) -> str:
     return "begins here" if result.way == "networks" else "the first to show it"
 
 
-def _of_inputs(result: Differences) -> str:
-    """Return how far layers differ where the sides are given other inputs; "" if they are given the same, or agree."""
+def _of_inputs(result: Differences) -> Iterator[str]:
+    """Yield how far layers differ where the sides are given other inputs, unless they agree all the same."""
     norms = _amounts(result.rows)
     if not result.inputs_b or all(row.measures and row.measures.relative_l2 <= row.limit for row in result.rows):
-        return ""
+        return
     sentence = "A and B get different inputs, so the difference begins there"
-    if not norms:
-        return f"{sentence}; no row has the same shape in both."
     if finite := _finite(norms):
         ends = [f"{number_text(amount, 3)} at {label}" for amount, label in (finite[0], max(finite))]
         sentence += f": relative L2 {ends[0]}, at most {ends[1]}"
-    sentences = [f"{sentence}."]
+    sentences = [f"{sentence}{'' if norms else '; no row has the same shape in both'}."]
     if broken := sum(row.nonfinite is not None for row in result.rows):
         sentences.append(f"{_hold_nan(broken, 'row')}.")
-    if len(norms) < len(result.rows):
+    if 0 < len(norms) < len(result.rows):
         sentences.append(f"Of {len(result.rows):,} rows {len(norms):,} have the same shape.")
-    return " ".join(sentences)
+    yield " ".join(sentences)
 
 
-def _small(result: Differences) -> str:
+def _small(result: Differences) -> Iterator[str]:
+    """Yield how far rows differ where rounding explains it, and which of them cannot be compared."""
     norms = _amounts(result.rows)
-    worst = max(norms, key=itemgetter(0), default=None)
-    if worst is None:
-        return "No row could be compared."
-    if not worst[0]:
+    amount, label = max(norms, key=itemgetter(0), default=(0.0, ""))
+    if amount:
+        yield f"A and B differ no more than rounding explains: relative L2 {_at_most(amount, label)}."
+    elif norms:
         partly = any(row.measures and row.measures.value_count is not None for row in result.rows)
         sure = ", in their statistics and up to 256 values per input," if partly else ""
-        return f"A and B are equal{sure} in {counted(len(norms), 'row')}."
-    return f"A and B differ no more than rounding explains: relative L2 {_at_most(*worst)}."
+        yield f"A and B are equal{sure} in {counted(len(norms), 'row')}."
+    yield from _not_compared(result.rows, "row")
+
+
+def _not_compared(rows: Sequence[DifferenceRow], unit: str) -> Iterator[str]:
+    if alone := [row for row in rows if row.measures is None]:
+        many = f"{len(alone):,} of {counted(len(rows), unit)} cannot be compared"
+        yield f"{many}, as at {alone[0].label}: {alone[0].note}."
 
 
 def _first_unequal(result: Differences) -> Iterator[str]:
@@ -417,13 +423,13 @@ def _first_unequal(result: Differences) -> Iterator[str]:
     )
 
 
-def _growth(result: Differences) -> str:
+def _growth(result: Differences) -> Iterator[str]:
     first = result.first_differences[0]
     rows = [row for row in result.rows if row.measures is not None]
     rows = rows[next((at for at, row in enumerate(rows) if row.label == first.row), 0) :]
     later = _amounts(rows)
     if len(later) < 2:
-        return ""
+        return
     if first.relative_l2 is not None and all(label != first.row for _, label in later):
         later.insert(0, (first.relative_l2, first.row or "(model)"))  # a container, which has no row
     finite = _finite(later)
@@ -439,7 +445,8 @@ def _growth(result: Differences) -> str:
     if len(finite) < len(later) and (not broken or broken[0][0] != first.row):
         where = f": at {broken[0][0]} {nonfinite_text(broken[0][1])}" if broken else ""
         sentences.append(f"{_hold_nan(len(later) - len(finite), 'row')}{where}.")
-    return " ".join(sentences)
+    if sentences:
+        yield " ".join(sentences)
 
 
 def _hold_nan(count: int, unit: str) -> str:
@@ -546,10 +553,7 @@ def gradients_answer(result: Differences) -> str:
     sentences = []
     if measured and not changed and not broken:
         sentences.append(f"No difference shows in {counted(len(measured), 'gradient')}.")
-    alone = [row for row in result.gradients if row.measures is None]
-    if alone:
-        many = f"{len(alone):,} of {counted(len(result.gradients), 'gradient')} cannot be compared"
-        sentences.append(f"{many}, as at {alone[0].label}: {alone[0].note}.")
+    sentences += _not_compared(result.gradients, "gradient")
     if changed:
         many = f"{len(changed):,} of {counted(len(measured), 'gradient')} differ"
         sentences.append(f"{many}: relative L2 {_at_most(*max(changed))}.")
