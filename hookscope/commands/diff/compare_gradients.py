@@ -16,7 +16,6 @@ from hookscope.inputs import Batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.differentiation import LossFunction
-from hookscope.results.activations import LayerRow
 from hookscope.results.differences import DifferenceRow, Match
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
 from hookscope.text import figure
@@ -32,7 +31,8 @@ class _Pair:
     """Two gradients, over batches.
 
     Attributes:
-        missing: What stands for a gradient that one side alone has; None if it means nothing.
+        missing: What stands for a gradient that one side alone has: 0 for zeros, infinite for others; None if the other
+            side does not track it, which means nothing.
     """
 
     rows: RowPair
@@ -46,8 +46,9 @@ class _Pair:
             self.compared.add(present, first_input, count)
             return
         self.compared.note = self.compared.note or f"{'A' if values[0] is None else 'B'} has no gradient here"
-        if not (isinstance(rows.a, LayerRow) or isinstance(rows.b, LayerRow)):
-            self.missing = _missing(rows.a, rows.b)
+        statuses = {getattr(row, "status", "") for row in (rows.a, rows.b)}
+        if "not reached" in statuses:
+            self.missing = 0.0 if "zero" in statuses else math.inf
 
     @property
     def sums(self) -> Sums:
@@ -66,14 +67,6 @@ class _Pair:
             row = replace(row, shape=compared.shapes[0].whole, shape_b=compared.shapes[1].whole)
         error, error_b = compared.errors
         return replace(row, error=error, error_b=error_b)
-
-
-def _missing(a: GradientRow | ParameterRow, b: GradientRow | ParameterRow) -> float | None:
-    """Return the relative L2 norm that stands for a gradient which one side alone has; None if it means nothing."""
-    has, has_not = (a, b) if a.status in ("gradient", "zero") else (b, a)
-    if has.status == "zero" and has_not.status == "not reached":
-        return 0.0
-    return math.inf if has_not.status == "not reached" else None
 
 
 def _largest(rows: Sequence[DifferenceRow]) -> float:

@@ -126,8 +126,8 @@ class HookedNetwork:
     own_inputs: Callable[[Batch], Batch] = lambda batch: batch
     output_forms: dict[Key, OutputForm] = field(default_factory=dict)
     passed_through: dict[Key, bool] = field(default_factory=dict)
-    _state: Preserved | None = None
-    _captured: Capture[int] | None = None
+    _state: Preserved = field(init=False)
+    _captured: Capture[int] = field(init=False)
     _observer: Observer | None = None
     _counts: defaultdict[object, int] = field(default_factory=lambda: defaultdict(int))
     _overwrote: dict[CallKey, Value] = field(default_factory=dict)
@@ -152,20 +152,18 @@ class HookedNetwork:
 
     @property
     def called(self) -> set[str]:
-        """Names of the layers that were called."""
-        return set() if self._captured is None else self._captured.called
+        """Names of the layers that were called in the latest pass."""
+        return self._captured.called
 
     def batch_for(self, batch: Batch) -> Batch:
         """Return a copy of a batch of A's, or of the network's own, on its device and in its dtype."""
         return to_device(copy_of(self.own_inputs(batch)), *placement(self.inspected.network))
 
     def run(self, batch: Batch, observer: Observer | None) -> object:
-        """Run the network once over `batch_for` a batch; return its output, or a `Break` if it raised.
+        """Run the network once over `batch_for` a batch, in a block of `prepared`; return its output, or its `Break`.
 
         Random numbers are drawn from the states that the generators have now.
         """
-        if self._state is None:
-            raise RuntimeError("a network runs in the block of `prepared` alone")
         self._state.mark()
         self._counts.clear()
         self._overwrote.clear()
@@ -182,8 +180,7 @@ class HookedNetwork:
 
     def rewind(self) -> None:
         """Let the next pass begin with the network as it was before the latest."""
-        if self._state is not None:
-            self._state.rewind()
+        self._state.rewind()
 
     @contextmanager
     def _hooks(self) -> Iterator[Capture[int]]:
@@ -262,7 +259,7 @@ class HookedNetwork:
         """
         module, observer, random_states = self.hooked[layer], self._observer, RandomStates()
         call: Any = nn.Module.__call__  # hooks see what it returns, and not what a class adds to it
-        with nullcontext() if self._captured is None else self._captured.detached():
+        with self._captured.detached():
             before = Snapshot([*module.modules()])
             try:
                 self._observer = None

@@ -105,7 +105,6 @@ class Passes:
     _shadowed: dict[CallKey, list[Tensor] | str] = field(default_factory=dict)  # outputs, or what the layer raised
     _ran: list[HookedNetwork] = field(default_factory=list)
     _start: RandomStates = field(default_factory=RandomStates)
-    _first_input: int = 0
     _count: int = 0
 
     def run(self, queue: BatchQueue, finished: Callable[[int], None]) -> None:
@@ -126,7 +125,7 @@ class Passes:
 
     def _run(self, batch: Batch) -> Break | None:
         """Run the networks over a batch, and keep its rows unless one of them raises."""
-        self._first_input, self._count = len(self.records), len(batch.indices)
+        self._count = len(batch.indices)
         returned, broken = self._outputs(batch)
         if self.compiled is not None:
             self.compiled.check(broken)
@@ -135,10 +134,10 @@ class Passes:
         chosen = self.outputs.chosen(returned)
         if self.gradients is not None:
             try:
-                self.gradients.add(batch, self._first_input)
+                self.gradients.add(batch, len(self.records))
             except PassError as error:
                 return Break(str(error), error=error.__cause__)
-        self.outputs.add(chosen, self._first_input, self._count)
+        self.outputs.add(chosen, len(self.records), self._count)
         for key, row in self._batch.items():
             if key in self.rows:
                 self.rows[key].merge(row)
@@ -188,7 +187,7 @@ class Passes:
         return Observer(versions, lambda output: outputs.update({output.place: output}), begins=keeps)
 
     def _comparing(self) -> Observer:
-        if not self._first_input:  # the first batch may be run again, or replaced by another
+        if not self.records:  # the first batch may be run again, or replaced by another
             shown = [place for place in self._spooled[A] if self.networks[A].has_rows(place[0])]
             self.maps = KeptMaps(self.maps.eps, len(shown))
         versions = Versions(lambda tensor: Value(tensor, ref(tensor)))
@@ -210,7 +209,7 @@ class Passes:
         if a is None or len(exact) < len(rest):
             return
         row = self._batch[key] = Row(b.place)
-        batch = self._first_input, self._count
+        batch = len(self.records), self._count
         axis = a.channel_axis if a.value.shape[:1] == (self._count,) else None
         row.output.add([a.value, b.value, *(output.value for output in exact)], *batch, axis)
         if len(a.inputs) == len(b.inputs):
@@ -227,7 +226,7 @@ class Passes:
         elif b.place[2] < len(shadow):
             row.added = sums_of(a.value.read(), shadow[b.place[2]])
         difference = row.output.sums.get((A, B))
-        if difference is not None and not self._first_input and self.networks[A].has_rows(key[0]):
+        if difference is not None and not self.records and self.networks[A].has_rows(key[0]):
             added = None if row.added is None else row.added.relative_l2
             label = self.networks[A].output_forms[key].label
             self.maps.offer(label, a, b.value.read(), difference.relative_l2, added, self._count)
@@ -236,7 +235,7 @@ class Passes:
         """Compare the input of a call of B that is about to be overwritten."""
         a = self._spooled[A].get((*call, 0))
         if a is not None and len(a.inputs) == 1:
-            a.inputs[0][1].less(b, self._first_input, self._count)
+            a.inputs[0][1].less(b, len(self.records), self._count)
 
     def _keep_inputs(self, versions: Versions, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
         """Keep the inputs of a layer of A, for its partner to run on."""
