@@ -1,8 +1,9 @@
 """Write the run directory of a result: the overview, tables, grids, tensors, and `run.json` last."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -96,7 +97,8 @@ def _write_inspection(
     else:
         maps, row_count, document = result.feature_maps, len(result.rows), describe_activations(result)
     draw_document(document).save(folder / OVERVIEW, compress_level=6)
-    drawn = _draw_grids(folder, result, maps, row_count, cmap=cmap, scale=scale)
+    named = {grids.grid_name(kept, row_count, input_count=len(result.inputs)): kept for kept in maps}
+    drawn = _draw_grids(folder, result, named, cmap=cmap, scale=scale)
     names = tables.write_tables(folder, _tables(result))
     shown: list[StoredPicture] = []
     if isinstance(result, Activations) and result.token_maps:
@@ -109,28 +111,24 @@ def _write_inspection(
             name = write_photograph(folder, f"{index:03d}", photograph)
             shown.append(StoredPicture(name, TOKENS, photograph.region, photograph.remark))
     thumbnails = tuple(_write_pictures(folder, result))
-    entries = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails, "pictures": tuple(shown)}
+    entries = {"overview": OVERVIEW, "grids": drawn, "thumbnails": thumbnails, "pictures": tuple(shown)}
     return RunFiles(names, entries)
 
 
-def _draw_grids(
-    folder: Path, result: Activations | Gradients, maps: Sequence[FeatureMaps], row_count: int, **style: Any
-) -> list[Grid]:
-    """Draw maps, by several threads; `style` is `cmap` and `scale`."""
-    names = [f"grids/{grids.grid_name(layer_maps, row_count, input_count=len(result.inputs))}" for layer_maps in maps]
+def _draw_grids(folder: Path, result: Any, maps: Mapping[str, FeatureMaps], **style: Any) -> tuple[Grid, ...]:
+    """Draw maps by the names of their files, by several threads; `style` is `cmap` and `scale`."""
 
-    def draw(layer_maps: FeatureMaps, name: str) -> Grid:
+    def draw(name: str, layer_maps: FeatureMaps) -> Grid:
         input_name = result.inputs[layer_maps.input_index].name
-        picture, grid = grids.draw_for_run(layer_maps, name, input_name=input_name, **style)
-        (folder / name).write_bytes(grids.encode_png(picture))
+        picture, grid = grids.draw_for_run(layer_maps, f"grids/{name}", input_name=input_name, **style)
+        (folder / grid.path).write_bytes(grids.encode_png(picture))
         return grid
 
-    if not names:
-        return []
-    (folder / "grids").mkdir()
+    if maps:
+        (folder / "grids").mkdir()
     # NumPy and zlib let go of the interpreter for most of the work.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        return list(pool.map(draw, maps, names))
+        return tuple(pool.map(draw, maps, maps.values()))
 
 
 def _tables(result: Activations | Gradients) -> dict[str, str]:
@@ -165,7 +163,7 @@ _WRITERS: Mapping[type, tuple[Verb, Callable[..., RunFiles], str]] = {
     Activations: ("activations", _write_inspection, "activations.safetensors"),
     Attention: ("attention", write_attention, "attention.safetensors"),
     Attributions: ("attribute", write_attributions, ""),
-    Differences: ("diff", write_differences, ""),
+    Differences: ("diff", partial(write_differences, draw=_draw_grids), ""),
     Gradients: ("grads", _write_inspection, "gradients.safetensors"),
     History: ("history", write_history, ""),
     Survey: ("survey", write_survey, ""),

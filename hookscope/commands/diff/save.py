@@ -1,11 +1,12 @@
 """The files of `diff`: the overview, rows as CSV, and grids of A-B."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from hookscope.commands.diff.columns import WEIGHTS, difference_columns, rows_with_those_alone
 from hookscope.commands.diff.describe import describe_differences
-from hookscope.reporting import grids
+from hookscope.reporting.grids import grid_name
 from hookscope.reporting.overviews.document import draw_document
 from hookscope.reporting.tables import csv_text, write_tables
 from hookscope.results.differences import Differences
@@ -14,10 +15,12 @@ from hookscope.results.runs.directory import OVERVIEW, RunFiles
 from hookscope.text import counted
 
 
-def write_differences(folder: Path, result: Differences) -> RunFiles:
-    """Write the files of `hookscope diff`."""
+def write_differences(folder: Path, result: Differences, *, draw: Callable[..., tuple[Grid, ...]]) -> RunFiles:
+    """Write the files of `hookscope diff`; `draw` draws grids, here with one scale for all channels of a row."""
     draw_document(describe_differences(result)).save(folder / OVERVIEW, compress_level=6)
-    drawn = _draw_grids(folder, result)
+    titled = [replace(maps, label=f"{maps.label or '(model)'}: A-B") for maps in result.maps]
+    names = [grid_name(maps, len(result.rows)) for maps in result.maps]
+    drawn = draw(folder, result, dict(zip(names, titled, strict=True)), scale="layer")
     differing = sum(bool(row.relative_l2) for row in result.rows)
     of = f" of the {differing:,} rows that differ" if differing > len(drawn) else ""
     words = [f"{counted(len(drawn), 'grid')} of A-B{of}"] if drawn else []
@@ -25,18 +28,4 @@ def write_differences(folder: Path, result: Differences) -> RunFiles:
     texts = {"diff.csv": csv_text(columns, rows_with_those_alone(result))}
     if result.gradients:
         texts["gradients.csv"] = csv_text(columns, result.gradients)
-    return RunFiles([*words, *write_tables(folder, texts)], {"overview": OVERVIEW, "grids": tuple(drawn)})
-
-
-def _draw_grids(folder: Path, result: Differences) -> list[Grid]:
-    """Draw A-B of each row that has maps, all channels on one scale, so that those that differ stand out."""
-    drawn = []
-    if result.maps:
-        (folder / "grids").mkdir()
-    for maps in result.maps:
-        name = f"grids/{grids.grid_name(maps, len(result.rows))}"
-        titled = replace(maps, label=f"{maps.label or '(model)'}: A-B")
-        picture, grid = grids.draw_for_run(titled, name, scale="layer", input_name=result.inputs[maps.input_index].name)
-        (folder / name).write_bytes(grids.encode_png(picture))
-        drawn.append(grid)
-    return drawn
+    return RunFiles([*words, *write_tables(folder, texts)], {"overview": OVERVIEW, "grids": drawn})
