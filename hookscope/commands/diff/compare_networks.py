@@ -133,10 +133,9 @@ def compare_networks(
     if passes.gradients is not None:
         gradients, first_gradient = passes.gradients.result(every_row, eps, networks[A].has_rows)
     a, b = networks[A].inspected, networks[B].inspected
-    about_inputs = ["other inputs"] if others is not None else []
     return Differences(
         a=Side(a.info, *a.placed),
-        b=Side(b.info, *b.placed, (*_how_b_runs(option), *about_inputs)),
+        b=Side(b.info, *b.placed, (*_how_b_runs(option), *["other inputs"] * (others is not None))),
         way="networks",
         inputs=tuple(passes.records),
         inputs_b=() if others is None else tuple(others.records.values())[: len(passes.records)],
