@@ -117,6 +117,7 @@ def test_runs_are_compared_by_the_values_they_keep(run: Run, runs: tuple[Path, P
         (("a.pt", "b.pt", "--map", "x.*=y.*"), 5, "matches no layer of A"),
         (("a.pt", "torn.pt"), 3, "torn.pt"),
         (("a.pt", "other.pt"), 5, "No tensor of A (a.pt) has a partner in B (other.pt)"),
+        (("before", "after", "--weights-b", "b.pt"), 2, "--weights-b applies to models: two run directories"),
     ],
 )
 @pytest.mark.sample(

@@ -117,8 +117,7 @@ def _best_classes_lines(result: Differences) -> list[Part]:
         f"{PurePath(result.inputs[a.input_index].name).name}: {_scores_text(a)} → {_scores_text(b)}"
         for a, b in changed or same
     ]
-    title = "Best classes, A → B"
-    return [Listing(title=title, lines=lines)] if lines else []
+    return [Listing(title="Best classes, A → B", lines=lines)] if lines else []
 
 
 def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:

@@ -73,7 +73,8 @@ def diff(
     of_inputs += ["input_shape"] * (option.input_shape is not None)
     of_passes = [name for name in _OF_PASSES if options.is_given(option, name)] + ["input_b"] * given_b
     if any(isinstance(model, str | Path) and is_run(Path(model)) for model in (a, b)):
-        _refuse([*of_inputs, *of_passes], "two run directories are compared as they are")
+        of_models = [name for name in _OF_MODELS if options.is_given(option, name)]
+        _refuse([*of_inputs, *of_passes, *of_models], "two run directories are compared as they are")
         return _compared_runs(a, b, option)
     names = [str(model) if isinstance(model, str | Path) else None for model in (a, b)]
     of_a, of_b = _sides(names[0], names[1], option)
@@ -83,17 +84,16 @@ def diff(
         return compare_weights(*weights, maps=option.map, fail_over=option.fail_over)
     if given_b and not has_images:
         _refuse(["input_b"], "without IMAGE both sides get the same noise, or inputs by name")
-    loaded, other = (with_class_names(model, option) for model in _two_models((a, of_a), (b, of_b), option))
+    loaded, other = (with_class_names(model, option) for model in _two_models(a, of_a, b, of_b, option))
     opened = partial(open_session, loaded, option=option, began=began, seed=option.seed)
     session = opened(images)
+    loss = option.loss or "projection"
     return compare_networks(
         session,
         other,
         option,
         inputs_b=opened(option.input_b).inputs if given_b else None,
-        loss=choose_session_loss(session, option.loss or "projection", option.target, option.output_key)
-        if option.grads
-        else None,
+        loss=choose_session_loss(session, loss, option.target, option.output_key) if option.grads else None,
         on_progress=on_progress,
         on_error=on_error,
     )
@@ -134,12 +134,11 @@ def _sides(a: str | None, b: str | None, option: options.Diff) -> tuple[options.
 
 
 def _two_models(
-    a: tuple[Model, options.Diff], b: tuple[Model, options.Diff], option: options.Diff
+    model_a: Model, of_a: options.Diff, model_b: Model, of_b: options.Diff, option: options.Diff
 ) -> tuple[LoadedModel, LoadedModel]:
     """Load A and B, each with its options; "same" is A in another way, and modules are taken as they are."""
     from hookscope.inspection.device import choose_device
 
-    (model_a, of_a), (model_b, of_b) = a, b
     if option.device_b is not None:
         choose_device(option.device_b, "device_b")
     is_same = _is_same(model_b)
@@ -172,6 +171,7 @@ def _compared_runs(a: Model, b: Model, option: options.Diff) -> Differences:
     return compare_runs(Path(str(a)), Path(str(b)), maps=option.map, fail_over=option.fail_over)
 
 
+_OF_MODELS = ("arch", "weights", "weights_b")
 # Options of `diff` that need models to run.
 _OF_PASSES = (
     *("layer", "ops", "reference", "shadow", "grads", "device_b", "dtype", "dtype_b", "autocast_b", "mode_b"),
@@ -183,7 +183,8 @@ def _refuse(names: Sequence[str], reason: str) -> None:
     """Raise a UsageError for the first of the options, if any is given."""
     for name in names:
         option = {"IMAGE": name, "mode_b": f"{arg('mode_b')} train"}.get(name, arg(name))
-        raise UsageError(f"{option} applies to models that run over pictures: {reason}.")
+        models = "models" if name in _OF_MODELS else "models that run over pictures"
+        raise UsageError(f"{option} applies to {models}: {reason}.")
 
 
 def _weights(model: Model, option: options.Diff) -> Weights:
