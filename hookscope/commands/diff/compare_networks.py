@@ -215,8 +215,8 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
             f"{side.inspected.info.name}, {counted(len(side.inspected.modules) - 1, 'module')}" for side in networks[:2]
         )
         raise NothingMatchedError(
-            f"A and B are different networks: no layer of A ({a}) has a partner in B ({b}). Pair layers with "
-            f"{arg('map')} 'a.*=b.*'."
+            f"No row is in both: no layer of A ({a}) that changes its input has a partner in B ({b}). Pair layers of "
+            f"different networks with {arg('map')} 'a.*=b.*'."
         )
     return tuple(selected)
 

@@ -167,8 +167,10 @@ def test_what_has_no_partner_is_listed_with_the_reason() -> None:
 def test_networks_that_have_nothing_in_common_are_an_error() -> None:
     first = nn.Sequential(OrderedDict(a=nn.Linear(6, 5), b=nn.Tanh()))
     other = nn.Sequential(OrderedDict(c=nn.Linear(6, 3), d=nn.Linear(3, 5, bias=False)))
-    with pytest.raises(NothingMatchedError, match=r"no layer of A \(Sequential, \d modules?\) has a partner .+`map`"):
+    with pytest.raises(NothingMatchedError, match=r"no layer of A \(Sequential, 2 modules\) that .+ a partner .+`map`"):
         hookscope.diff(first, other, torch.randn(1, 6))
+    with pytest.raises(NothingMatchedError, match="that changes its input"):
+        hookscope.diff(nn.Sequential(nn.Identity()), "same", torch.randn(1, 6))
 
 
 @pytest.mark.exhaustive
