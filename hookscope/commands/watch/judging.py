@@ -15,7 +15,7 @@ from hookscope.commands.watch.networks import GraphLeaves, ParameterNames, Watch
 from hookscope.commands.watch.parameters import ParameterNumbers
 from hookscope.commands.watch.ring import Jump, Ring, Usual, norm_of
 from hookscope.commands.watch.stale_gradients import LastStep
-from hookscope.commands.watch.steps import ArrivedStep
+from hookscope.commands.watch.steps import ArrivedStep, not_finite
 from hookscope.commands.watch.verdicts import Verdicts
 from hookscope.results.activations import LayerRow
 from hookscope.results.training import TrainingFinding, WatchedStep
@@ -53,7 +53,7 @@ class Judge:
         self.ring = Ring()
         self.verdicts = Verdicts()
         self._idle = IdleParameters()
-        self._skips = 0
+        self._skips: dict[int, int] = {}  # in a row, by `id` of the optimiser
         self._stepped_though_skipped: int | None = None
         self._was_broken = False
         minimises = not any(group.get("maximize") for optimizer in optimizers for group in optimizer.param_groups)
@@ -73,13 +73,13 @@ class Judge:
         broken = self._names.in_order(arrived.broken) if is_broken or record.skipped else []
         # The scale of a GradScaler may make Inf, but never NaN.
         has_nan_loss = record.skipped and record.loss is not None and math.isnan(record.loss)
-        not_finite: list[TrainingFinding] = []
+        findings: list[TrainingFinding] = []
         if is_broken or has_nan_loss:
-            not_finite = rules.first_not_finite(
+            findings = rules.first_not_finite(
                 arrived,
                 self.ring,
                 broken,
-                self._names.in_order(arrived.names),
+                self._names.in_order([*arrived.norms]),
                 stepped_though_skipped=self._stepped_though_skipped,
                 is_distributed=self._is_distributed,
             )
@@ -92,7 +92,7 @@ class Judge:
         became_broken = is_broken and not self._was_broken
         if not record.skipped:
             self._was_broken = is_broken
-        self._skips = self._skips + 1 if record.skipped else 0
+        self._count_skips(arrived)
         unreset = arrived.step.unreset
         unusual = (
             is_broken or loss_jump or diverging or norm_jump or self._skips or unreset or self._idle.any or outside
@@ -100,7 +100,7 @@ class Judge:
         if not unusual and not self.verdicts.count:  # as at nearly every step
             return ""
         by_rule: dict[str, list[TrainingFinding]] = {
-            name: [finding for finding in not_finite if finding.rule == name] for name in _NOT_FINITE
+            name: [finding for finding in findings if finding.rule == name] for name in _NOT_FINITE
         }
         # A standing verdict is compared with the steps before it, and only by values that are sound.
         loss = record.loss if record.loss is not None and math.isfinite(record.loss) else None
@@ -120,7 +120,7 @@ class Judge:
             }
         if outside:
             self._report(record.step, {"large-update": outside}, {finding.where for finding in outside})
-        by_rule["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
+        by_rule["skipped-steps"] = self._skipped_steps(arrived)
         by_rule["repeated-step"] = []  # `judge_repeat` judges it
         by_rule["gradients-not-reset"] = rules.gradients_not_reset(unreset)
         if not record.skipped:
@@ -144,6 +144,16 @@ class Judge:
             "zero gradient": has_more_zeros,
         }
         return next((reason for reason, is_given in reasons.items() if is_given), "")
+
+    def _count_skips(self, arrived: ArrivedStep) -> None:
+        others = {key: count for key, count in self._skips.items() if key not in arrived.step.readings}
+        self._skips = others | {key: self._skips.get(key, 0) + 1 for key in arrived.skipped}
+
+    def _skipped_steps(self, arrived: ArrivedStep) -> list[TrainingFinding]:
+        """Return the finding about the optimiser that has skipped the most steps in a row."""
+        key = max(self._skips, key=self._skips.__getitem__, default=0)
+        overflowing = self._names.in_order(not_finite(arrived.skipped.get(key, {})))
+        return rules.skipped_steps(self._skips.get(key, 0), overflowing[-1] if overflowing else "")
 
     def _judge_jump(
         self,
@@ -194,7 +204,7 @@ class Judge:
         """Judge the measurements of a step that was watched in full; `layers` has the rows by prefix of the network."""
         judged: dict[str, list[TrainingFinding]] = {}
         measured: set[str] = set()
-        has_gradient = arrived.is_finite and bool(arrived.record.gradient_norm) and not arrived.record.skipped
+        has_gradient = arrived.is_finite and bool(arrived.record.gradient_norm) and not arrived.skipped
         for network in self._networks:
             rows = layers.get(network.prefix, ())
             if rows:
@@ -258,7 +268,7 @@ class Judge:
 
     def _causes_of_updates(self, arrived: ArrivedStep) -> dict[str, str]:
         step = arrived.record.step
-        causes = dict.fromkeys(arrived.names, "its gradient has jumped") if self._jumped == step else {}
+        causes = dict.fromkeys(arrived.norms, "its gradient has jumped") if self._jumped == step else {}
         causes |= rules.small_weights(arrived.outside)
         wrote = "something other than the optimizer wrote to it between steps"
         return causes | {
@@ -344,7 +354,7 @@ class IdleParameters:
             zeros = self._without_frozen(arrived, zeros)
         self.newly_frozen = [*(name for names in self._frozen.values() for name in names), *self.still_stepped]
         if self.zero or zeros:
-            seen = {name for name, norm in zip(arrived.names, arrived.norms, strict=True) if math.isfinite(norm)}
+            seen = {name for name, norm in arrived.norms.items() if math.isfinite(norm)}
             self.zero = _counted_on(self.zero, zeros, seen)
         before, self._zero_count = self._zero_count, len(zeros)
         return self._zero_count > before

@@ -1,7 +1,7 @@
 """A training step in progress, and its record once its numbers have arrived from the device."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -29,10 +29,11 @@ class StepInProgress:
         readings: By `id` of the optimiser.
         stepped: `id` of the optimisers that have stepped, or skipped the step.
         clips: Parameters by `id`, and the L2 norm of their gradients before clipping.
+        skipped: `id` of the optimisers whose step a GradScaler has skipped.
         reason: Why the step is measured in full; "" if it is not.
         bad_weights: Weights that were not finite before the step; None if they were not examined. They are examined if
             gradients on the CPU are not finite.
-        bad_input: Which input held NaN or Inf, see `StepInputs.not_finite`; "" if none is known to.
+        bad_input: Which layer's input held NaN or Inf, see `broken_input`; "" if none is known to.
         is_belated: Whether its forward pass had run before the previous step ended.
         edited: Parameters that an edit keeps frozen, or whose gradient it changes.
         edits: As in `TrainingStep`.
@@ -48,7 +49,7 @@ class StepInProgress:
     readings: dict[int, GradientReading] = field(default_factory=dict)
     stepped: set[int] = field(default_factory=set)
     clips: list[tuple[frozenset[int], Tensor]] = field(default_factory=list)
-    skipped: bool = False
+    skipped: set[int] = field(default_factory=set)
     measurement: ParameterMeasurement | None = None
     bad_weights: list[str] | None = None
     bad_input: str = ""
@@ -81,43 +82,36 @@ class StepInProgress:
     def arrived(self) -> "ArrivedStep":
         """Return the step with its numbers; waits for them."""
         numbers = iter(() if self.transfer is None else self.transfer.read())
-        names: Sequence[str] = ()
-        norms: Sequence[float] = ()
-        ids: dict[str, int] = {}
+        by_optimizer: dict[int, dict[str, float]] = {}
         rates: list[float] = []
-        skipped, largest_scale = self.skipped, 1.0
-        for reading in self.readings.values():
-            new_norms = reading.norms
-            if isinstance(new_norms, Tensor):
-                new_norms = [*islice(numbers, len(reading.names))]
+        skipped, largest_scale = {*self.skipped}, 1.0
+        for key, reading in self.readings.items():
+            norms = reading.norms if isinstance(reading.norms, list) else [*islice(numbers, len(reading.names))]
             scale = 1.0 if reading.scale is None else next(numbers)
-            skipped |= reading.found_inf is not None and next(numbers) > 0
+            if reading.found_inf is not None and next(numbers) > 0:
+                skipped.add(key)
             rates += [next(numbers) if isinstance(rate, Tensor) else float(rate) for rate in reading.rates]
-            new_norms = new_norms if scale == 1 else [norm / scale for norm in new_norms]
-            if names:
-                both = {**dict(zip(names, norms, strict=True)), **dict(zip(reading.names, new_norms, strict=True))}
-                names, norms = [*both], [*both.values()]
-            else:
-                names, norms = reading.names, new_norms
-            if self.clips:
-                ids.update(zip(reading.names, map(id, reading.parameters), strict=True))
+            by_optimizer[key] = dict(zip(reading.names, [norm / scale for norm in norms], strict=True))
             largest_scale = scale if reading.scale is not None else largest_scale
         clips = [(clipped, next(numbers) / largest_scale) for clipped, _ in self.clips]
         losses = [(at, next(numbers) if isinstance(scalar, Tensor) else float(scalar)) for at, scalar in self.losses]
         loss, by_place = _loss(losses)
         changes = [change for reading in self.outside for change in reading.changes(numbers)]
+        stepped = self.readings.keys() - skipped or self.readings.keys()
+        by_name = {name: norm for key in self.readings if key in stepped for name, norm in by_optimizer[key].items()}
         record = TrainingStep(
             step=self.number,
             loss=loss,
-            gradient_norm=math.hypot(*norms) if norms else None,
-            norm_before_clipping=_before_clipping(names, norms, ids, clips),
-            largest=_largest(names, norms),
+            gradient_norm=math.hypot(*by_name.values()) if by_name else None,
+            norm_before_clipping=_before_clipping(by_name, [self.readings[key] for key in stepped], clips),
+            largest=_largest(by_name),
             learning_rates=tuple(rates),
-            skipped=skipped,
+            skipped=bool(skipped) and skipped >= self.readings.keys(),
             losses=by_place,
             edits=self.edits,
         )
-        return ArrivedStep(self, record, names, norms, changes)
+        left_out = {key: read for key, read in by_optimizer.items() if key in skipped}
+        return ArrivedStep(self, record, by_name, left_out, changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,37 +119,40 @@ class ArrivedStep:
     """A step with its numbers.
 
     Attributes:
-        names: Names of the parameters with a gradient.
-        norms: L2 norms of their gradients.
+        norms: L2 norms of gradients, by name of the parameter; without those of optimisers that skipped the step, unless
+            all of them did.
+        skipped: The norms of each optimiser whose step a GradScaler has skipped, by `id`.
         outside: The numbers of `StepInProgress.outside`.
     """
 
     step: StepInProgress
     record: TrainingStep
-    names: Sequence[str]
-    norms: Sequence[float]
+    norms: Mapping[str, float]
+    skipped: Mapping[int, Mapping[str, float]]
     outside: Sequence[OutsideChange] = ()
 
     @property
     def broken(self) -> list[str]:
         """Parameters whose gradient is not finite."""
-        if math.isfinite(self.record.gradient_norm or 0.0):
-            return []
-        return [name for name, norm in zip(self.names, self.norms, strict=True) if not math.isfinite(norm)]
+        return [] if math.isfinite(self.record.gradient_norm or 0.0) else not_finite(self.norms)
 
     @property
     def zero(self) -> list[str]:
         """Parameters whose gradient is exactly 0, except those that an edit changes."""
-        if 0 not in self.norms:
+        if 0 not in self.norms.values():
             return []
-        names = [name for name, norm in zip(self.names, self.norms, strict=True) if norm == 0]
-        return [name for name in names if name not in self.step.edited]
+        return [name for name, norm in self.norms.items() if norm == 0 and name not in self.step.edited]
 
     @property
     def is_finite(self) -> bool:
         """Whether the loss and every gradient are finite."""
         loss, norm = self.record.loss, self.record.gradient_norm
         return (loss is None or math.isfinite(loss)) and (norm is None or math.isfinite(norm))
+
+
+def not_finite(norms: Mapping[str, float]) -> list[str]:
+    """Return the names of the norms that are NaN or Inf."""
+    return [name for name, norm in norms.items() if not math.isfinite(norm)]
 
 
 def _loss(losses: Sequence[tuple[str, float]]) -> tuple[float | None, tuple[tuple[str, float], ...]]:
@@ -175,22 +172,25 @@ def _loss(losses: Sequence[tuple[str, float]]) -> tuple[float | None, tuple[tupl
 
 
 def _before_clipping(
-    names: Sequence[str], norms: Sequence[float], ids: Mapping[str, int], clips: Sequence[tuple[frozenset[int], float]]
+    norms: Mapping[str, float], readings: Iterable[GradientReading], clips: Sequence[tuple[frozenset[int], float]]
 ) -> float | None:
     """Return the norm over all gradients before clipping; for clipped gradients, before their first clipping."""
     if not clips:
         return None
+    ids = {
+        name: id(tensor)
+        for reading in readings
+        for name, tensor in zip(reading.names, reading.parameters, strict=True)
+    }
     clipped: set[int] = set()
     parts: list[float] = []
     for members, norm in clips:
-        if not members <= clipped:
+        if not members <= clipped and not members.isdisjoint(ids.values()):
             parts.append(norm)
             clipped |= members
-    parts += [norm for name, norm in zip(names, norms, strict=True) if ids[name] not in clipped]
-    return math.hypot(*parts)
+    return math.hypot(*parts, *(norm for name, norm in norms.items() if ids[name] not in clipped))
 
 
-def _largest(names: Sequence[str], norms: Sequence[float]) -> tuple[tuple[str, float], ...]:
-    sizes = [math.inf if math.isnan(norm) else norm for norm in norms] if math.isnan(sum(norms)) else norms
-    order = sorted(range(len(norms)), key=sizes.__getitem__, reverse=True)  # NaN first
-    return tuple([(names[at], norms[at]) for at in order[:_LARGEST]])
+def _largest(norms: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    order = sorted(norms.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1], reverse=True)
+    return tuple(order[:_LARGEST])

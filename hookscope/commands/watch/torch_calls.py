@@ -1,11 +1,11 @@
-"""Observe calls of `backward`, `clip_grad_norm_`, `clip_grad_value_` and `GradScaler`, and the first forward pass.
+"""Observe calls of `backward`, of the clipping functions and `GradScaler`, and the first forward pass.
 
 `Tensor.backward` looks up `torch.autograd.backward` at every call, so that function is replaced, for the life of the
 process. A scaled loss may be divided before `backward`, so `GradScaler.scale` stores the scale in the metadata of the
 node that it makes.
 
 Scripts import the clipping functions by name, often before there is a listener, so replacing attributes of the module
-would miss their calls. Both functions are wrappers that hold the inner function in a closure cell: the content of the
+would miss their calls. The functions are wrappers that hold the inner function in a closure cell: the content of the
 cell is replaced, and restored later.
 """
 
@@ -35,6 +35,8 @@ from hookscope.commands.watch.transfers import number_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_CLIPPING = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")
 
 _SCALE = "hookscope scale"
 
@@ -84,15 +86,15 @@ def unlisten(listener: Listener) -> None:
 
 def sees_clipping() -> bool:
     """Tell whether the clipping functions of this torch are wrappers, so that their calls can be observed."""
-    return _wrapped(clip_grad.clip_grad_norm_) is not None and _wrapped(clip_grad.clip_grad_value_) is not None
+    return all(_wrapped(getattr(clip_grad, name, None)) is not None for name in _CLIPPING)
 
 
 def _install() -> None:
-    for public in (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_):
-        cell = _wrapped(public)
+    for name in _CLIPPING:
+        cell = _wrapped(getattr(clip_grad, name, None))
         if cell is not None:
             original = cell.cell_contents
-            cell.cell_contents = _observed_clipping(original, returns_norm=public is clip_grad.clip_grad_norm_)
+            cell.cell_contents = _observed_clipping(original, returns_norm=name == "clip_grad_norm_")
             _undo.append(functools.partial(setattr, cell, "cell_contents", original))
     step = GradScaler.step
     GradScaler.step = _observed_step(step)  # type: ignore[method-assign]
@@ -108,7 +110,8 @@ def _wrapped(function: Any) -> CellType | None:
 def _observed_clipping(clip: Callable[..., Any], *, returns_norm: bool) -> Callable[..., Any]:
     @functools.wraps(clip)
     def observed(parameters: Any, *args: Any, **keywords: Any) -> Any:
-        if torch.compiler.is_compiling():
+        # clip_grad_norm_ calls _clip_grads_with_norm_, through a wrapper of torch's.
+        if torch.compiler.is_compiling() or sys._getframe(2).f_globals is vars(clip_grad):
             return clip(parameters, *args, **keywords)
         tensors, parameters = _kept(parameters)
         listening = [listener for listener in _listeners if listener.clips(tensors)]

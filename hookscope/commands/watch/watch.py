@@ -550,7 +550,7 @@ class Watch:
         was_unscaled_again = self._unscaled.pop(id(optimizer), None) is not None
         if not was_unscaled_again and not has_stepped:
             self._add_stepped(optimizer)
-            self._current.skipped = True
+            self._current.skipped.add(id(optimizer))
             self._read(optimizer, {} if self._shared_norms([optimizer]) else None)
         self._last.ended(optimizer, is_changed=was_unscaled_again, scaler="stepped" if has_stepped else "skipped")
 

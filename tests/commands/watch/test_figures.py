@@ -121,6 +121,9 @@ CLIPS: dict[str, Callable[[nn.Module], Any]] = {
     "norm": lambda network: clip_grad_norm_(network.parameters(), 1.0),
     "largest": lambda network: clip_grad_norm_(network.parameters(), 1e-3, norm_type=float("inf")),
     "value": lambda network: clip_grad_value_(network.parameters(), 1e-3),
+    "by a norm from elsewhere": lambda network: nn.utils.clip_grads_with_norm_(
+        network.parameters(), 1.0, torch.tensor(8.0)
+    ),
     "a list": lambda network: nn.utils.clip_grad_norm_([*network.parameters()], 0.5),
     "some": lambda network: clip_grad_norm_(network[0].parameters(), 0.5),
     "in parts": lambda network: [clip_grad_norm_(part.parameters(), 0.5) for part in (network[0], network[2])],
@@ -186,6 +189,35 @@ def test_scaled_gradients_are_divided_and_skipped_steps_are_known(fused: bool, u
         broken = parameter(watch.log.watched[-1], "0.weight")
         assert (broken.status, broken.gradient_nonfinite_count) == ("gradient", number == 2)
     watch.close()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_that_skips_one_of_two_optimisers_leaves_the_norms_of_the_other(fused: bool) -> None:
+    network = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.01, fused=fused) for layer in network]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    watch = watch_of(network, optimizers)
+    for number in range(1, 13):
+        hidden = network[0](torch.randn(16, 4))
+        if number > 1:
+            hidden.register_hook(lambda gradient: gradient * torch.inf)
+        loss = network[1](hidden).square().mean()
+        alone = torch.autograd.grad(loss, [*network[1].parameters()], retain_graph=True)
+        scaler.scale(loss).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        network.zero_grad()
+        watch.step(loss)
+        step = watch.log.steps[-1]
+        if number > 1:
+            assert not step.skipped
+            assert step.gradient_norm == pytest.approx(norm([*alone]), rel=1e-5)
+            assert {name for name, _ in step.largest} == {"1.weight", "1.bias"}
+    watch.close()
+    assert [(verdict.rule, verdict.step, verdict.where) for verdict in watch.verdicts] == [
+        ("skipped-steps", 11, "0.bias")
+    ]
 
 
 def test_the_learning_rate_is_that_of_the_step_though_a_schedule_overwrites_the_tensor() -> None:
