@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from hookscope.commands.watch.gradients import inner_optimizer, parameters_of
 from hookscope.commands.watch.networks import GraphLeaves
+from hookscope.commands.watch.torch_calls import nodes_of
 from hookscope.hooks.selection import unwrap
 from hookscope.text import counted, in_words
 
@@ -112,21 +113,11 @@ def graph_of(loss: Tensor) -> tuple[list[Tensor], bool]:
     """
     leaves: list[Tensor] = []
     is_compiled = False
-    todo = [loss.grad_fn]
-    seen = set(todo)
-    while todo and len(seen) < _MOST_NODES:
-        node = todo.pop()
-        if node is None:
-            continue
+    for node in nodes_of(loss.grad_fn, _MOST_NODES):
         if "CompiledFunction" in node.name():
             is_compiled |= any(hasattr(below, "variable") for below, _ in node.next_functions)
         leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor):
-            leaves.append(leaf)
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                todo.append(below)
+        leaves += [leaf] if isinstance(leaf, Tensor) else []
     parameters: list[Tensor] = [tensor for tensor in leaves if isinstance(tensor, nn.Parameter)]
     return parameters or leaves, is_compiled
 

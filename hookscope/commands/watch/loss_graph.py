@@ -1,12 +1,15 @@
-"""What the graph of a loss tells: why its gradients may hold NaN while it is finite, and why it is below 0."""
+"""What the graph of a loss tells: inputs with NaN, why its gradients may hold NaN while it is finite, and its sign."""
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from hookscope.commands.watch.torch_calls import is_loss_scale
+from hookscope.commands.watch.torch_calls import is_loss_scale, nodes_of
+from hookscope.text import some_of
 
 # A derivative is infinite or undefined at some input where the value is finite: sqrt at 0, acos at 1. A value of log at
 # 0 is infinite, but `where` may hide it, while its derivative stays.
@@ -20,6 +23,9 @@ _STEEP = frozenset(
 
 # A loss has few operations of its own; those of the network begin at its last weights.
 _MOST_OPERATIONS = 200
+
+# Nodes that are searched for the first layers of a network.
+_MOST_SEARCHED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ def operations_of(loss: Node) -> LossOperations:
     for node in todo:
         kind = _name(node)
         below = [child for child, _ in node.next_functions if child is not None]
-        touches = any(map(_is_weight, below))
+        touches = any(_weight(child) is not None for child in below)
         is_steep = kind in _STEEP and _may_be_steep(kind, node)
         if is_steep or not touches:
             name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
@@ -51,11 +57,52 @@ def operations_of(loss: Node) -> LossOperations:
     return LossOperations((*every,), tuple(name for name, is_steep in every.items() if is_steep))
 
 
-def _is_weight(node: Node) -> bool:
-    """Tell whether a node is a parameter, or the transposed one of a linear layer."""
-    if node.name().startswith("TBackward"):
-        return any(child is not None and child.name().endswith("AccumulateGrad") for child, _ in node.next_functions)
-    return node.name().endswith("AccumulateGrad")
+def _weight(node: Node | None) -> Tensor | None:
+    """Return the parameter that a node is, or that of a linear layer or autocast, transposed or converted."""
+    while node is not None and node.name().startswith(("TBackward", "ToCopyBackward")):
+        node = node.next_functions[0][0]
+    return getattr(node, "variable", None)
+
+
+# The names under which operations with a weight save their input.
+_INPUTS = ("mat1", "input", "self")
+
+
+def broken_input(loss: Node | None, names_of: Callable[[Sequence[Tensor]], Sequence[str]]) -> str:
+    """Return which layer got an input with NaN or Inf that no weight has computed, as a clause; "" if none is found."""
+    for node in nodes_of(loss, _MOST_SEARCHED):
+        weight = next((weight for below, _ in node.next_functions if (weight := _weight(below)) is not None), None)
+        saved = (_saved(node, name) for name in _INPUTS if weight is not None)
+        where = next((where for tensor in saved if (where := _not_finite(tensor))), "")
+        if where and weight is not None:
+            name = names_of([weight])[0]
+            return f"the input of '{name.rpartition('.')[0] or name}' held {where}"
+    return ""
+
+
+def _saved(node: Node, name: str) -> Tensor | None:
+    """Return a tensor that a node has saved; None if it has none, or if a checkpoint would have to compute it."""
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if raw is None or getattr(raw, "unpack_hook", raw) is not None:
+        return None
+    try:
+        tensor: Tensor | None = getattr(node, f"_saved_{name}")
+    except RuntimeError:  # freed, or overwritten
+        return None
+    base = None if tensor is None else tensor._base  # a linear layer flattens its input
+    return tensor if tensor is None or base is None or base.numel() != tensor.numel() else base
+
+
+def _not_finite(tensor: Tensor | None) -> str:
+    """Return where a tensor without gradient holds NaN or Inf, "NaN at index 3 of 64"; "" if it does not."""
+    is_plain = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.is_floating_point()
+    if tensor is None or not is_plain or tensor.requires_grad or not tensor.dim() or tensor.itemsize < 2:
+        return ""
+    indices = [str(index) for index, row in enumerate(tensor.isfinite()) if not row.all()]
+    if not indices:
+        return ""
+    word = "indices" if indices[1:] else "index"
+    return f"{'NaN' if tensor.isnan().any() else 'Inf'} at {word} {some_of(indices, 3)} of {len(tensor)}"
 
 
 def _may_be_steep(kind: str, node: Node) -> bool:

@@ -218,7 +218,7 @@ def first_not_finite(
         if bad_weights == []:
             weights = f" Weights were finite, so the {figure(step.loss)} came from the batch or the forward pass."
             if arrived.step.bad_input:
-                weights = f" Weights were finite, but the input held {arrived.step.bad_input}."
+                weights = f" Weights were finite, but {arrived.step.bad_input}."
         elif bad_weights and earlier is None:
             weights = " Weights were not finite before the step, so its batch is not the cause."
         counts = f" {gradients} {are(len(broken))} not finite." if broken else ""

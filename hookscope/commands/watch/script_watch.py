@@ -77,7 +77,6 @@ class ScriptWatch:
         _observe_starts(self._process_starts)
         register_optimizer_step_pre_hook(torch_calls.as_written(self._before_step))
         register_optimizer_step_post_hook(torch_calls.as_written(self._after_step))
-        torch_calls.observe_backward(self._before_backward, self._after_backward)
         torch_calls.listen(self)
         if self._option.edit:
             torch_calls.before_first_forward(self._find_before_forward)
@@ -152,7 +151,8 @@ class ScriptWatch:
             self._find(fresh[-1], step_begins=True)
 
     @torch_calls.guarded
-    def _before_backward(self, loss: Tensor | None, place: str) -> None:
+    def backward_begins(self, loss: Tensor | None, place: str) -> None:
+        """Note a loss, and the place of the call; called by `torch_calls`."""
         if loss is None:
             self._say_once(f"{place} calls backward on several values, or with gradients: its loss is not seen.")
             return
@@ -179,7 +179,8 @@ class ScriptWatch:
                 self._leaves = GraphLeaves(leaves, {})
 
     @torch_calls.guarded
-    def _after_backward(self) -> None:
+    def backward_ended(self) -> None:
+        """End a step of a script without an optimiser; called by `torch_calls`."""
         if self._leaves is not None:
             self._leaves.step()
 

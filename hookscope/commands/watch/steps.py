@@ -119,8 +119,8 @@ class ArrivedStep:
     """A step with its numbers.
 
     Attributes:
-        norms: L2 norms of gradients, by name of the parameter; without those of optimisers that skipped the step, unless
-            all of them did.
+        norms: L2 norms of gradients, by name of the parameter; without those of optimisers that skipped the step,
+            unless all of them did.
         skipped: The norms of each optimiser whose step a GradScaler has skipped, by `id`.
         outside: The numbers of `StepInProgress.outside`.
     """
@@ -178,9 +178,7 @@ def _before_clipping(
     if not clips:
         return None
     ids = {
-        name: id(tensor)
-        for reading in readings
-        for name, tensor in zip(reading.names, reading.parameters, strict=True)
+        name: id(tensor) for reading in readings for name, tensor in zip(reading.names, reading.parameters, strict=True)
     }
     clipped: set[int] = set()
     parts: list[float] = []

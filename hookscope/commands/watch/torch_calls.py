@@ -1,8 +1,7 @@
 """Observe calls of `backward`, of the clipping functions and `GradScaler`, and the first forward pass.
 
-`Tensor.backward` looks up `torch.autograd.backward` at every call, so that function is replaced, for the life of the
-process. A scaled loss may be divided before `backward`, so `GradScaler.scale` stores the scale in the metadata of the
-node that it makes.
+`Tensor.backward` looks up `torch.autograd.backward` at every call, so that function is replaced. A scaled loss may be
+divided before `backward`, so `GradScaler.scale` stores the scale in the metadata of the node that it makes.
 
 Scripts import the clipping functions by name, often before there is a listener, so replacing attributes of the module
 would miss their calls. The functions are wrappers that hold the inner function in a closure cell: the content of the
@@ -15,11 +14,11 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CellType, FrameType, GeneratorType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +49,12 @@ _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", 
 
 class Listener(Protocol):
     """Is notified of calls; its methods must not raise."""
+
+    def backward_begins(self, loss: Tensor | None, place: str) -> None:
+        """Note a call of `backward`, at "train.py:9"; the loss is None if it gets a list, or gradients."""
+
+    def backward_ended(self) -> None:
+        """Note that `backward` has returned."""
 
     def clips(self, parameters: Sequence[Tensor]) -> bool:
         """Tell whether `clipped` should be called for these parameters, which are about to be clipped."""
@@ -96,9 +101,14 @@ def _install() -> None:
             original = cell.cell_contents
             cell.cell_contents = _observed_clipping(original, returns_norm=name == "clip_grad_norm_")
             _undo.append(functools.partial(setattr, cell, "cell_contents", original))
-    step = GradScaler.step
-    GradScaler.step = _observed_step(step)  # type: ignore[method-assign]
-    _undo.append(functools.partial(setattr, GradScaler, "step", step))
+    for owner, name, observed in (
+        (GradScaler, "step", _observed_step),
+        (GradScaler, "scale", _observed_scale),
+        (torch.autograd, "backward", _observed_backward),
+    ):
+        original = getattr(owner, name)
+        setattr(owner, name, observed(original))
+        _undo.append(functools.partial(setattr, owner, name, original))
 
 
 def _wrapped(function: Any) -> CellType | None:
@@ -142,6 +152,34 @@ def _observed_step(step: Callable[..., Any]) -> Callable[..., Any]:
                 observer.scaled_step_ended(optimizer)
 
     return observed
+
+
+def _observed_scale(scale: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(scale)
+    def observed(scaler: GradScaler, outputs: Any) -> Any:
+        scaled = scale(scaler, outputs)
+        if scaler.is_enabled():
+            _mark(scaled, scaler)
+        return scaled
+
+    return observed
+
+
+def _observed_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(backward)
+    def observed(tensors: Any, grad_tensors: Any = None, *args: Any, **keywords: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:  # inside a backward pass, by reentrant checkpointing
+            backward(tensors, grad_tensors, *args, **keywords)
+            return
+        loss, place = _loss(tensors, grad_tensors), _place(sys._getframe(1))
+        for listener in [*_listeners]:
+            listener.backward_begins(loss, place)
+        backward(tensors, grad_tensors, *args, **keywords)
+        for listener in [*_listeners]:
+            listener.backward_ended()
+
+    # In a compiled step dynamo would trace into these calls instead of making them.
+    return cast("Callable[..., Any]", torch._disable_dynamo(observed))  # type: ignore[attr-defined]
 
 
 def _scale_of(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
@@ -229,37 +267,6 @@ def before_first_forward(call: Callable[[], None]) -> None:
     Optimizer.__init__ = observed  # type: ignore[method-assign, assignment]
 
 
-def observe_backward(before: Callable[[Tensor | None, str], None], after: Callable[[], None]) -> None:
-    """Call `before` and `after` around every call of `backward`; they must not raise.
-
-    `before` gets the loss and the place of the call, "train.py:9". The loss is None if `backward` was given a list, or
-    gradients. Calls inside a backward pass, by reentrant checkpointing, are ignored.
-    """
-    backward = torch.autograd.backward
-
-    @functools.wraps(backward)
-    def observed(tensors: Any, grad_tensors: Any = None, *args: Any, **keywords: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return backward(tensors, grad_tensors, *args, **keywords)
-        before(_loss(tensors, grad_tensors), _place(sys._getframe(1)))
-        backward(tensors, grad_tensors, *args, **keywords)
-        after()
-        return None
-
-    # In a compiled step dynamo would trace into these calls instead of making them.
-    torch.autograd.backward = torch._disable_dynamo(observed)  # type: ignore[attr-defined]
-    scale = GradScaler.scale
-
-    @functools.wraps(scale)
-    def observed_scale(scaler: GradScaler, outputs: Any) -> Any:
-        scaled = scale(scaler, outputs)
-        if scaler.is_enabled():
-            _mark(scaled, scaler)
-        return scaled
-
-    GradScaler.scale = observed_scale  # type: ignore[method-assign, assignment]
-
-
 def value_of(loss: Tensor) -> float | Tensor:
     """Return the value of a loss, without the scale of a GradScaler."""
     scale = _scale_of_loss(loss)
@@ -297,16 +304,20 @@ def _metadata(node: Node) -> dict[str, Any]:
 
 def _scale_of_loss(loss: Tensor) -> Tensor | None:
     """Return the factor by which `GradScaler.scale` has multiplied a loss; None without one."""
-    todo = [loss.grad_fn] if _scalers else []
+    nodes = nodes_of(loss.grad_fn, _MOST_NODES) if _scalers else ()
+    return next((_metadata(node)[_SCALE] for node in nodes if is_loss_scale(node)), None)
+
+
+def nodes_of(loss: Node | None, most: int) -> Iterator[Node]:
+    """Yield nodes of the graph of a loss, from the loss backwards."""
+    todo = [] if loss is None else [loss]
+    seen = {*todo}
     for node in todo:
-        if node is None:
-            continue
-        scale = _metadata(node).get(_SCALE)
-        if isinstance(scale, Tensor):
-            return scale
-        if len(todo) < _MOST_NODES:
-            todo += [below for below, _ in node.next_functions]
-    return None
+        yield node
+        below = dict.fromkeys(child for child, _ in node.next_functions if child is not None and child not in seen)
+        if len(seen) < most:
+            seen.update(below)
+            todo += below
 
 
 def _place(frame: FrameType | None) -> str:

@@ -31,7 +31,7 @@ from hookscope.commands.watch.edits import FittedEdits, TrainingEdits
 from hookscope.commands.watch.gradients import norms_of, parameters_of, read_gradients
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.judging import Judge
-from hookscope.commands.watch.loss_graph import LossOperations, operations_of, why_below_zero
+from hookscope.commands.watch.loss_graph import LossOperations, broken_input, operations_of, why_below_zero
 from hookscope.commands.watch.networks import (
     GraphLeaves,
     Networks,
@@ -46,7 +46,6 @@ from hookscope.commands.watch.outside_writes import OutsideWrites
 from hookscope.commands.watch.parameters import ParameterMeasurement, ParameterNumbers
 from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
 from hookscope.commands.watch.stale_gradients import GradientResets, LastStep, LastSteps
-from hookscope.commands.watch.step_inputs import StepInputs
 from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, StepInProgress
 from hookscope.commands.watch.training_log import LAST_STEP
 from hookscope.commands.watch.transfers import Transfer, number_of
@@ -129,8 +128,6 @@ class Watch:
             for network in self._networks
             if (eager_forward if network.compiled else activations)
         ]
-        # In a script a hook at every step would change the lines of torch's in a traceback.
-        self._inputs = StepInputs(self._networks if script is None else (), self._failed_in_forward)
         self._sent: deque[StepInProgress] = deque()
         self._depths: dict[int, int] = {}
         self._stepping: set[int] = set()
@@ -340,7 +337,6 @@ class Watch:
         torch_calls.unlisten(self)
         for passes in self._passes:
             passes.end()
-        self._inputs.end()
         self._journal.end(TrainingEnd(max(0, self._current.number - 1), one_line(reason, 1000)))
 
     def _failed_in_forward(self, error: Exception) -> None:
@@ -450,7 +446,6 @@ class Watch:
         is_suspect = not math.isfinite(sum(norms)) or self._judge.verdicts.stands("non-finite-weight")
         if self._current.bad_weights is None and is_suspect:
             self._current.bad_weights = self._bad_weights(optimizer)
-            self._current.bad_input = self._inputs.not_finite()
         self._read_graphs()
 
     def _read_graphs(self) -> None:
@@ -489,6 +484,17 @@ class Watch:
             self._outside.step_ends(optimizer, number, samples=number == self._first or (number + 1) % self._every == 0)
         if self._current.measurement is not None and not is_again:
             self._current.measurement.measure_updates(id(optimizer))
+
+    @torch_calls.guarded
+    def backward_begins(self, loss: Tensor | None, _place: str) -> None:
+        """Look for NaN in inputs, which the graph still holds, if the loss is not finite; called by `torch_calls`."""
+        if loss is None or not loss.is_cpu or self._judge.verdicts.stands("non-finite-loss"):
+            return
+        if not math.isfinite(number_of(loss)):
+            self._current.bad_input = self._current.bad_input or broken_input(loss.grad_fn, self._names.of)
+
+    def backward_ended(self) -> None:
+        """Do nothing; called by `torch_calls`."""
 
     def clips(self, parameters: Sequence[Tensor]) -> bool:
         """Tell whether the parameters that are being clipped are watched; called by `torch_calls`."""
@@ -596,17 +602,13 @@ class Watch:
             step.reason = self._jump
             self._rests_until = step.number + _REST
         self._jump = ""
-        # Not at the first step: code that is compiled at its first call would be compiled with the hooks.
-        has_begun = step.number > self._first
-        if has_begun:
-            self._inputs.begin()
         if not step.reason:
             return
         self._names.renew()
         step.measurement = ParameterMeasurement(self._listed_parameters())
-        if has_begun:
-            for passes in self._passes:
-                passes.begin()
+        # Not at the first step: code that is compiled at its first call would be compiled with the hooks.
+        for passes in self._passes if step.number > self._first else ():
+            passes.begin()
 
     def _listed_parameters(self) -> dict[str, torch.nn.Parameter]:
         if not self._patterns:

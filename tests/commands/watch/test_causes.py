@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import hookscope
 from hookscope.commands.watch.training_log import read_training
@@ -15,6 +17,12 @@ from tests.commands.watch.test_script import ENVIRONMENT
 from tests.fork_server import ForkServer
 
 AT = 8
+
+
+class Root(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs + 2).sqrt()
+
 
 Loss = Callable[[nn.Sequential, Tensor, int], Tensor]
 
@@ -152,6 +160,79 @@ def test_a_script_is_told_the_line_of_the_loss(tmp_path: Path, fork_server: Fork
     assert (verdict.rule, verdict.step) == ("non-finite-gradient", AT)
     assert "suspect sqrt at train.py:12" in verdict.message
     assert "batch" not in verdict.message
+
+
+class Frozen(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.linear(inputs, self.weight.detach(), self.bias)
+
+
+class Checkpointed(nn.Sequential):
+    """Runs again in the backward pass, and whenever something reads what it would have saved."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return checkpoint(super().forward, inputs, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+GOT_NAN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "linear": (lambda: nn.Linear(3, 4), (8, 3), "0"),
+    "series": (lambda: nn.Linear(3, 4), (8, 2, 3), "0"),
+    "convolution": (lambda: nn.Conv1d(3, 4, 2), (8, 3, 5), "0"),
+    "after a frozen layer": (lambda: nn.Linear(3, 4).requires_grad_(requires_grad=False), (8, 3), "2"),
+    "after a frozen weight": (lambda: Frozen(3, 4), (8, 3), ""),
+    "checkpointed": (lambda: Checkpointed(nn.Linear(3, 4)), (8, 3), ""),
+    "made inside": (lambda: nn.Sequential(nn.Linear(3, 4), Root()), (8, 3), ""),
+}
+
+
+@pytest.mark.parametrize("kind", GOT_NAN)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_layer_that_got_nan_is_named_with_its_index(kind: str, autocast: bool) -> None:
+    make, shape, layer = GOT_NAN[kind]
+    torch.manual_seed(0)
+    first = make()
+    with torch.no_grad():
+        network = nn.Sequential(first, nn.Flatten(), nn.Linear(first(torch.ones(shape)).flatten(1).shape[1], 1))
+    calls = []
+    [*first.modules()][-1].register_forward_pre_hook(lambda *_: calls.append(1))
+
+    def loss_of(network: nn.Sequential, _inputs: Tensor, step: int) -> Tensor:
+        inputs = torch.rand(shape)
+        if step == AT:
+            inputs[5] = -1e4 if kind == "made inside" else math.nan
+        with torch.autocast("cpu", enabled=autocast):
+            return network(inputs).float().square().mean()
+
+    verdict = next(verdict for verdict in trained(loss_of, network) if verdict.rule == "non-finite-loss")
+    named = f"but the input of '{layer}' held NaN at index 5 of 8." if layer else "so the NaN came from the batch"
+    assert verdict.step == AT
+    assert f"Weights were finite, {named}" in verdict.message
+    assert len(calls) == AT * (2 if kind == "checkpointed" else 1)
+
+
+@pytest.mark.exhaustive
+def test_a_script_that_reads_nan_is_told_its_index(tmp_path: Path, fork_server: ForkServer) -> None:
+    (tmp_path / "train.py").write_text(NAN_IN_A_BATCH)
+    fork_server.run("-m", "hookscope", "watch", "train.py", "--out", "run", cwd=tmp_path, environment=ENVIRONMENT)
+    first = read_training(tmp_path / "run").verdicts[0]
+    assert (first.rule, first.step) == ("non-finite-loss", 4)
+    assert "Weights were finite, but the input of '0' held NaN at indices 1, 3 of 16." in first.message
+
+
+NAN_IN_A_BATCH = """
+import torch
+from torch import nn
+
+network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+for step in range(1, 6):
+    inputs = torch.randn(16, 4)
+    if step == 4:
+        inputs[1:4:2, 2] = torch.nan
+    network(inputs).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 def mean_loss(network: nn.Sequential, inputs: Tensor, _step: int) -> Tensor:

@@ -157,7 +157,7 @@ def test_a_batch_with_nan_is_named_with_what_was_before() -> None:
     watch = train(mlp(), 45, spoil)
     first = watch.verdicts[0]
     assert (first.rule, first.step, first.level) == ("non-finite-loss", 40, "fail")
-    assert "Weights were finite, but the input held NaN: index 3 of the batch of 64." in first.message
+    assert "Weights were finite, but the input of '0' held NaN at index 3 of 64." in first.message
     assert "look at the batch of step 40" in first.message
     assert began(watch, "non-finite-weight").step == 41
     assert "The first NaN or Inf came at step 40" in began(watch, "non-finite-weight").message
