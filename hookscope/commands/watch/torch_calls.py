@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CellType, FrameType, GeneratorType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -179,7 +179,7 @@ def _observed_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
             listener.backward_ended()
 
     # In a compiled step dynamo would trace into these calls instead of making them.
-    return cast("Callable[..., Any]", torch._disable_dynamo(observed))  # type: ignore[attr-defined]
+    return torch._disable_dynamo(observed)  # type: ignore[attr-defined]
 
 
 def _scale_of(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:

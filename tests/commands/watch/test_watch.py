@@ -230,6 +230,15 @@ def test_networks_and_optimisers_are_copied_and_pickled_without_the_watch() -> N
     assert len(watch.log.watched[-1].layers) == 3
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.jit
+def test_a_network_is_scripted_between_watched_steps() -> None:
+    network, optimizer = small()
+    with hookscope.watch(network, optimizer) as watch:
+        turns(network, optimizer, watch, 2)
+        scripted = torch.jit.script(network)
+    assert scripted(torch.ones(1, 4)).equal(network(torch.ones(1, 4)))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's, with or without a watch
 def test_a_compiled_step_is_read_at_every_step() -> None:
