@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from hookscope.results.findings import Finding
 from hookscope.results.table_rows import TableRows
 
 
@@ -38,12 +39,12 @@ class TrainingStep:
         step: Counted from 1, over all starts, or the number that the loop gave to `Watch.step`.
         loss: Loss that was passed to `step`, the mean if gradients were accumulated; None without one. In a watched
             script, the sum of the tensors that `backward` was called on.
-        gradient_norm: L2 norm over all gradients at the optimiser, after unscaling and clipping.
-        norm_before_clipping: The same norm before `torch.nn.utils.clip_grad_norm_` or `clip_grad_value_`; None if
-            neither was called.
+        gradient_norm: L2 norm over all gradients at the optimisers, after unscaling and clipping; if a GradScaler skips
+            some optimisers, at the others.
+        norm_before_clipping: The same norm before the clipping functions of `torch.nn.utils`; None if none was called.
         largest: The ten parameters with the largest gradient norms, largest first, with the norms.
         learning_rates: One per parameter group.
-        skipped: Whether the optimiser took no step: a GradScaler that found NaN or Inf.
+        skipped: Whether no optimiser took a step: a GradScaler found NaN or Inf.
         losses: Parts of `loss` by the line that calls `backward`, "train.py:9", if a script calls it in several places.
         edits: The edits in force, with the number of tensors that each changed or kept frozen in this step.
     """
@@ -132,27 +133,23 @@ class WatchedStep:
     tables: tuple[TableRows, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingFinding:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFinding(Finding):
     """A rule that began to be broken, or that holds again.
 
     Attributes:
-        step: The step at which this was noticed.
         where: A parameter, the label of a layer's output, or "" for the training as a whole.
+        message: One sentence with value and limit, as it was printed; another one counts what follows.
+        step: The step at which this was noticed.
         value: Measured value; None if the rule has no number.
         limit: The limit that `value` is compared with.
         state: "began" or "ended".
-        message: One sentence with value and limit, as it was printed.
     """
 
     step: int
-    rule: str
-    level: Literal["fail", "warn"]
-    where: str
     value: float | None
     limit: float | None
     state: Literal["began", "ended"]
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,9 +117,7 @@ def test_verdicts_are_where_they_belong_on_the_time_line() -> None:
     rules = [
         verdict(101, "loss-spike", ""),
         verdict(151, "loss-spike", "", state="ended"),
-        verdict(121, "dead-channels", "1"),
-        verdict(121, "dead-channels", "3"),
-        verdict(161, "dead-channels", "3", state="ended"),
+        replace(verdict(121, "dead-channels", "1"), followed_by=("3",)),
         verdict(181, "update-ratio", "4.weight", level="fail"),
     ]
     page = page_of(with_verdicts(train(200), rules))

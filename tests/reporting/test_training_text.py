@@ -30,22 +30,11 @@ def test_the_first_failure_leads_and_a_warning_where_nothing_fails() -> None:
     assert finding(log_of(steps=0)) == "No step was recorded."
 
 
-def test_what_one_rule_says_at_one_step_is_one_finding_and_ends_with_its_last_place() -> None:
-    places = [verdict(7, "a", name) for name in "xyz"]
-    ended = [verdict(step, "a", name, state="ended") for step, name in ((8, "x"), (12, "z"))]
-    [open_one] = findings(log_of(*places, *ended))
-    assert (open_one.places, open_one.began, open_one.over) == (("x", "y", "z"), 7, None)
-    [closed] = findings(log_of(*places, *ended, verdict(9, "a", "y", state="ended")))
-    assert closed.over == 12
-    assert dict(closed.ended) == {"x": 8, "y": 9, "z": 12}
-    assert answer(log_of(*places))[1] == "The same at 2 more places."
-
-
 def test_a_rule_that_begins_again_is_another_finding_unless_it_never_ended() -> None:
     again = [verdict(7, "a", "x"), verdict(9, "a", "x", state="ended"), verdict(20, "a", "x")]
-    assert [(each.began, each.over) for each in findings(log_of(*again))] == [(7, 9), (20, None)]
+    assert [(each.verdict.step, each.over) for each in findings(log_of(*again))] == [(7, 9), (20, None)]
     resumed = [verdict(7, "a", "x"), verdict(20, "a", "x"), verdict(30, "a", "x", state="ended")]
-    assert [(each.began, each.over) for each in findings(log_of(*resumed))] == [(7, 30)]
+    assert [(each.verdict.step, each.over) for each in findings(log_of(*resumed))] == [(7, 30)]
     stray = verdict(3, "a", "x", state="ended")
     assert findings(log_of(stray)) == []
 

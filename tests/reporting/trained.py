@@ -88,9 +88,13 @@ def train(steps: int, *, every: int = 10, broken_at: int | None = None) -> Train
         if step == broken_at:
             verdicts += [
                 TrainingFinding(
-                    step, "non-finite-gradient", "fail", name, None, 0.0, "began", "Its gradient holds NaN (limit 0)."
+                    *("non-finite-gradient", "fail", next(iter(norms)), "Its gradient holds NaN (limit 0)."),
+                    followed_by=tuple(norms)[1:],
+                    step=step,
+                    value=None,
+                    limit=0.0,
+                    state="began",
                 )
-                for name in norms
             ]
         optimizer.zero_grad()
         schedule.step()
@@ -163,7 +167,7 @@ def verdict(
 ) -> TrainingFinding:
     expected: dict[str, float | None] = {"value": 0.75, "limit": 0.5, **numbers}
     message = f"{expected['value']} is over its limit ({expected['limit']})."
-    return TrainingFinding(step, rule, level, where, expected["value"], expected["limit"], state, message)  # type: ignore[arg-type]
+    return TrainingFinding(rule, level, where, message, step=step, state=state, **expected)  # type: ignore[arg-type]
 
 
 def with_verdicts(log: TrainingLog, verdicts: Sequence[TrainingFinding]) -> TrainingLog:

@@ -4,10 +4,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,7 +47,6 @@ _MAPS: Mapping[str, tuple[str, Callable[[Any], float | None]]] = {
     "saturated-share": ("Saturated values", attrgetter("saturated_fraction")),
 }
 
-_FEW_PLACES = 2
 _FEW_STEPS = 5
 _FEW_SPANS = 3
 _FEW_JUMPS = 6
@@ -57,49 +55,26 @@ _MOST_SKIPPED = 500
 _LEAST_CLIPPED = 1.0001  # times the norm after clipping: below this, only rounding changed it
 
 
-@dataclass(frozen=True, slots=True)
-class FindingGroup:
-    """The verdicts of one rule that began at one step, one for each place; `ended` has the step at which it ended."""
+class Lasting(NamedTuple):
+    """A verdict, and the step at which it ended; None if it did not."""
 
-    verdicts: tuple[TrainingFinding, ...]
-    ended: Mapping[str, int]
-
-    @property
-    def first(self) -> TrainingFinding:
-        """The verdict that came first."""
-        return self.verdicts[0]
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """The places of the verdicts, in order."""
-        return tuple(verdict.where for verdict in self.verdicts)
-
-    @property
-    def began(self) -> int:
-        """The step at which the verdicts began."""
-        return self.first.step
-
-    @property
-    def over(self) -> int | None:
-        """The step at which the last of the verdicts ended; None if one did not end."""
-        return max(self.ended.values()) if len(self.ended) == len(self.verdicts) else None
+    verdict: TrainingFinding
+    over: int | None
 
 
-def findings(log: TrainingLog) -> list[FindingGroup]:
-    """Return the findings in order; verdicts of one rule that begin at one step are one finding.
-
-    A resumed training begins its verdicts again: a verdict that was open goes on.
-    """
-    groups: dict[tuple[str, int], tuple[list[TrainingFinding], dict[str, int]]] = {}
-    since: dict[tuple[str, str], int] = {}
+def findings(log: TrainingLog) -> list[Lasting]:
+    """Return the verdicts in order. A resumed training begins its verdicts again: one that was open goes on."""
+    lasting: list[Lasting] = []
+    since: dict[tuple[str, str], int] = {}  # positions of those that are open
     for verdict in log.verdicts:
         place = (verdict.rule, verdict.where)
         if verdict.state == "began" and place not in since:
-            since[place] = verdict.step
-            groups.setdefault((verdict.rule, verdict.step), ([], {}))[0].append(verdict)
+            since[place] = len(lasting)
+            lasting.append(Lasting(verdict, None))
         elif verdict.state == "ended" and place in since:
-            groups[verdict.rule, since.pop(place)][1][verdict.where] = verdict.step
-    return [FindingGroup(tuple(began), ended) for began, ended in groups.values()]
+            at = since.pop(place)
+            lasting[at] = Lasting(lasting[at].verdict, verdict.step)
+    return lasting
 
 
 def last_step(log: TrainingLog) -> int:
@@ -108,34 +83,29 @@ def last_step(log: TrainingLog) -> int:
     return max((entry.step for entries in seen for entry in entries), default=0)
 
 
-def decisive(raised: Sequence[FindingGroup]) -> FindingGroup | None:
-    """Return the finding about look at first: the earliest failure, or else the earliest warning."""
-    return min(raised, key=lambda finding: (finding.first.level != "fail", finding.began), default=None)
+def decisive(raised: Sequence[Lasting]) -> Lasting | None:
+    """Return the verdict to look at first: the earliest failure, or else the earliest warning."""
+    return min(raised, key=lambda lasting: (lasting.verdict.level != "fail", lasting.verdict.step), default=None)
 
 
 def finding(log: TrainingLog) -> str:
     """Return the result of the rules in one sentence."""
-    raised = findings(log)
-    first = decisive(raised)
+    first = decisive(findings(log))
     if first is None:
         steps = len(log.steps) or len(log.watched)
         return f"No problems in {counted(steps, 'step')}." if steps else "No step was recorded."
-    sentence, _ = _sentences(first)
-    return sentence
+    return _sentences(first.verdict)[0]
 
 
-def _sentences(finding: FindingGroup) -> tuple[str, str]:
+def _sentences(verdict: TrainingFinding) -> tuple[str, str]:
     """Return the first sentence of a message, with step and place, and the other sentences."""
-    message, where = finding.first.message, finding.first.where
+    message, where = verdict.message, verdict.where
     ends = _SENTENCE_END.search(message)
     first, rest = (message[: ends.end()], message[ends.end() :].strip()) if ends else (message, "")
     if first.startswith(_LOWERED):
         first = first[0].lower() + first[1:]
     place = f" {where}:" if where and where not in message else ""
-    more = len(finding.places) - 1
-    if more:
-        rest = f"The same at {counted(more, 'more place')}. {rest}".rstrip()
-    return f"At step {finding.began:,},{place} {first}", rest
+    return f"At step {verdict.step:,},{place} {first}", rest
 
 
 def answer(log: TrainingLog) -> list[str]:
@@ -143,13 +113,13 @@ def answer(log: TrainingLog) -> list[str]:
     raised = findings(log)
     first = decisive(raised)
     sentences = [finding(log)]
-    if first is not None and (rest := _sentences(first)[1]):
+    if first is not None and (rest := _sentences(first.verdict)[1]):
         sentences.append(rest)
     if first is not None and first.over is not None:
         sentences.append(f"It cleared at step {first.over:,}.")
-    others = [finding for finding in raised if finding is not first]
+    others = [lasting.verdict for lasting in raised if lasting is not first]
     if others:
-        rules = some_of(list(dict.fromkeys(finding.first.rule for finding in others)), _FEW_STEPS)
+        rules = some_of(list(dict.fromkeys(verdict.rule for verdict in others)), _FEW_STEPS)
         sentences.append(f"{counted(len(others), 'other problem')}: {rules}.")
     skipped = [step.step for step in log.steps if step.skipped]
     if skipped:
@@ -209,7 +179,7 @@ def describe_training(log: TrainingLog) -> Document:
     skipped = [f"{step.step:,}" for step in log.steps if step.skipped]
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("verdicts", "Verdicts", "Verdicts on a time line"): [_findings(verdicts, low, high)] if verdicts else [],
-        ("before", "Before it", "The steps before it"): [_steps_before(log.steps, first)]
+        ("before", "Before it", "The steps before it"): [_steps_before(log.steps, first.verdict)]
         if first and log.steps
         else [],
         ("steps", "Over steps", "Over steps"): [_charts(log.steps, low, high)] if log.steps else [],
@@ -221,7 +191,7 @@ def describe_training(log: TrainingLog) -> Document:
         subtitle=" · ".join([*_optimizers(log)[:2], watched]),
         page_title=f"{named} · training",
         answer=answer(log),
-        level=first.first.level if first else "good",
+        level=first.verdict.level if first else "good",
         facts=_facts(log),
         sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
         making=_making(log),
@@ -233,38 +203,37 @@ def _optimizers(log: TrainingLog) -> list[str]:
     return list(dict.fromkeys(name for start in log.starts for name in start.optimizers))
 
 
-def _findings(verdicts: Sequence[FindingGroup], low: int, high: int) -> Findings:
-    def line(finding: FindingGroup) -> FindingLine:
-        end = high + 1 if finding.over is None else finding.over
+def _findings(verdicts: Sequence[Lasting], low: int, high: int) -> Findings:
+    def line(verdict: TrainingFinding, over: int | None) -> FindingLine:
         unit = 1000 / (high - low + 1)
-        ended = {place: f"to {step:,}" for place, step in finding.ended.items()}
+        width = ((high + 1 if over is None else over) - verdict.step) * unit
         return FindingLine(
-            level=finding.first.level,
-            rule=finding.first.rule,
-            message=finding.first.message,
-            where=some_of([where or "(training)" for where in finding.places], _FEW_PLACES) * any(finding.places),
-            places=[(place, ended.get(place, "")) for place in finding.places if place],
-            when=_when(finding.began, finding.over),
-            spans=[(round((finding.began - low) * unit, 1), round(max(4.0, (end - finding.began) * unit), 1))],
+            level=verdict.level,
+            rule=verdict.rule,
+            message=verdict.message,
+            where=verdict.where,
+            places=[(place, "") for place in verdict.places if place],
+            when=_when(verdict.step, over),
+            spans=[(round((verdict.step - low) * unit, 1), round(max(4.0, width), 1))],
         )
 
     ends = (f"step {low:,}", f"{high:,}")
-    return Findings(findings=[line(finding) for finding in verdicts], ends=ends, all_in="watch.jsonl")
+    return Findings(findings=[line(*lasting) for lasting in verdicts], ends=ends, all_in="watch.jsonl")
 
 
 def _when(began: int, over: int | None) -> str:
     return f"from step {began:,} on" if over is None else f"from step {began:,} to {over:,}"
 
 
-def _steps_before(steps: Sequence[TrainingStep], first: FindingGroup) -> Table:
-    rows = [step for step in steps if step.step <= first.began][-_BEFORE - 1 :]
+def _steps_before(steps: Sequence[TrainingStep], first: TrainingFinding) -> Table:
+    rows = [step for step in steps if step.step <= first.step][-_BEFORE - 1 :]
 
     def rates(step: TrainingStep) -> str:
         more = ", …" if len(step.learning_rates) > 3 else ""
         return ", ".join(map(rate_text, step.learning_rates[:3])) + more
 
     def remarks(step: TrainingStep) -> str:
-        return ", ".join(["skipped"] * step.skipped + [first.first.rule] * (step.step == first.began))
+        return ", ".join(["skipped"] * step.skipped + [first.rule] * (step.step == first.step))
 
     columns = (
         Column("step", "step", rank=0, text=integer_text),
@@ -276,7 +245,7 @@ def _steps_before(steps: Sequence[TrainingStep], first: FindingGroup) -> Table:
         Column("", "learning rates", shown=rates),
         Column("", "remarks", shown=remarks, words=True),
     )
-    levels: list[Level] = ["fail" if step.step == first.began else "" for step in rows]
+    levels: list[Level] = ["fail" if step.step == first.step else "" for step in rows]
     return Table(title="Steps", columns=columns, rows=rows, levels=levels, is_extra=True)
 
 
@@ -325,18 +294,18 @@ def _skipped(steps: Sequence[str]) -> Text:
     return Text([reason, ", ".join(steps[:_MOST_SKIPPED]) + more], is_extra=True)
 
 
-def _maps(log: TrainingLog, verdicts: Sequence[FindingGroup]) -> HeatMaps:
+def _maps(log: TrainingLog, verdicts: Sequence[Lasting]) -> HeatMaps:
     parameters: dict[str, WatchedParameter] = {}
     layers: dict[str, WatchedLayer] = {}
     for step in log.watched:
         parameters |= {row.name: row for row in step.parameters}
         layers |= {row.label: row for row in step.layers}
     findings: dict[str, list[FindingLine]] = {}
-    for finding in verdicts:
-        for verdict in finding.verdicts:
-            when = _when(verdict.step, finding.ended.get(verdict.where))
-            line = FindingLine(level=verdict.level, rule=verdict.rule, message=verdict.message, when=when)
-            findings.setdefault(verdict.where, []).append(line)
+    for verdict, over in verdicts:
+        when = _when(verdict.step, over)
+        line = FindingLine(level=verdict.level, rule=verdict.rule, message=verdict.message, when=when)
+        for place in verdict.places:
+            findings.setdefault(place, []).append(line)
 
     def details(name: str) -> RowDetails:
         parameter, layer = parameters.get(name), layers.get(name)

@@ -19,8 +19,7 @@ from hookscope.commands.watch.steps import ArrivedStep, not_finite
 from hookscope.commands.watch.verdicts import Verdicts
 from hookscope.results.activations import LayerRow
 from hookscope.results.training import TrainingFinding, WatchedStep
-
-_NOT_FINITE = ("non-finite-weight", "non-finite-loss", "non-finite-gradient")
+from hookscope.rules.rule import listed
 
 # A write to a parameter is named as a possible cause in so many steps.
 _SHORTLY = 5
@@ -69,81 +68,85 @@ class Judge:
     def judge(self, arrived: ArrivedStep) -> str:
         """Judge a step; return the reason to watch the next step in full, "" without one."""
         record = arrived.record
-        is_broken = not arrived.is_finite and not record.skipped
-        broken = self._names.in_order(arrived.broken) if is_broken or record.skipped else []
-        # The scale of a GradScaler may make Inf, but never NaN.
-        has_nan_loss = record.skipped and record.loss is not None and math.isnan(record.loss)
-        findings: list[TrainingFinding] = []
-        if is_broken or has_nan_loss:
-            findings = rules.first_not_finite(
-                arrived,
-                self.ring,
-                broken,
-                self._names.in_order([*arrived.norms]),
-                stepped_though_skipped=self._stepped_though_skipped,
-                is_distributed=self._is_distributed,
-            )
+        causes = self._not_finite(arrived) if arrived.is_broken else []
         outside = self._outside_changes(arrived)
         if not len(self.ring):
             self._report(record.step, {"unoptimised-parameter": self._unoptimised()})
         loss_jump, norm_jump = self.ring.add(record)
         diverging = rules.diverging_loss(record.loss, self.ring.first_loss) or self._loss_below_zero(arrived)
-        has_more_zeros = not record.skipped and self._idle.count(arrived)
-        became_broken = is_broken and not self._was_broken
-        if not record.skipped:
-            self._was_broken = is_broken
-        self._count_skips(arrived)
-        unreset = arrived.step.unreset
-        unusual = (
-            is_broken or loss_jump or diverging or norm_jump or self._skips or unreset or self._idle.any or outside
-        )
-        if not unusual and not self.verdicts.count:  # as at nearly every step
-            return ""
-        by_rule: dict[str, list[TrainingFinding]] = {
-            name: [finding for finding in findings if finding.rule == name] for name in _NOT_FINITE
+        reasons = {
+            "non-finite": arrived.is_broken and not self._was_broken,
+            "loss": loss_jump,
+            "gradient norm": norm_jump,
+            "zero gradient": not record.skipped and self._idle.count(arrived),
         }
-        # A standing verdict is compared with the steps before it, and only by values that are sound.
-        loss = record.loss if record.loss is not None and math.isfinite(record.loss) else None
-        norm = norm_of(record)
-        norm = norm if norm and math.isfinite(norm) and not record.skipped else None
-        self._judge_jump(by_rule, "loss-jump", "loss", loss_jump, None if record.skipped else loss)
+        self._was_broken = arrived.is_broken
+        self._count_skips(arrived)
+        unusual = (arrived.is_broken, diverging, self._skips, arrived.step.unreset, self._idle.any, outside)
+        if any(unusual) or any(reasons.values()) or self.verdicts.count:  # as at hardly any step
+            by_rule = self._about_values(arrived, causes, loss_jump, norm_jump, diverging)
+            if outside:
+                self._report(record.step, {"large-update": outside}, {finding.where for finding in outside})
+            self._report(record.step, by_rule | self._about_steps(arrived))
+        return next((reason for reason, is_given in reasons.items() if is_given), "")
+
+    def _not_finite(self, arrived: ArrivedStep) -> list[TrainingFinding]:
+        return rules.first_not_finite(
+            arrived,
+            self.ring,
+            self._names.in_order(arrived.broken),
+            self._names.in_order([*arrived.norms]),
+            stepped_though_skipped=self._stepped_though_skipped,
+            is_distributed=self._is_distributed,
+        )
+
+    def _about_values(
+        self,
+        arrived: ArrivedStep,
+        causes: Sequence[TrainingFinding],
+        loss_jump: Jump | None,
+        norm_jump: Jump | None,
+        diverging: list[TrainingFinding],
+    ) -> dict[str, list[TrainingFinding]]:
+        """Return the findings about the loss, gradients and weights of a step, by rule that could be judged."""
+        record = arrived.record
+        loss, norm = _finite(record.loss), None if record.skipped else _finite(norm_of(record)) or None
+        sound = {
+            "non-finite-weight": arrived.step.bad_weights == [],
+            "non-finite-loss": loss is not None,
+            "non-finite-gradient": record.gradient_norm is not None and not record.skipped,
+        }
+        by_rule: dict[str, list[TrainingFinding]] = {}
+        for name, is_sound in sound.items():
+            findings = [finding for finding in causes if finding.rule == name]
+            # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
+            if findings or (is_sound and not arrived.is_broken):
+                by_rule[name] = findings
+        by_rule |= self._about_jump("loss-jump", "loss", loss_jump, None if record.skipped else loss)
         grown = rules.grown_gradients(record, norm_jump, self.ring)
-        self._judge_jump(by_rule, "gradient-jump", "gradient norm", norm_jump, norm, grown)
+        by_rule |= self._about_jump("gradient-jump", "gradient norm", norm_jump, norm, grown)
         if by_rule.get("gradient-jump"):
             self._jumped = record.step
         if loss is not None:
             by_rule["loss-diverges"] = diverging
-        if written := self._written_before(record.step):
-            by_rule = {
-                rule: [replace(finding, message=f"{finding.message} {written}") for finding in findings]
-                for rule, findings in by_rule.items()
-            }
-        if outside:
-            self._report(record.step, {"large-update": outside}, {finding.where for finding in outside})
-        by_rule["skipped-steps"] = self._skipped_steps(arrived)
-        by_rule["repeated-step"] = []  # `judge_repeat` judges it
-        by_rule["gradients-not-reset"] = rules.gradients_not_reset(unreset)
-        if not record.skipped:
+        written = self._written_before(record.step)
+        return {
+            rule: [replace(finding, message=f"{finding.message}{written}") for finding in findings]
+            for rule, findings in by_rule.items()
+        }
+
+    def _about_steps(self, arrived: ArrivedStep) -> dict[str, list[TrainingFinding]]:
+        """Return the findings about the last steps in a row, by rule."""
+        by_rule = {
+            "skipped-steps": self._skipped_steps(arrived),
+            "repeated-step": [],  # `judge_repeat` judges it
+            "gradients-not-reset": rules.gradients_not_reset(arrived.step.unreset),
+        }
+        if not arrived.record.skipped:
             by_rule["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)
             by_rule["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
             by_rule["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen, self._still_stepped())
-        # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
-        sound = {
-            "non-finite-loss": loss is not None,
-            "non-finite-gradient": record.gradient_norm is not None and not record.skipped,
-            "non-finite-weight": arrived.step.bad_weights == [],
-        }
-        unjudged = [
-            name for name in _NOT_FINITE if not by_rule[name] and (is_broken or has_nan_loss or not sound[name])
-        ]
-        self._report(record.step, {name: findings for name, findings in by_rule.items() if name not in unjudged})
-        reasons = {
-            "non-finite": became_broken,
-            "loss": loss_jump,
-            "gradient norm": norm_jump,
-            "zero gradient": has_more_zeros,
-        }
-        return next((reason for reason, is_given in reasons.items() if is_given), "")
+        return by_rule
 
     def _count_skips(self, arrived: ArrivedStep) -> None:
         others = {key: count for key, count in self._skips.items() if key not in arrived.step.readings}
@@ -155,18 +158,12 @@ class Judge:
         overflowing = self._names.in_order(not_finite(arrived.skipped.get(key, {})))
         return rules.skipped_steps(self._skips.get(key, 0), overflowing[-1] if overflowing else "")
 
-    def _judge_jump(
-        self,
-        by_rule: dict[str, list[TrainingFinding]],
-        rule: str,
-        quantity: str,
-        jump: Jump | None,
-        value: float | None,
-        where: str = "",
-    ) -> None:
-        """Add the finding about a jump, or to a value that is still as far above the steps before a standing verdict.
+    def _about_jump(
+        self, rule: str, quantity: str, jump: Jump | None, value: float | None, where: str = ""
+    ) -> dict[str, list[TrainingFinding]]:
+        """Return the finding about a jump, or about a value that is still as high while a verdict stands.
 
-        `where` is a sentence on the part that has jumped.
+        `where` is a sentence on the part that has jumped. A value that is not sound is None: it does not pass.
         """
         findings = rules.jump_finding(rule, quantity, jump, where)
         stands = self.verdicts.stands(rule)
@@ -174,8 +171,7 @@ class Judge:
             self._usual[rule] = jump.usual
         if stands and not findings and value is not None:
             findings = rules.jump_finding(rule, quantity, Jump(value, self._usual[rule]))
-        if findings or value is not None:
-            by_rule[rule] = findings
+        return {rule: findings} if findings or value is not None else {}
 
     def _still_stepped(self) -> dict[str, str]:
         """Return why frozen parameters still move, by name."""
@@ -259,12 +255,12 @@ class Judge:
         return self._outside
 
     def _written_before(self, step: int) -> str:
-        """Return a sentence on the parameters that were written to shortly before a step; "" without one."""
+        """Return a sentence on the parameters that were written to shortly before a step, after a space; or ""."""
         names = [name for name, at in self._written.items() if step - at < _SHORTLY]
         if not names:
             return ""
         at = max(self._written[name] for name in names)
-        return f"Something other than the optimizer wrote to {rules.listed(names)} between steps {at - 1} and {at}."
+        return f" Something other than the optimizer wrote to {listed(names)} between steps {at - 1} and {at}."
 
     def _causes_of_updates(self, arrived: ArrivedStep) -> dict[str, str]:
         step = arrived.record.step
@@ -376,6 +372,10 @@ def _counted_on(counts: Mapping[str, int], names: Iterable[str], seen: AbstractS
     """Return counts with one more for `names`, and without the others that were `seen`."""
     kept = {name: count for name, count in counts.items() if name not in seen}
     return kept | {name: counts.get(name, 0) + 1 for name in names}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _is_sound(row: LayerRow) -> bool:

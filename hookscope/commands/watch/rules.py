@@ -1,8 +1,9 @@
 """The rules of a training: rules for every step, and rules of `check` and `grads` for watched steps."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import median_low
 from typing import Literal
 
@@ -20,7 +21,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.training import TrainingFinding, TrainingStep, WatchedParameter
 from hookscope.rules import RULES
-from hookscope.rules.rule import GREATEST, RuleFinding, RuleTerms, terms_of
+from hookscope.rules.rule import GREATEST, listed, non_finite_count, terms_of
 from hookscope.rules.settings import CheckSettings
 from hookscope.text import are, counted, figure, in_words, safe_text, some_of
 
@@ -79,15 +80,27 @@ The other rules of `grads` need gradients of outputs or inputs of layers, which 
 rules of `check` need the values of weights and channels, or are off by default.
 """
 
-# The name of a rule's limit, if it is not `max_fraction`.
-_LIMITS: Mapping[str, str] = {
-    "zero-gradient": "rounding",
-    "vanishing-gradient": "min_ratio",
-    "gradient-imbalance": "max_ratio",
-    "overflowing-activation": "max_magnitude",
-    "fp16-headroom": "max_fraction_of_range",
+
+def _greatest(row: LayerRow) -> float:
+    return max(abs(row.activation.min or 0.0), abs(row.activation.max or 0.0))
+
+
+def _dead_fraction(row: LayerRow) -> float | None:
+    return row.activation.dead_channel_fraction
+
+
+# The limit of a rule on outputs, or its name, and the value that is compared with it.
+_NUMBERS: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | None]]] = {
+    "non-finite-activation": (0.0, lambda row: float(non_finite_count(row.activation))),
+    "overflowing-activation": ("max_magnitude", _greatest),
+    "fp16-headroom": ("max_fraction_of_range", lambda row: _greatest(row) / GREATEST["float16"]),
+    "dead-layer": (None, _dead_fraction),
+    "dead-channels": ("max_fraction", _dead_fraction),
+    "saturated-activation": ("max_fraction", saturated_fraction),
 }
 
+# The name of the limit of a rule on gradients.
+_GRADIENT_LIMITS = dict(zip(GRADIENT_RULES, ("rounding", "min_ratio", "max_ratio"), strict=True))
 
 WATCHED_PATIENCE = 2
 """Watched steps in a row that must pass before a verdict on them ends."""
@@ -106,9 +119,8 @@ _FEWEST_USUAL = 5
 
 def finding(rule: str, where: str, value: float | None, message: str) -> TrainingFinding:
     """Return a finding of a rule for every step; `Verdicts` sets the step."""
-    training_rule = TRAINING_RULES[rule]
-    limit = training_rule.limit
-    return TrainingFinding(0, rule, training_rule.level, where, value, limit, "began", safe_text(message))
+    level, limit = TRAINING_RULES[rule].level, TRAINING_RULES[rule].limit
+    return TrainingFinding(rule, level, where, safe_text(message), step=0, value=value, limit=limit, state="began")
 
 
 def jump_finding(rule: str, quantity: str, jump: Jump | None, where: str = "") -> list[TrainingFinding]:
@@ -443,19 +455,14 @@ def repeated_step(last: LastStep, optimizer: str) -> list[TrainingFinding]:
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[TrainingFinding]]:
     """Return the findings of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
     by_rule: dict[str, list[TrainingFinding]] = {}
-    dead: set[str] = set()
-    by_label = {row.label: row for row in rows}
     for name in _LAYER_RULES:
         # Outputs in other dtypes do not overflow in float16.
-        judged = [row for row in rows if row.activation.dtype == "float16"] if name == "fp16-headroom" else rows
-        forward = Activations(model=model, inputs=_inputs_of(rows), rows=tuple(judged))
-        measured = CheckMeasurements(model, (), forward, origin_searched=False)
-        terms = terms_of(RULES[name], CheckSettings())
-        raised = [issue for issue in RULES[name].evaluate(measured, terms) if issue.target.where not in dead]
-        if name == "dead-layer":
-            dead = {issue.target.where for issue in raised}
-        by_rule[name] = [_of_check(terms, issue, by_label, prefix) for issue in raised]
-        if by_rule.get("non-finite-activation"):  # nothing else can be judged
+        judged = tuple(row for row in rows if name != "fp16-headroom" or row.activation.dtype == "float16")
+        forward = Activations(model=model, inputs=_inputs_of(rows), rows=judged)
+        findings = _judged(name, CheckMeasurements(model, (), forward, origin_searched=False), rows, prefix)
+        dead = {finding.where for finding in by_rule.get("dead-layer", ())}
+        by_rule[name] = [finding for finding in findings if finding.where not in dead]
+        if by_rule["non-finite-activation"]:  # nothing else can be judged
             break
     return by_rule
 
@@ -481,52 +488,33 @@ def judged_parameters(
     measured = CheckMeasurements(model, (), None, gradients=gradients, origin_searched=False)
     by_rule: dict[str, list[TrainingFinding]] = {}
     for name in names:
-        terms = terms_of(RULES[name], CheckSettings())
-        by_rule[name] = [_of_check(terms, issue, {}, prefix) for issue in RULES[name].evaluate(measured, terms)]
+        by_rule[name] = _judged(name, measured, (), prefix)
         if by_rule[name]:
             break
     return by_rule
 
 
-def _of_check(terms: RuleTerms, raised: RuleFinding, rows: Mapping[str, LayerRow], prefix: str) -> TrainingFinding:
-    """Return a finding of a rule of `check` or `grads` as one of the training."""
-    name = terms.rule.identifier
-    row = rows.get(raised.target.where)
-    # The smallest gradient belongs to a different weight at every step.
-    where = "" if name == "gradient-imbalance" else raised.target.where
-    limit_name = _LIMITS.get(name, "max_fraction")
-    limit = terms.limit(limit_name) if limit_name in terms.rule.limits else None
-    level: Level = "warn" if "warn" in (terms.level, raised.at_most) else "fail"
-    return TrainingFinding(
-        0,
-        name,
-        level,
-        f"{prefix}{where or '(model)'}",
-        None if row is None else _value_of(name, row),
-        0.0 if name == "non-finite-activation" else limit,
-        "began",
-        safe_text(f"{prefix and f'{prefix[:-1]}: '}{raised.message}"),
-    )
-
-
-def _value_of(rule: str, row: LayerRow) -> float | None:
-    statistics = row.activation
-    if rule == "non-finite-activation":
-        return float((statistics.nan_count or 0) + (statistics.inf_count or 0))
-    if rule == "saturated-activation":
-        return saturated_fraction(row)
-    if rule in ("overflowing-activation", "fp16-headroom"):
-        greatest = max(abs(statistics.min or 0.0), abs(statistics.max or 0.0))
-        return greatest / GREATEST["float16"] if rule == "fp16-headroom" else greatest
-    return statistics.dead_channel_fraction
+def _judged(name: str, measured: CheckMeasurements, rows: Sequence[LayerRow], prefix: str) -> list[TrainingFinding]:
+    """Return the findings of a rule of `check` or `grads` as those of the training."""
+    terms = terms_of(RULES[name], CheckSettings())
+    by_label = {row.label: row for row in rows}
+    limit, value_of = _NUMBERS.get(name, (_GRADIENT_LIMITS.get(name), lambda _: None))
+    limit = terms.limit(limit) if isinstance(limit, str) else limit
+    findings = []
+    for finding in chain.from_iterable(terms.findings([raised]) for raised in RULES[name].evaluate(measured, terms)):
+        row = by_label.get(finding.where)
+        # The smallest gradient belongs to a different weight at every step.
+        where = "" if name == "gradient-imbalance" else finding.where
+        value = None if row is None else value_of(row)
+        message = f"{prefix and safe_text(f'{prefix[:-1]}: ')}{finding.message}"
+        where = f"{prefix}{where or '(model)'}"
+        findings.append(
+            TrainingFinding(name, finding.level, where, message, step=0, value=value, limit=limit, state="began")
+        )
+    return findings
 
 
 def _inputs_of(rows: Sequence[LayerRow]) -> tuple[InputRecord, ...]:
     """Return as many inputs as the first output counts, for the sentences of rules."""
     shape = next((row.activation.shape for row in rows if len(row.activation.shape) > 1), (1,))
     return (InputRecord("batch", None, None, tuple(shape[1:]), ()),) * max(1, min(shape[0], 100_000))
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first names in quotes, and the number of the others."""
-    return some_of([f"'{name}'" for name in names], _SHOWN_NAMES)

@@ -21,11 +21,11 @@ from hookscope.commands.watch.discovery import found_text, graph_of, living, net
 from hookscope.commands.watch.edits import parse_training_edit
 from hookscope.commands.watch.gradients import inner_optimizer, parameters_of
 from hookscope.commands.watch.networks import GraphLeaves, is_compiled
-from hookscope.commands.watch.rules import listed
 from hookscope.commands.watch.shards import FIRST_STEP, ShardedNorms, Shards, is_sharded
 from hookscope.commands.watch.steps import HeardLoss
 from hookscope.commands.watch.watch import InScript, Watch, with_gradients
 from hookscope.errors import EXIT_BUG, HookscopeError, UsageError
+from hookscope.rules.rule import listed
 from hookscope.text import exception_line, in_words
 
 # A script that has called `backward` this often without a living optimiser has none. The first call may be a trial.

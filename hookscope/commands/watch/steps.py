@@ -149,6 +149,11 @@ class ArrivedStep:
         loss, norm = self.record.loss, self.record.gradient_norm
         return (loss is None or math.isfinite(loss)) and (norm is None or math.isfinite(norm))
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether it has NaN or Inf that the scale of a GradScaler has not made, which never makes a loss of NaN."""
+        return not self.is_finite and (not self.record.skipped or math.isnan(self.record.loss or 0.0))
+
 
 def not_finite(norms: Mapping[str, float]) -> list[str]:
     """Return the names of the norms that are NaN or Inf."""

@@ -4,24 +4,16 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from hookscope.commands.watch.rules import OF_ONE_PLACE, TRAINING_RULES, WATCHED_PATIENCE, listed
+from hookscope.commands.watch.rules import OF_ONE_PLACE, TRAINING_RULES, WATCHED_PATIENCE
 from hookscope.results.training import TrainingFinding
-
-
-@dataclass(slots=True)
-class _Standing:
-    """Findings that began together: their places, and the number of judgements in a row that have passed."""
-
-    first: TrainingFinding
-    places: frozenset[str]
-    passed: int = 0
+from hookscope.rules.rule import listed
 
 
 @dataclass(slots=True)
 class Verdicts:
-    """The verdicts in force, by rule."""
+    """The verdicts in force, by rule, each with the number of judgements in a row that have passed."""
 
-    _standing: dict[str, list[_Standing]] = field(default_factory=dict)
+    _standing: dict[str, dict[TrainingFinding, int]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -41,25 +33,25 @@ class Verdicts:
         enough in a row; a rule that names one of several places, when it has passed everywhere. If only some places
         were `measured`, it passes at those.
         """
-        standing = self._standing.setdefault(rule, [])
+        standing = self._standing.setdefault(rule, {})
         failing = {finding.where for finding in findings}
-        places = {place for finding in standing for place in finding.places}
+        places = {place for verdict in standing for place in verdict.places}
         patience = TRAINING_RULES[rule].patience if rule in TRAINING_RULES else WATCHED_PATIENCE
         changes: list[TrainingFinding] = []
         for verdict in [*standing]:
-            persists = bool(failing) if rule in OF_ONE_PLACE else bool(verdict.places & failing)
-            if not persists and measured is not None and not verdict.places <= measured:
+            persists = bool(failing) if rule in OF_ONE_PLACE else not failing.isdisjoint(verdict.places)
+            if not persists and measured is not None and not {*verdict.places} <= measured:
                 continue
-            verdict.passed = 0 if persists else verdict.passed + 1
-            if verdict.passed >= patience:
-                standing.remove(verdict)
-                where = verdict.first.where
-                message = f"Cleared at '{where}'." if where else "Cleared."
-                changes.append(replace(verdict.first, step=step, value=None, state="ended", message=message))
+            standing[verdict] = 0 if persists else standing[verdict] + 1
+            if standing[verdict] >= patience:
+                del standing[verdict]
+                message = f"Cleared at '{verdict.where}'." if verdict.where else "Cleared."
+                changes.append(replace(verdict, step=step, value=None, state="ended", message=message))
         fresh = [finding for finding in findings if finding.where not in places]
         if fresh:
-            standing.append(_Standing(fresh[0], frozenset(finding.where for finding in fresh)))
-            others = [finding.where for finding in fresh[1:]]
+            others = tuple(finding.where for finding in fresh[1:])
             more = f" The same for {len(others):,} more: {listed(others)}." if others else ""
-            changes.append(replace(fresh[0], step=step, message=f"{fresh[0].message}{more}"))
+            begun = replace(fresh[0], step=step, message=f"{fresh[0].message}{more}", followed_by=others)
+            standing[begun] = 0
+            changes.append(begun)
         return changes

@@ -16,7 +16,7 @@ def step(number: int, *, loss: float | None = 1.0, norm: float | None = 1.0) -> 
 
 
 def verdict(number: int, rule: str, state: str = "began") -> TrainingFinding:
-    return TrainingFinding(number, rule, "fail", "", None, None, state, "")  # type: ignore[arg-type]
+    return TrainingFinding(rule, "fail", "", "", step=number, value=None, limit=None, state=state)  # type: ignore[arg-type]
 
 
 LAYER = WatchedLayer("0", "Linear", 0.0, 1.0, -1.0, 1.0, 0.0, 0.0, None, 0)

@@ -37,7 +37,9 @@ FROZEN = WatchedParameter("a.weight", "frozen", 2.0)
 MOVED = WatchedParameter("b.weight", "gradient", 4.0, 1.0, 0.5, 0.25, 0, 0.125)
 LAYER = WatchedLayer("conv", "Conv2d", math.nan, None, -1.0, math.inf, 0.0, None, None, 3)
 WATCHED = WatchedStep(2, "every", (FROZEN, MOVED), (LAYER,))
-VERDICT = TrainingFinding(2, "dead-channels", "warn", "conv", 0.75, 0.5, "began", "75% are dead (limit 50%).")
+VERDICT = TrainingFinding(
+    "dead-channels", "warn", "conv", "75% are dead (limit 50%).", ("fc",), step=2, value=0.75, limit=0.5, state="began"
+)
 END = TrainingEnd(2, "closed")
 
 
