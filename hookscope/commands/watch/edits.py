@@ -8,6 +8,7 @@ a part of the batch, or for one that a GradScaler has multiplied.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,8 +17,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookscope.commands.watch.gradients import parameters_of
-from hookscope.commands.watch.networks import WatchedNetwork
-from hookscope.errors import LayerNotFoundError, UsageError
+from hookscope.commands.watch.networks import WatchedNetwork, in_any
+from hookscope.errors import UsageError
 from hookscope.hooks.interventions import hook_edits
 from hookscope.hooks.patterns import is_operation_pattern, parse_pattern
 from hookscope.inspection.edit_placement import (
@@ -95,7 +96,10 @@ class TrainingEdits:
         edits = tuple(map(parse_training_edit, dict.fromkeys(texts)))
         layers: list[tuple[nn.Module, PlacedEdits]] = []
         of_parameters: list[BoundEdit] = []
-        for network, bound in zip(self.networks, self._bound(edits), strict=True):
+        bare = [network.network for network in self.networks]
+        by_edit = [in_any(bare, partial(bind_edits, [edit])) for edit in edits]
+        for number, network in enumerate(self.networks):
+            bound = [pair for selected in by_edit for pair in selected[number]]
             of_layers = {edit.text for _, edit in bound if edit.place in _OF_LAYERS}
             wanted = [edit for edit in edits if edit.text in of_layers]
             if wanted and network.compiled:
@@ -171,20 +175,6 @@ class TrainingEdits:
         counts, self._in_steps_before = counts - self._in_steps_before, counts
         counts.update(bound.edit.text for bound in self.fitted.frozen)
         return tuple((text, counts[text]) for text in self.fitted.texts)
-
-    def _bound(self, edits: Sequence[Edit]) -> list[list[tuple[str, Edit]]]:
-        """Return what edits select in each network; an edit must select something in at least one."""
-        by_network: list[list[tuple[str, Edit]]] = [[] for _ in self.networks]
-        for edit in edits:
-            failures = []
-            for network, bound in zip((watched.network for watched in self.networks), by_network, strict=True):
-                try:
-                    bound.extend(bind_edits([edit], network))
-                except LayerNotFoundError as error:
-                    failures.append(error)
-            if len(failures) == len(by_network):
-                raise failures[0]
-        return by_network
 
 
 def parse_training_edit(text: str) -> Edit:

@@ -6,19 +6,20 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from hookscope.commands.watch import rules
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.networks import GraphLeaves, ParameterNames, WatchedNetwork
-from hookscope.commands.watch.parameters import ParameterNumbers
+from hookscope.commands.watch.outside_writes import has_axes
 from hookscope.commands.watch.ring import Jump, Ring, Usual, norm_of
 from hookscope.commands.watch.stale_gradients import LastStep
 from hookscope.commands.watch.steps import ArrivedStep, not_finite
 from hookscope.commands.watch.verdicts import Verdicts
 from hookscope.results.activations import LayerRow
-from hookscope.results.training import TrainingFinding, WatchedStep
+from hookscope.results.gradients import ParameterRow
+from hookscope.results.statistics import TensorStatistics
+from hookscope.results.training import TrainingFinding, WatchedParameter, WatchedStep
 from hookscope.rules.rule import listed
 
 # A write to a parameter is named as a possible cause in so many steps.
@@ -190,16 +191,12 @@ class Judge:
         self._report(number, {"repeated-step": rules.repeated_step(last, optimizer)})
 
     def judge_watched(
-        self,
-        watched: WatchedStep,
-        arrived: ArrivedStep,
-        numbers: ParameterNumbers,
-        parameters: Mapping[str, Tensor],
-        layers: Mapping[str, Sequence[LayerRow]],
+        self, watched: WatchedStep, arrived: ArrivedStep, layers: Mapping[str, Sequence[LayerRow]]
     ) -> None:
         """Judge the measurements of a step that was watched in full; `layers` has the rows by prefix of the network."""
         judged: dict[str, list[TrainingFinding]] = {}
         measured: set[str] = set()
+        listed_rows = {row.name: row for row in watched.parameters}
         has_gradient = arrived.is_finite and bool(arrived.record.gradient_norm) and not arrived.skipped
         for network in self._networks:
             rows = layers.get(network.prefix, ())
@@ -207,21 +204,21 @@ class Judge:
                 for name, findings in rules.judged_layers(network.inspected().info, rows, network.prefix).items():
                     judged.setdefault(name, []).extend(findings)
                 measured |= {f"{network.prefix}{row.label or '(model)'}" for row in rows if _is_sound(row)}
-            reached = {name for name, _ in network.parameters() if name in numbers.gradients or name in numbers.norms}
+            parameters = [listed_rows[name] for name, _ in network.parameters() if name in listed_rows]
+            reached = {row.name for row in parameters if row.gradient_norm is not None}
             if has_gradient and reached and not judged.get("non-finite-activation"):
                 measured |= {*reached, f"{network.prefix}(model)"}
-                by_rule = self._judged_gradients(network, rows, parameters, numbers, arrived.record.loss)
+                by_rule = self._judged_gradients(network, rows, parameters, arrived.record.loss)
                 for name, findings in by_rule.items():
                     judged.setdefault(name, []).extend(findings)
         self._report(watched.step, judged, measured)
         if not arrived.record.skipped and arrived.is_finite:
-            shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-            outside = self._outside
-            named = {finding.where for finding in outside}
-            others = [row for row in watched.parameters if row.name not in named]
-            changed = {row.name for row in others if row.update_ratio is not None}
-            updates = rules.large_updates(others, shapes, self._causes_of_updates(arrived))
-            self._report(watched.step, {"large-update": [*outside, *updates]}, changed | named)
+            named = {finding.where for finding in self._outside}
+            changed = [row for row in watched.parameters if row.name not in named and row.update_ratio is not None]
+            weights = [row for row in changed if has_axes(self._names.all[row.name])]
+            updates = rules.large_updates(weights, self._causes_of_updates(arrived))
+            places = named.union(row.name for row in changed)
+            self._report(watched.step, {"large-update": [*self._outside, *updates]}, places)
         self._report(watched.step, {"unoptimised-parameter": self._unoptimised()})
 
     @property
@@ -275,18 +272,27 @@ class Judge:
         self,
         network: WatchedNetwork,
         layers: Sequence[LayerRow],
-        parameters: Mapping[str, Tensor],
-        numbers: ParameterNumbers,
+        rows: Sequence[WatchedParameter],
         loss: float | None,
     ) -> dict[str, list[TrainingFinding]]:
         inspected = network.inspected()
         kinds = {name: type(module).__name__ for name, module in inspected.modules.items()}
-        results = [
-            numbers.result_row(index, name, own_name, kinds.get(own_name.rpartition(".")[0], ""), parameters[name])
-            for index, (name, own_name) in enumerate(
-                (name, name.removeprefix(network.prefix)) for name, _ in network.parameters() if name in parameters
+        results = []
+        for index, row in enumerate(rows):
+            name, parameter = row.name.removeprefix(network.prefix), self._names.all[row.name]
+            is_reached = row.gradient_norm is not None and parameter.requires_grad
+            results.append(
+                ParameterRow(
+                    index=index,
+                    name=name,
+                    kind=kinds.get(name.rpartition(".")[0], ""),
+                    trainable=parameter.requires_grad,
+                    status="not reached" if not is_reached else "gradient" if row.gradient_norm else "zero",
+                    gradient=TensorStatistics(tuple(parameter.shape), "", parameter.numel(), l2=row.gradient_norm),
+                    weight_l2=row.weight_norm,
+                    ratio=(row.gradient_norm or 0.0) / row.weight_norm if is_reached and row.weight_norm else None,
+                )
             )
-        ]
         left_out = ["zero-gradient"] if network.prefix in self._counted else []  # it means that training converged
         left_out += ["gradient-imbalance"] if self._is_adaptive else []
         names = [name for name in rules.GRADIENT_RULES if name not in left_out]

@@ -1,7 +1,8 @@
 """The watched networks, the names of their parameters, and the networks that are refused."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.jit import ScriptModule
@@ -16,6 +17,7 @@ from hookscope.inspection.network import InspectedNetwork, inspected_network
 
 Networks = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizers = Optimizer | Sequence[Optimizer]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +74,23 @@ def watched_networks(model: Networks, patterns: Sequence[str], *, sharded: bool 
         for name, module in named.items()
     )
     if patterns:
-        failures = []
-        for entry in wrapped:
-            try:
-                select_layers(entry.network, patterns)
-            except LayerNotFoundError as error:
-                failures.append(error)
-        if len(failures) == len(wrapped):
-            raise failures[0]
+        in_any([entry.network for entry in wrapped], lambda network: select_layers(network, patterns))
     return wrapped
+
+
+def in_any(networks: Sequence[nn.Module], select: Callable[[nn.Module], Collection[T]]) -> list[Collection[T]]:
+    """Return what is selected in each network; raise LayerNotFoundError if that raises it in all of them."""
+    selected: list[Collection[T]] = []
+    failures = []
+    for network in networks:
+        try:
+            selected.append(select(network))
+        except LayerNotFoundError as error:
+            selected.append(())
+            failures.append(error)
+    if failures and len(failures) == len(networks):
+        raise failures[0]
+    return selected
 
 
 def is_compiled(network: nn.Module) -> bool:

@@ -30,29 +30,30 @@ class OutsideReading:
 
     Attributes:
         written: Weights that have been written to since the optimiser's last step, but not habitually.
-        names: Weights of which some values are compared with earlier ones.
-        since: The step after which the earlier values were read, by weight.
-        is_fresh: Whether the optimiser has not stepped since then, by weight.
-        numbers: For every weight the L2 norms of the change, of the earlier values, of the values now, and of the whole
-            weight, as one vector.
+        compared: The first four fields of `OutsideChange`, of weights of which some values are compared.
+        numbers: For every compared weight the last four, as one vector.
     """
 
     written: Sequence[str]
-    names: Sequence[str]
-    since: Sequence[int]
-    is_fresh: Sequence[bool]
+    compared: Sequence[tuple[str, int, bool, bool]]
     numbers: Tensor
 
     def changes(self, numbers: Iterator[float]) -> "list[OutsideChange]":
         """Return the weights with their numbers, which are taken from the iterator."""
-        tables = [[*islice(numbers, len(self.names))] for _ in range(4)]
-        written = [name in self.written for name in self.names]
-        return [*map(OutsideChange, self.names, self.since, self.is_fresh, written, *tables)]
+        tables = [[*islice(numbers, len(self.compared))] for _ in range(4)]
+        return [OutsideChange(*weight, *norms) for weight, *norms in zip(self.compared, *tables, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideChange:
-    """One weight of an `OutsideReading`; `change`, `before` and `now` are norms of some of its values."""
+    """One weight of an `OutsideReading`.
+
+    Attributes:
+        since: The step after which the earlier values were read.
+        is_fresh: Whether the optimiser has not stepped since then.
+        change: L2 norm of the change of some values, as `before` and `now` are of these values.
+        norm: L2 norm of the whole weight.
+    """
 
     name: str
     since: int
@@ -128,9 +129,12 @@ class OutsideWrites:
         self._samples |= {id(tensor): (step - 1, now) for tensor, _, _, now in sampled if id(tensor) in ids}
         return OutsideReading(
             written=self._names_of(written),
-            names=self._names_of([row[0] for row in sampled]),
-            since=[row[1] for row in sampled],
-            is_fresh=[row[1] == left.step for row in sampled],
+            compared=[
+                (name, since, since == left.step, id(tensor) in ids)
+                for name, (tensor, since, _, _) in zip(
+                    self._names_of([row[0] for row in sampled]), sampled, strict=True
+                )
+            ],
             numbers=together([norm for table in tables for norm in norms_of(table)]),
         )
 
@@ -150,7 +154,12 @@ def _versions(parameters: Sequence[Tensor]) -> list[int]:
 def _weights(parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the parameters without biases and scales, which one step may change much."""
     dense = [tensor for tensor in parameters if tensor.layout is torch.strided and tensor.is_floating_point()]
-    return [tensor for tensor in dense if sum(size > 1 for size in tensor.shape) >= 2]
+    return [tensor for tensor in dense if has_axes(tensor)]
+
+
+def has_axes(tensor: Tensor) -> bool:
+    """Tell whether at least two axes are longer than 1: a weight, not a bias or scale."""
+    return sum(size > 1 for size in tensor.shape) >= 2
 
 
 def _some(values: Tensor) -> Tensor:

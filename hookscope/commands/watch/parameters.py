@@ -10,7 +10,6 @@ from torch import Tensor
 from hookscope.commands.watch.gradients import norms_of
 from hookscope.commands.watch.shards import ShardedNorms, is_sharded
 from hookscope.commands.watch.transfers import Transfer
-from hookscope.results.gradients import ParameterRow
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.training import WatchedParameter
 from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
@@ -116,23 +115,6 @@ class ParameterNumbers:
             gradient_zero_fraction=gradient.zero_fraction,
             gradient_nonfinite_count=nonfinite,
             update_norm=self.updates.get(name),
-        )
-
-    def result_row(self, index: int, name: str, own_name: str, kind: str, parameter: Tensor) -> ParameterRow:
-        """Return a parameter in the form of `hookscope grads`, for its rules; `own_name` is the name in the network."""
-        row = self.row(name, parameter)
-        shape = tuple(parameter.shape)
-        gradient = self.gradients.get(name) or TensorStatistics(shape, str(parameter.dtype)[6:], parameter.numel())
-        norm, weight = row.gradient_norm, row.weight_norm
-        return ParameterRow(
-            index=index,
-            name=own_name,
-            kind=kind,
-            trainable=parameter.requires_grad,
-            status="not reached" if norm is None or row.status == "frozen" else "gradient" if norm else "zero",
-            gradient=gradient,
-            weight_l2=weight,
-            ratio=norm / weight if norm is not None and weight else None,
         )
 
 

@@ -317,21 +317,13 @@ def _is_finite(value: float | None) -> bool:
     return value is None or math.isfinite(value)
 
 
-def large_updates(
-    rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[int, ...]], causes: Mapping[str, str]
-) -> list[TrainingFinding]:
-    """Return the findings about weights that one step changes too much; biases and scales are exempt.
+def large_updates(rows: Iterable[WatchedParameter], causes: Mapping[str, str]) -> list[TrainingFinding]:
+    """Return the findings about weights that one step changes too much.
 
     `causes` has what is known to have made the update large, or the weight small, by weight.
     """
     limit = TRAINING_RULES["large-update"].limit or math.inf
-    beyond = [
-        (ratio, row.name)
-        for row in rows
-        if (ratio := row.update_ratio) is not None
-        and ratio > limit
-        and sum(size > 1 for size in shapes.get(row.name, ())) >= 2
-    ]
+    beyond = [(ratio, row.name) for row in rows if (ratio := row.update_ratio) is not None and ratio > limit]
     return [
         finding(
             "large-update",

@@ -264,7 +264,7 @@ def _record(line: bytes, names: list[str], *, is_first: bool) -> TrainingRecord 
         _check_start(kind, document)
         names.clear()
     if kind == "names":
-        names += _texts(document.get("names"))
+        names += checked(tuple[str, ...], document.get("names"))  # type: ignore[arg-type]
         return None
     if not isinstance(kind, str) or kind not in _TYPES:
         return None
@@ -310,12 +310,6 @@ def _named(names: Sequence[str], where: object) -> str:
     if not isinstance(where, int) or isinstance(where, bool) or not 0 <= where < len(names):
         raise ValueError("it refers to a name that is not there")
     return names[where]
-
-
-def _texts(values: object) -> list[str]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ValueError("its names are no text")
-    return values
 
 
 def _pairs(values: object, field: str) -> list[tuple[object, object]]:

@@ -674,8 +674,7 @@ class Watch:
 
     def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, numbers: ParameterNumbers) -> None:
         assert step.measurement is not None  # noqa: S101
-        parameters = step.measurement.parameters
-        rows = tuple(numbers.row(name, parameter) for name, parameter in parameters.items())
+        rows = tuple(numbers.row(name, parameter) for name, parameter in step.measurement.parameters.items())
         layers: list[WatchedLayer] = []
         tables: list[TableRows] = []
         seen: dict[str, tuple[LayerRow, ...]] = {}
@@ -697,7 +696,7 @@ class Watch:
                 self._journal.say_once(f"no forward {name} {step.is_belated}", line)
         watched = WatchedStep(step.number, step.reason, rows, tuple(layers), tuple(tables))
         self._journal.add_watched(watched)
-        self._judge.judge_watched(watched, arrived, numbers, parameters, seen)
+        self._judge.judge_watched(watched, arrived, seen)
 
     def frozen_in_optimizers(self) -> list[str]:
         """Return the frozen parameters that are in an optimiser, except those that edits freeze."""
