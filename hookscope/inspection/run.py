@@ -1,6 +1,6 @@
 """What runs of `inspect` and `inspect_gradients` share: preparation, gathering and reporting."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -210,19 +210,10 @@ class Run:
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
             notes.append(_WITHOUT_KERNEL.format(missing_because()))
         if self.chosen.operations is not None or self.options.for_rules:
-            notes += (*unseen_in_scripts(self.inspected.modules), *self._unseen_activations())
+            operations = [seen.operation for seen in self.rows.seen.values() if seen.operation is not None]
+            shown = {operation.owner for operation in operations if ACTIVATIONS.matches("", operation.name)}
+            notes += (*unseen_in_scripts(self.inspected.modules), *unseen_activations(self.inspected.modules, shown))
         return tuple(notes)
-
-    def _unseen_activations(self) -> Iterator[str]:
-        """Yield a note that names layers of torch's whose activation is a function that has no row."""
-        operations = [seen.operation for seen in self.rows.seen.values() if seen.operation is not None]
-        shown = {operation.owner for operation in operations if ACTIVATIONS.matches("", operation.name)}
-        kinds = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
-        layers = {name: module for name, module in self.inspected.modules.items() if isinstance(module, kinds)}
-        calling = {name for name in layers if not isinstance(attribute_of(layers[name], "activation"), nn.Module)}
-        if unseen := [printable(name, 80) or "(model)" for name in layers if name in calling - shown]:
-            remedy = "Build the layers with a module (activation=torch.nn.ReLU()); the same weights fit."
-            yield f"Activation functions inside torch's own layers are not seen: {some_of(unseen, 3)}. {remedy}"
 
     def end(self, broken: Break | None) -> None:
         """Raise LayerNotFoundError if a pattern of operations has selected nothing in a run that was not broken."""
@@ -304,6 +295,16 @@ def run_batches(
         return None
     first.count()
     return first
+
+
+def unseen_activations(modules: Mapping[str, nn.Module], shown: Container[str | None] = ()) -> Iterator[str]:
+    """Yield a note that names layers of torch's whose activation is a function, without those of which it has a row."""
+    kinds = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+    layers = [name for name, module in modules.items() if isinstance(module, kinds) and name not in shown]
+    calling = [name for name in layers if not isinstance(attribute_of(modules[name], "activation"), nn.Module)]
+    if unseen := [printable(name, 80) or "(model)" for name in calling]:
+        remedy = "Build the layers with a module (activation=torch.nn.ReLU()); the same weights fit."
+        yield f"Activation functions inside torch's own layers are not seen: {some_of(unseen, 3)}. {remedy}"
 
 
 def unseen_in_scripts(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:

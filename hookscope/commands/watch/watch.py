@@ -51,6 +51,7 @@ from hookscope.commands.watch.training_log import LAST_STEP
 from hookscope.commands.watch.transfers import Transfer, number_of
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import refuse_positions
+from hookscope.inspection.run import unseen_activations
 from hookscope.results.activations import LayerRow
 from hookscope.results.table_rows import TableRows
 from hookscope.results.training import (
@@ -120,7 +121,6 @@ class Watch:
         self._every = option.every
         self._patterns = tuple(layer)
         self.out = None if option.out is None else Path(option.out)
-        self.notes = self._blind_spots(activations=activations and not eager_forward)
         self._passes = [
             EagerForward(network, functools.partial(self._failed_eagerly, network))
             if network.compiled
@@ -128,6 +128,7 @@ class Watch:
             for network in self._networks
             if (eager_forward if network.compiled else activations)
         ]
+        self.notes = self._blind_spots(activations=activations and not eager_forward)
         self._sent: deque[StepInProgress] = deque()
         self._depths: dict[int, int] = {}
         self._stepping: set[int] = set()
@@ -351,12 +352,14 @@ class Watch:
 
     def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
         compiled = [network.name for network in self._networks if network.compiled]
-        notes = []
+        notes: list[str] = []
         if compiled and activations:
             notes.append(
                 f"{', '.join(compiled)} {are(len(compiled))} compiled, where hooks do not fire: activations are not "
                 "watched, parameters, gradients and updates are."
             )
+        for passes in self._passes:
+            notes += unseen_activations(passes.watched.inspected().modules)
         if not torch_calls.sees_clipping():
             notes.append("This torch does not let clip_grad_norm_ be seen: norms before clipping are not known.")
         return tuple(notes)

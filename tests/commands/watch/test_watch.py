@@ -230,6 +230,15 @@ def test_networks_and_optimisers_are_copied_and_pickled_without_the_watch() -> N
     assert len(watch.log.watched[-1].layers) == 3
 
 
+@pytest.mark.parametrize("activation", ["relu", nn.ReLU()])
+def test_a_layer_of_torchs_that_calls_its_activation_as_a_function_is_noted(activation: Any) -> None:
+    network = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, activation=activation, batch_first=True))
+    with hookscope.watch(network, torch.optim.SGD(network.parameters()), on_line=lambda _: None) as watch:
+        pass
+    note = "Activation functions inside torch's own layers are not seen: 0. Build the layers with a module"
+    assert [line[: len(note)] for line in watch.notes] == [note] * (activation == "relu")
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.jit
 def test_a_network_is_scripted_between_watched_steps() -> None:
     network, optimizer = small()
