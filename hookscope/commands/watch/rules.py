@@ -247,8 +247,9 @@ def first_not_finite(
             made = suspected or made
             history = _history(step, ring, "" if suspected else "look at what follows that layer")
         contain = "contains" if len(broken) == 1 else "contain"
-        elsewhere = ", on this or another process" if is_distributed else ""
-        message = f"{gradients} {contain} NaN or Inf (limit 0), while the loss is {loss}. {made}{elsewhere}. {history}"
+        if is_distributed:
+            made += "; or the loss of another process, which is not seen, was not finite: look at its batch too"
+        message = f"{gradients} {contain} NaN or Inf (limit 0), while the loss is {loss}. {made}. {history}"
         findings.append(finding("non-finite-gradient", last, float(len(broken)), message))
     return findings
 

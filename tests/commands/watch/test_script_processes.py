@@ -46,11 +46,15 @@ def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path
     assert not log.verdicts
 
 
-def test_a_batch_that_breaks_on_the_second_process_is_named_at_its_step(tmp_path: Path, torchrun: Forked) -> None:
-    (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS["fsdp"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_a_batch_that_breaks_on_the_second_process_is_named_at_its_step(
+    name: str, tmp_path: Path, torchrun: Forked
+) -> None:
+    (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS[name])
     torchrun("-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 7)
     first = read_training(tmp_path / "run").verdicts[0]
     assert (first.step, first.rule) == (7, "non-finite-gradient")
+    assert "or the loss of another process, which is not seen, was not finite" in first.message
 
 
 @pytest.mark.parametrize(
