@@ -71,7 +71,7 @@ class Judge:
         record = arrived.record
         causes = self._not_finite(arrived) if arrived.is_broken else []
         outside = self._outside_changes(arrived)
-        if not len(self.ring):
+        if not self.ring.steps:
             self._report(record.step, {"unoptimised-parameter": self._unoptimised()})
         loss_jump, norm_jump = self.ring.add(record)
         diverging = rules.diverging_loss(record.loss, self.ring.first_loss) or self._loss_below_zero(arrived)
@@ -243,7 +243,7 @@ class Judge:
     def _outside_changes(self, arrived: ArrivedStep) -> list[TrainingFinding]:
         """Note what something other than an optimiser has written to before a step; return the findings about it."""
         step = arrived.record.step
-        if not len(self.ring):
+        if not self.ring.steps:
             self._first = step
         for reading in arrived.step.outside:
             self._written.update(dict.fromkeys(reading.written, step))

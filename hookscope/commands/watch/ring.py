@@ -2,7 +2,6 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -109,11 +108,9 @@ class Ring:
         self._norm = _History()
         self.first_loss: float | None = None  # the first that is finite and above 0
 
-    def __iter__(self) -> Iterator[TrainingStep]:
-        return iter(self.steps)
-
-    def __len__(self) -> int:
-        return len(self.steps)
+    def before(self, step: TrainingStep) -> list[TrainingStep]:
+        """Return the steps before one, without those that were skipped."""
+        return [past for past in self.steps if past.step < step.step and not past.skipped]
 
     def add(self, step: TrainingStep) -> tuple[Jump | None, Jump | None]:
         """Add a step; return how far its loss and its gradient norm are above earlier ones, where that is far."""

@@ -58,27 +58,12 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
 """The rules that exist only for trainings, by name; their limits are fixed."""
 
 OF_ONE_PLACE = frozenset(
-    {
-        *("non-finite-weight", "non-finite-gradient"),
-        *("non-finite-activation", "overflowing-activation", "fp16-headroom"),
-    }
+    ("non-finite-weight", "non-finite-gradient", "non-finite-activation", "overflowing-activation", "fp16-headroom")
 )
 """Rules that name one of several places, the first or the worst: they pass where they object to none."""
 
-_LAYER_RULES = (
-    *("non-finite-activation", "overflowing-activation", "fp16-headroom"),
-    *("dead-layer", "dead-channels", "saturated-activation"),
-)
-
-GRADIENT_RULES = ("zero-gradient", "vanishing-gradient", "gradient-imbalance")
-"""The rules of `hookscope grads`; one runs only if those before it did not object."""
-
-WATCHED_RULES = (*_LAYER_RULES, *GRADIENT_RULES)
-"""The rules of `hookscope check` and `grads` that judge watched steps.
-
-The other rules of `grads` need gradients of outputs or inputs of layers, which are not measured in a training. Other
-rules of `check` need the values of weights and channels, or are off by default.
-"""
+GRADIENT_RULES = {"zero-gradient": "rounding", "vanishing-gradient": "min_ratio", "gradient-imbalance": "max_ratio"}
+"""The rules of `hookscope grads`, with their limits; one runs only if those before it did not object."""
 
 
 def _greatest(row: LayerRow) -> float:
@@ -89,7 +74,7 @@ def _dead_fraction(row: LayerRow) -> float | None:
     return row.activation.dead_channel_fraction
 
 
-# The limit of a rule on outputs, or its name, and the value that is compared with it.
+# The rules on outputs: the limit, or its name, and the value that is compared with it.
 _NUMBERS: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | None]]] = {
     "non-finite-activation": (0.0, lambda row: float(non_finite_count(row.activation))),
     "overflowing-activation": ("max_magnitude", _greatest),
@@ -99,8 +84,12 @@ _NUMBERS: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | No
     "saturated-activation": ("max_fraction", saturated_fraction),
 }
 
-# The name of the limit of a rule on gradients.
-_GRADIENT_LIMITS = dict(zip(GRADIENT_RULES, ("rounding", "min_ratio", "max_ratio"), strict=True))
+WATCHED_RULES = (*_NUMBERS, *GRADIENT_RULES)
+"""The rules of `hookscope check` and `grads` that judge watched steps.
+
+The other rules of `grads` need gradients of outputs or inputs of layers, which are not measured in a training. Other
+rules of `check` need the values of weights and channels, or are off by default.
+"""
 
 WATCHED_PATIENCE = 2
 """Watched steps in a row that must pass before a verdict on them ends."""
@@ -146,7 +135,7 @@ def grown_gradients(step: TrainingStep, jump: Jump | None, ring: Ring) -> str:
     """
     if jump is None:
         return ""
-    usual = _usual_gradients([past for past in ring if past.step < step.step and not past.skipped])
+    usual = _usual_gradients(ring.before(step))
     times = {name: norm / usual[name] for name, norm in step.largest if usual.get(name) and norm}
     is_clipped = step.norm_before_clipping is not None and step.norm_before_clipping != step.gradient_norm
     least, most = min(times.values(), default=1.0), max(times.values(), default=1.0)
@@ -283,13 +272,13 @@ def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperat
 
 def _first_broken(step: TrainingStep, ring: Ring) -> int | None:
     """Return the first step with NaN or Inf before a step."""
-    before = [past for past in ring if past.step < step.step and not past.skipped]
-    return next((past.step for past in before if not all(map(_is_finite, (past.loss, past.gradient_norm)))), None)
+    broken = (past.step for past in ring.before(step) if not all(map(_is_finite, (past.loss, past.gradient_norm))))
+    return next(broken, None)
 
 
 def _history(step: TrainingStep, ring: Ring, suspect: str) -> str:
     """Return what happened before the first NaN or Inf, and what to do: look at `suspect`, if it is not ""."""
-    before = [past for past in ring if past.step < step.step and not past.skipped]
+    before = ring.before(step)
     earlier = _first_broken(step, ring)
     if earlier is not None:
         return f"The first NaN or Inf came at step {earlier}."
@@ -377,15 +366,18 @@ def small_weights(changes: Iterable[OutsideChange]) -> dict[str, str]:
     }
 
 
+def _lasting(rule: str, where: str, count: int, fault: str, remedy: str = "") -> list[TrainingFinding]:
+    """Return the finding about a fault of so many steps; none below the limit."""
+    limit = TRAINING_RULES[rule].limit or math.inf
+    message = f"{fault} (limit {limit:g}){remedy}."
+    return [finding(rule, where, float(count), message)] if count >= limit else []
+
+
 def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[TrainingFinding]:
     """Return the findings about parameters with no gradient, or a gradient of exactly 0, for many steps."""
-    limit = TRAINING_RULES[rule].limit or math.inf
     fault = {"unused-parameter": "has had no gradient", "dead-gradient": "has had a gradient of exactly 0"}[rule]
-    return [
-        finding(rule, name, float(count), f"'{name}' {fault} for {count} steps (limit {limit:g}).")
-        for name, count in counts.items()
-        if count >= limit
-    ]
+    findings = (_lasting(rule, name, count, f"'{name}' {fault} for {count} steps") for name, count in counts.items())
+    return [*chain.from_iterable(findings)]
 
 
 def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list[TrainingFinding]:
@@ -407,27 +399,19 @@ def still_stepped(optimizer: str, group: dict[str, object], *, is_zero: bool) ->
 
 def skipped_steps(count: int, largest: str) -> list[TrainingFinding]:
     """Return the finding about steps that a GradScaler has skipped in a row."""
-    limit = TRAINING_RULES["skipped-steps"].limit or math.inf
-    if count < limit:
-        return []
     where = f", first in '{largest}'" if largest else ""
-    message = (
-        f"GradScaler has skipped {count} steps in a row (limit {limit:g}): gradients overflow{where}. Start with a "
-        "lower init_scale; if that does not help, the network itself makes NaN or Inf."
+    remedy = (
+        f": gradients overflow{where}. Start with a lower init_scale; if that does not help, the network itself makes "
+        "NaN or Inf"
     )
-    return [finding("skipped-steps", largest, float(count), message)]
+    return _lasting("skipped-steps", largest, count, f"GradScaler has skipped {count} steps in a row", remedy)
 
 
 def gradients_not_reset(count: int) -> list[TrainingFinding]:
     """Return the finding about gradients that nothing has reset for this many steps."""
-    limit = TRAINING_RULES["gradients-not-reset"].limit or math.inf
-    if count < limit:
-        return []
-    message = (
-        f"The gradients of {count} steps in a row contain those of the step before (limit {limit:g}): nothing resets "
-        "them. Call optimizer.zero_grad() in every step."
-    )
-    return [finding("gradients-not-reset", "", float(count), message)]
+    fault = f"The gradients of {count} steps in a row contain those of the step before"
+    remedy = ": nothing resets them. Call optimizer.zero_grad() in every step"
+    return _lasting("gradients-not-reset", "", count, fault, remedy)
 
 
 def repeated_step(last: LastStep, optimizer: str) -> list[TrainingFinding]:
@@ -448,7 +432,7 @@ def repeated_step(last: LastStep, optimizer: str) -> list[TrainingFinding]:
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[TrainingFinding]]:
     """Return the findings of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
     by_rule: dict[str, list[TrainingFinding]] = {}
-    for name in _LAYER_RULES:
+    for name in _NUMBERS:
         # Outputs in other dtypes do not overflow in float16.
         judged = tuple(row for row in rows if name != "fp16-headroom" or row.activation.dtype == "float16")
         forward = Activations(model=model, inputs=_inputs_of(rows), rows=judged)
@@ -491,7 +475,7 @@ def _judged(name: str, measured: CheckMeasurements, rows: Sequence[LayerRow], pr
     """Return the findings of a rule of `check` or `grads` as those of the training."""
     terms = terms_of(RULES[name], CheckSettings())
     by_label = {row.label: row for row in rows}
-    limit, value_of = _NUMBERS.get(name, (_GRADIENT_LIMITS.get(name), lambda _: None))
+    limit, value_of = _NUMBERS.get(name, (GRADIENT_RULES.get(name), lambda _: None))
     limit = terms.limit(limit) if isinstance(limit, str) else limit
     findings = []
     for finding in chain.from_iterable(terms.findings([raised]) for raised in RULES[name].evaluate(measured, terms)):

@@ -261,7 +261,7 @@ class Watch:
     @property
     def log(self) -> TrainingLog:
         """The last 200 steps, the last 20 watched steps, and `verdicts`; the file has all of them."""
-        return self._journal.log(self._judge.ring)
+        return self._journal.log(self._judge.ring.steps)
 
     # --- Beginning and ending ----------------------------------------------------------------------------------------
 

@@ -364,14 +364,14 @@ def test_robust_deviations_are_those_of_the_definition() -> None:
     assert jump is not None
     assert jump.deviations == pytest.approx(((torch.tensor(50.0).log() - middle.log()) / (1.4826 * deviation)).item())
     assert jump.usual.median == pytest.approx(middle.item())
-    assert len(history) == 21
+    assert len(history.steps) == 21
     for number, loss in enumerate((3.0, 3.0, 3.0, 1e6)):  # median and spread are those of all steps before
         jump, _ = history.add(TrainingStep(number, loss, None, None, (), ()))
     assert jump is not None
     assert jump.usual.median == pytest.approx(sum(sorted([*losses, 50.0, 3.0, 3.0, 3.0])[11:13]) / 2)
     for number in range(ring.LENGTH):
         history.add(TrainingStep(number, 1.0, None, None, (), ()))
-    assert len(history) == ring.LENGTH
+    assert len(history.steps) == ring.LENGTH
 
 
 @pytest.mark.parametrize(("every", "first", "watched"), [(1, 0, [0, 1, 2]), (2, 0, [2]), (3, 100, [102]), (2, 7, [8])])
