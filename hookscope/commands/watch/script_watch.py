@@ -10,19 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hookscope import options
 from hookscope.commands.watch import torch_calls
-from hookscope.commands.watch.closing import Watched, closing_line
+from hookscope.commands.watch.closing import closing_line
 from hookscope.commands.watch.discovery import found_text, graph_of, living, networks_of, optimizers_among
 from hookscope.commands.watch.edits import parse_training_edit
 from hookscope.commands.watch.gradients import inner_optimizer, parameters_of
 from hookscope.commands.watch.networks import GraphLeaves, is_compiled
 from hookscope.commands.watch.shards import FIRST_STEP, ShardedNorms, Shards, is_sharded
-from hookscope.commands.watch.steps import HeardLoss
 from hookscope.commands.watch.watch import InScript, Watch, with_gradients
 from hookscope.errors import EXIT_BUG, HookscopeError, UsageError
 from hookscope.rules.rule import listed
@@ -59,8 +57,7 @@ class ScriptWatch:
         self._watch: Watch | None = None
         self._watched: dict[int, Optimizer] = {}
         self._retired: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._heard: list[HeardLoss] = []
-        self._graphs: dict[str, Node] = {}
+        self._shared = InScript()
         self._clipped: list[tuple[Sequence[Tensor], Tensor]] = []
         self._places: dict[str, None] = {}
         self._found = ""
@@ -71,7 +68,6 @@ class ScriptWatch:
         self._may_be_sharded = True  # until something is found that is not
         self._is_compiled = False
         self._said: set[str] = set()
-        self._seen = Watched()
         self._speaks = True
         self.started_count = 0  # processes that the script has started and that may train
         _observe_starts(self._process_starts)
@@ -108,8 +104,8 @@ class ScriptWatch:
             return
         self.is_closed = True
         self._announce()
-        if self._speaks and (self._seen.steps or not has_failed):
-            self._print(closing_line(self._seen, folder=self._folder, started=self.started_count))
+        if self._speaks and (self._shared.seen.steps or not has_failed):
+            self._print(closing_line(self._shared.seen, folder=self._folder, started=self.started_count))
 
     # --- What torch calls --------------------------------------------------------------------------------------------
 
@@ -157,7 +153,7 @@ class ScriptWatch:
             self._say_once(f"{place} calls backward on several values, or with gradients: its loss is not seen.")
             return
         if self._watch is None:
-            del self._heard[:-_KEPT_LOSSES]
+            del self._shared.losses[:-_KEPT_LOSSES]
         elif self._watch.is_closed:
             return
         if self._edits_layers and self._watch is not None and self._backward_count < _WITHOUT_OPTIMIZER:
@@ -167,9 +163,9 @@ class ScriptWatch:
         if self._watch is not None:
             self._watch.read_graph(loss)
         self._places[place] = None
-        self._heard.append((place, torch_calls.value_of(loss)))
+        self._shared.losses.append((place, torch_calls.value_of(loss)))
         if loss.grad_fn is not None:
-            self._graphs[place] = loss.grad_fn
+            self._shared.graphs[place] = loss.grad_fn
         if self._leaves is not None:
             self._leaves.param_groups[0]["params"] = graph_of(loss)[0]
         elif self._watch is None and self._backward_count < _WITHOUT_OPTIMIZER:
@@ -239,7 +235,7 @@ class ScriptWatch:
         optimizers = [optimizer]
         if isinstance(optimizer, GraphLeaves):  # found at the second step, from its second loss
             last_step = max(last_step, self._backward_count - 1)
-            del self._heard[:-1]
+            del self._shared.losses[:-1]
         else:
             optimizers = [
                 candidate
@@ -260,7 +256,7 @@ class ScriptWatch:
             option,
             activations=not hides_layers and not sharded and is_first,
             on_line=self._say,
-            script=InScript(self._heard, self._graphs, last_step, self._shards if sharded else None, self._seen),
+            script=replace(self._shared, last_step=last_step, shards=self._shards if sharded else None),
         )
         self._watched = {id(watched): watched for watched in optimizers}
         self._may_be_sharded = sharded
