@@ -89,6 +89,12 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [*chain.from_iterable([group["params"] for group in optimizer.param_groups])]
 
 
+def some_values(tensor: Tensor, most: int) -> Tensor:
+    """Return a copy of about so many values, from all over a tensor."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // most)].clone()
+
+
 def inner_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return the optimiser inside wrappers such as those of accelerate and Lightning."""
     inner = getattr(optimizer, "optimizer", None)

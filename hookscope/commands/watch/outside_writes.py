@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookscope.commands.watch.gradients import norms_of, parameters_of, together
+from hookscope.commands.watch.gradients import norms_of, parameters_of, some_values, together
 
 _VALUES = 256
 
@@ -93,7 +93,7 @@ class OutsideWrites:
             left = self._left[id(optimizer)] = _Left(step, len(parameters), _weights(parameters), ())
         left.step, left.versions = step, _versions(left.weights)
         if samples:
-            self._samples |= {id(weight): (step, _some(weight)) for weight in left.weights}
+            self._samples |= {id(weight): (step, some_values(weight, _VALUES)) for weight in left.weights}
 
     def step_begins(
         self, optimizer: Optimizer, step: int, all_optimizers: Sequence[Optimizer], *, is_measured: bool
@@ -115,7 +115,9 @@ class OutsideWrites:
         written = [tensor for tensor in changed if self._writes[id(tensor)] <= _FEW_WRITES]
         compared = [weight for weight in left.weights if id(weight) not in theirs] if is_measured else written
         sampled = [
-            (tensor, *self._samples[id(tensor)], _some(tensor)) for tensor in compared if id(tensor) in self._samples
+            (tensor, *self._samples[id(tensor)], some_values(tensor, _VALUES))
+            for tensor in compared
+            if id(tensor) in self._samples
         ]
         sampled = [row for row in sampled if row[2].device == row[3].device and row[2].shape == row[3].shape]
         changes = [now - before for _, _, before, now in sampled]
@@ -160,8 +162,3 @@ def _weights(parameters: Sequence[Tensor]) -> list[Tensor]:
 def has_axes(tensor: Tensor) -> bool:
     """Tell whether at least two axes are longer than 1: a weight, not a bias or scale."""
     return sum(size > 1 for size in tensor.shape) >= 2
-
-
-def _some(values: Tensor) -> Tensor:
-    flat = values.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // _VALUES)].clone()

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.commands.watch.gradients import GradientReading, norms_together, parameters_of
+from hookscope.commands.watch.gradients import GradientReading, norms_together, parameters_of, some_values
 
 _VALUES = 64
 
@@ -55,7 +55,7 @@ class _Sample:
         """Tell whether nothing has reset `.grad`; of zeros that is not known, and does not count."""
         if held.layout is not torch.strided:
             return False
-        values = _some_values(held)
+        values = some_values(held, _VALUES)
         return bool(values.any()) and (self.arrivals > 0 or values.equal(self.expected))
 
 
@@ -87,7 +87,7 @@ class GradientResets:
         if sample.arrivals and held is not None:
             sample.steps += 1
             sample.arrivals = 0
-            sample.expected = _some_values(held)
+            sample.expected = some_values(held, _VALUES)
 
     def release(self) -> None:
         """Leave the parameters without hooks."""
@@ -107,16 +107,11 @@ def _sample_of(parameters: Sequence[Tensor]) -> _Sample | None:
     for parameter in reversed(parameters):
         gradient = parameter.grad
         if parameter.requires_grad and parameter.is_leaf and gradient is not None and gradient.layout is torch.strided:
-            sample = _Sample(parameter, _some_values(gradient))
+            sample = _Sample(parameter, some_values(gradient, _VALUES))
             sample.handles.append(parameter.register_hook(sample.arrives))  # type: ignore[no-untyped-call]
             sample.handles.append(parameter.register_post_accumulate_grad_hook(sample.added))  # type: ignore[no-untyped-call]
             return sample
     return None
-
-
-def _some_values(values: Tensor) -> Tensor:
-    """Return a copy of the first values."""
-    return values.detach().reshape(-1)[:_VALUES].clone()
 
 
 Scaler = Literal["", "stepped", "skipped"]
@@ -176,7 +171,7 @@ class LastStep:
     def _ends(self) -> list[Tensor]:
         """Return some values of the first gradient and of the last; none of sparse ones."""
         ends = [self.reading.parameters[at].grad for at in (0, -1)]
-        return [_some_values(end) for end in ends if end is not None and end.layout is torch.strided]
+        return [some_values(end, _VALUES) for end in ends if end is not None and end.layout is torch.strided]
 
 
 class LastSteps:

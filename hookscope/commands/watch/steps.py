@@ -195,5 +195,6 @@ def _before_clipping(
 
 
 def _largest(norms: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    order = sorted(norms.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1], reverse=True)
-    return tuple(order[:_LARGEST])
+    is_nan = math.isnan(sum(norms.values()))  # NaN first
+    sizes = {name: math.inf if math.isnan(norm) else norm for name, norm in norms.items()} if is_nan else norms
+    return tuple([(name, norms[name]) for name in sorted(norms, key=sizes.__getitem__, reverse=True)[:_LARGEST]])
