@@ -1,7 +1,7 @@
 """What the graph of a loss tells: inputs with NaN, why its gradients may hold NaN while it is finite, and its sign."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -68,14 +68,13 @@ def _weight(node: Node | None) -> Tensor | None:
 _INPUTS = ("mat1", "input", "self")
 
 
-def broken_input(loss: Node | None, names_of: Callable[[Sequence[Tensor]], Sequence[str]]) -> str:
+def broken_input(loss: Node | None, name_of: Callable[[Tensor], str]) -> str:
     """Return which layer got an input with NaN or Inf that no weight has computed, as a clause; "" if none is found."""
     for node in nodes_of(loss, _MOST_SEARCHED):
         weight = next((weight for below, _ in node.next_functions if (weight := _weight(below)) is not None), None)
-        saved = (_saved(node, name) for name in _INPUTS if weight is not None)
-        where = next((where for tensor in saved if (where := _not_finite(tensor))), "")
-        if where and weight is not None:
-            name = names_of([weight])[0]
+        name = "" if weight is None else name_of(weight)
+        where = next((where for saved in _INPUTS if name and (where := _not_finite(_saved(node, saved)))), "")
+        if where:
             return f"the input of '{name.rpartition('.')[0] or name}' held {where}"
     return ""
 

@@ -177,9 +177,9 @@ class ParameterNames:
                     self._names.setdefault(id(parameter), name)
                     self._kept.append(parameter)
 
-    def knows(self, parameter: Tensor) -> bool:
-        """Tell whether a parameter belongs to the networks or the optimisers."""
-        return id(parameter) in self._names
+    def of_one(self, parameter: Tensor) -> str:
+        """Return the name of a parameter; "" if it belongs to neither the networks nor the optimisers."""
+        return self._names.get(id(parameter), "")
 
     def of(self, parameters: Sequence[Tensor]) -> tuple[str, ...]:
         """Return the names of parameters of the networks or optimisers; the same tuple for the same parameters."""

@@ -494,7 +494,7 @@ class Watch:
         if loss is None or not loss.is_cpu or self._judge.verdicts.stands("non-finite-loss"):
             return
         if not math.isfinite(number_of(loss)):
-            self._current.bad_input = self._current.bad_input or broken_input(loss.grad_fn, self._names.of)
+            self._current.bad_input = self._current.bad_input or broken_input(loss.grad_fn, self._names.of_one)
 
     def backward_ended(self) -> None:
         """Do nothing; called by `torch_calls`."""
@@ -503,7 +503,7 @@ class Watch:
         """Tell whether the parameters that are being clipped are watched; called by `torch_calls`."""
         if self._is_closed or os.getpid() != self._process or not parameters or is_sharded(parameters):
             return False
-        if not self._names.knows(parameters[0]):
+        if not self._names.of_one(parameters[0]):
             return False
         # Nothing to clip: the optimiser has stepped with these gradients.
         self._clipped_again = [

@@ -210,6 +210,18 @@ def test_the_layer_that_got_nan_is_named_with_its_index(kind: str, autocast: boo
     assert len(calls) == AT * (2 if kind == "checkpointed" else 1)
 
 
+def test_the_input_of_another_training_is_not_blamed() -> None:
+    other = built()
+
+    def loss_of(network: nn.Sequential, inputs: Tensor, step: int) -> Tensor:
+        if step == AT:
+            other(torch.full((8, 3), torch.nan)).sum().backward()
+        return network(inputs).sum() * (torch.nan if step == AT else 0.1)
+
+    verdict = next(verdict for verdict in trained(loss_of) if verdict.rule == "non-finite-loss")
+    assert "the NaN came from the batch or the forward pass" in verdict.message
+
+
 @pytest.mark.exhaustive
 def test_a_script_that_reads_nan_is_told_its_index(tmp_path: Path, fork_server: ForkServer) -> None:
     (tmp_path / "train.py").write_text(NAN_IN_A_BATCH)
