@@ -28,7 +28,7 @@ from hookscope.commands.watch import torch_calls
 from hookscope.commands.watch.activations import EagerForward, ForwardPasses, watched_layer
 from hookscope.commands.watch.closing import Watched
 from hookscope.commands.watch.edits import FittedEdits, TrainingEdits
-from hookscope.commands.watch.gradients import norms_of, parameters_of, read_gradients
+from hookscope.commands.watch.gradients import parameters_of, read_gradients
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.judging import Judge
 from hookscope.commands.watch.loss_graph import LossOperations, broken_input, operations_of, why_below_zero
@@ -48,7 +48,7 @@ from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
 from hookscope.commands.watch.stale_gradients import GradientResets, LastStep, LastSteps
 from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, StepInProgress
 from hookscope.commands.watch.training_log import LAST_STEP
-from hookscope.commands.watch.transfers import Transfer, number_of
+from hookscope.commands.watch.transfers import number_of
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import refuse_positions
 from hookscope.inspection.run import unseen_activations
@@ -710,9 +710,8 @@ class Watch:
     def _bad_weights(self, optimizer: Optimizer) -> list[str]:
         everything = {id(tensor): tensor for tensor in (*self._names.all.values(), *parameters_of(optimizer))}
         held = [tensor for tensor in everything.values() if tensor.is_floating_point() or tensor.is_complex()]
-        norms = Transfer(norms_of([tensor.detach() for tensor in held])).read()
-        names = self._names.of([tensor for tensor, norm in zip(held, norms, strict=True) if not math.isfinite(norm)])
-        return self._names.in_order(names)
+        broken = [tensor for tensor in held if not tensor.detach().isfinite().all()]
+        return self._names.in_order(self._names.of(broken))
 
 
 def with_gradients(

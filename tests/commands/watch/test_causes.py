@@ -210,6 +210,18 @@ def test_the_layer_that_got_nan_is_named_with_its_index(kind: str, autocast: boo
     assert len(calls) == AT * (2 if kind == "checkpointed" else 1)
 
 
+def test_a_weight_whose_square_overflows_float32_is_not_said_to_be_broken() -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    nn.init.constant_(network[0].weight, 3e19)
+
+    def loss_of(network: nn.Sequential, inputs: Tensor, step: int) -> Tensor:
+        return mean_loss(network, inputs + (math.nan if step == AT else 0), step)
+
+    verdict = next(verdict for verdict in trained(loss_of, network) if verdict.rule.startswith("non-finite"))
+    assert (verdict.rule, verdict.step) == ("non-finite-loss", AT)
+    assert "Weights were finite, but the input of '0' held NaN" in verdict.message
+
+
 def test_the_input_of_another_training_is_not_blamed() -> None:
     other = built()
 
