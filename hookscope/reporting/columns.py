@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from textwrap import wrap
 from typing import Any
 
 from rich import box
@@ -254,6 +253,18 @@ def safe_line(text: str, style: str = "", overflow: OverflowMethod | None = None
     return Text(safe_text(text), style=style, overflow=overflow)
 
 
+def broken(text: str, width: int, indent: str) -> str:
+    """Return a text in lines of a terminal's width, broken at blanks only; `indent` stands before all but the first."""
+    first, *words = text.split(" ")
+    lines = [first]
+    for word in words:
+        if cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(indent + word)
+    return "\n".join(lines)
+
+
 def number_text(value: float | None, digits: int = 4) -> str:
     """Return so many significant digits, without a power of ten where that reads well; "0" is exactly zero."""
     if value is None:
@@ -393,9 +404,8 @@ def _below(remark: Text, begin: int, width: int, style: str) -> Text:
     """Return a remark under its name, as wide as the table."""
     words = remark.plain.lstrip()
     first = " " * (begin + remark.cell_len - cell_len(words))
-    rest = first + " " * len("└ ")
-    lines = wrap(words, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
-    return Text("\n".join(lines), style=remark.spans[-1].style if remark.spans else style)
+    lines = broken(first + words, width, first + " " * len("└ "))
+    return Text(lines, style=remark.spans[-1].style if remark.spans else style)
 
 
 def _section(columns: Sequence[Drawn], width: int, *, show_header: bool) -> Table:

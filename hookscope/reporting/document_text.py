@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
-from textwrap import wrap
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from hookscope.reporting.columns import draw, drawn_columns, fitted, safe_line
+from hookscope.reporting.columns import broken, draw, drawn_columns, fitted, safe_line
 from hookscope.reporting.document import Document, FindingLine, Findings, Listing, Pictures, Table
 from hookscope.reporting.document import Text as Sentences
 from hookscope.reporting.terminal import LEVEL_STYLES, about_lines
@@ -58,9 +57,8 @@ def unbroken(lines: Iterable[RenderableType], width: int) -> Iterator[Renderable
     for line in lines:
         if isinstance(line, Text):
             indent = line.plain[: len(line.plain) - len(line.plain.lstrip())]
-            below = f"{indent}{_INDENT}"
-            pieces = wrap(line.plain, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
-            yield Text("\n".join(pieces), style=line.spans[-1].style if line.spans else line.style)
+            style = line.spans[-1].style if line.spans else line.style
+            yield Text(broken(line.plain, width, indent + _INDENT), style=style)
         else:
             yield line
 

@@ -251,6 +251,15 @@ def test_a_logarithmic_axis_has_round_numbers(low: float, high: float, expected:
     assert len(words) <= 6
 
 
+def test_names_of_wide_letters_stand_clear_of_each_other() -> None:
+    labels = [letter * 9 for letter in "层卷积块头尾前后左右上下"]
+    figure = over_depth(DepthChart(title="g", labels=labels, series=[Series("m", [1.0] * len(labels))]))
+    assert figure is not None
+    places = [place for place, _ in figure.names]
+    assert len(places) > 4
+    assert min(np.diff(places)) > 9 * 12  # a letter is as wide as the font is high, 12 pixels
+
+
 def test_of_many_inputs_a_few_are_open(tmp_path: Path) -> None:
     names = [f"{number}.jpg" for number in range(7)]
     pictures = [picture_png()] * 7

@@ -1,15 +1,18 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import get_args
 
 import numpy as np
 import pytest
 from rich.cells import cell_len
 from rich.console import RenderableType
+from rich.text import Text
 
 from hookscope.commands.activations.describe import no_findings
 from hookscope.commands.conversion import summary
+from hookscope.reporting.document_text import unbroken
 from hookscope.reporting.terminal import failure_panel, model_words, warnings_panel
 from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.comparison import Prediction
@@ -64,6 +67,18 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
         for line in printed(renderable, width).splitlines():
             assert cell_len(line) <= width
             assert line.isprintable()
+
+
+def test_a_sentence_with_a_wide_name_is_broken_between_words_by_the_cells_of_the_terminal() -> None:
+    width, name = 60, "层" * 20
+    line = Text(f"  The first difference is in {name}, whose inputs are equal.")
+    [broken] = unbroken([line], width)
+    assert isinstance(broken, Text)
+    lines = broken.plain.split("\n")
+    assert " ".join(" ".join(lines).split()) == line.plain.strip()
+    assert all(line.startswith("  ") for line in lines)
+    assert max(map(cell_len, lines)) <= width
+    assert all(cell_len(f"{line} {next_line.split()[0]}") > width for line, next_line in pairwise(lines))
 
 
 # The layer table

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len
 
 from hookscope.reporting.axes import Axis, Run, asinh, block_names, log, percent, placed_names, runs_of
 from hookscope.reporting.columns import fold_name, number_text, percent_text
@@ -17,7 +18,7 @@ WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26
 _FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT}
 
-_LABEL_PIXELS = 6.2  # a character of the axis, with room to spare
+_LABEL_PIXELS = 6.2  # a letter of the axis, with room to spare; one of Chinese takes two
 _GAP = 8  # between two names
 _PHONE_PIXELS = 300  # of a plot on a screen of 390 pixels
 _MOST_BLOCKS = 40
@@ -251,7 +252,7 @@ def _names(labels: Sequence[str]) -> list[tuple[float, str]]:
 
 
 def _width(text: str) -> float:
-    return len(text) * _LABEL_PIXELS
+    return cell_len(text) * _LABEL_PIXELS
 
 
 def _short(number: float) -> str:
