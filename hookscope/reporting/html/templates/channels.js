@@ -6,8 +6,7 @@ const STRIP = columns.length;
 const AT_ONCE = 100;
 const place = Object.fromEntries(columns.map(({ key }, at) => [key, at]));
 const body = document.querySelector("#found tbody");
-let found = channels;
-let shown = 0;
+let waiting = []; // channels that were found and are not yet in the table
 
 function matches(channel, words) {
   const [name, best] = ["layer", "best_class"].map((key) => (channel[place[key]] ?? "").toLowerCase());
@@ -16,36 +15,32 @@ function matches(channel, words) {
 }
 
 function search() {
-  const words = $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = searched();
   const ordered = orders[$("order").value]?.map((at) => channels[at]) ?? channels;
-  found = ordered.filter((channel) => (!$("pictured").checked || channel[STRIP] >= 0) && matches(channel, words));
+  waiting = ordered.filter((channel) => (!$("pictured").checked || channel[STRIP] >= 0) && matches(channel, words));
+  tell(waiting.length, `${waiting.length.toLocaleString("en")} channel${waiting.length === 1 ? "" : "s"}`);
   body.replaceChildren();
-  shown = 0;
   extend();
-  $("matched").value = `${found.length.toLocaleString("en")} channel${found.length === 1 ? "" : "s"}`;
-  $("none").hidden = found.length > 0;
 }
 
 function extend() {
-  for (const channel of found.slice(shown, shown + AT_ONCE)) {
+  for (const channel of waiting.splice(0, AT_ONCE)) {
     const row = body.insertRow();
     columns.forEach(({ words }, at) => {
       const cell = row.insertCell();
       cell.className = words ? "name" : "number";
       cell.textContent = channel[at];
     });
-    if (channel[STRIP] >= 0) {
-      const picture = new Image();
-      picture.src = strips[channel[STRIP]];
-      picture.alt = `crops of the inputs that excite channel ${channel[place.channel]} of ${channel[place.layer]} most`;
-      picture.className = "crops";
-      const below = body.insertRow().insertCell();
-      below.colSpan = row.cells.length;
-      below.append(picture);
-    }
+    if (channel[STRIP] < 0) continue;
+    const picture = new Image();
+    picture.src = strips[channel[STRIP]];
+    picture.alt = `crops of the inputs that excite channel ${channel[place.channel]} of ${channel[place.layer]} most`;
+    picture.className = "crops";
+    const below = body.insertRow().insertCell();
+    below.colSpan = columns.length;
+    below.append(picture);
   }
-  shown = Math.min(found.length, shown + AT_ONCE);
-  $("more").hidden = shown === found.length;
+  $("more").hidden = !waiting.length;
 }
 
 $("more").addEventListener("click", extend);

@@ -10,17 +10,22 @@ async function load(figure) {
 function draw(figure, picture) {
   const [columns, count, height, width, frames] =
     ["columns", "count", "height", "width", "frames"].map((name) => Number(figure.dataset[name]));
-  const canvas = figure.querySelector(".tiles");
-  const room = Math.max(200, figure.querySelector(".mosaic").clientWidth);
-  const gap = height * width === 1 ? 1 : 2;
-  let scale = Math.max(1, Math.floor((height * width === 1 ? 9 : 44) / Math.max(height, width / frames)));
+  const [mosaic, canvas, chosen, map, pick, previous, next, under, opacity] =
+    ["mosaic", "tiles", "chosen", "map", "pick", "previous", "next", "under", "opacity"].map((name) => figure.querySelector(`.${name}`));
+  const room = Math.max(200, mosaic.clientWidth);
+  const isCell = height * width === 1;
+  const gap = isCell ? 1 : 2;
+  let scale = Math.max(1, Math.floor((isCell ? 9 : 44) / Math.max(height, width / frames)));
   scale = Math.min(scale, Math.max(room / width, 0.1));
   let across;
   for (;; scale *= 0.8) { // until no browser's limit is met
-    across = Math.max(1, Math.min(count, Math.floor((room + gap) / (width * scale + gap))));
+    across = clamped(Math.floor((room + gap) / (width * scale + gap)), count) || 1;
     if (Math.ceil(count / across) * (height * scale + gap) < 16000) break;
   }
   const [pitchX, pitchY] = [width * scale + gap, height * scale + gap];
+  const box = (channel) => [(channel % across) * pitchX, Math.floor(channel / across) * pitchY, width * scale, height * scale];
+  const copy = (pen, channel, ...to) =>
+    pen.drawImage(picture, (channel % columns) * width, Math.floor(channel / columns) * height, width, height, ...to);
   const sharp = scale < 1 ? 1 : Math.min(2, Math.ceil(devicePixelRatio || 1));
   canvas.width = Math.ceil(across * pitchX - gap) * sharp;
   canvas.height = Math.ceil(Math.ceil(count / across) * pitchY - gap) * sharp;
@@ -28,45 +33,32 @@ function draw(figure, picture) {
   const pen = canvas.getContext("2d");
   pen.scale(sharp, sharp);
   pen.imageSmoothingEnabled = scale < 1;
-  const from = (channel) => [(channel % columns) * width, Math.floor(channel / columns) * height];
-  for (let channel = 0; channel < count; channel++) {
-    const [x, y] = [(channel % across) * pitchX, Math.floor(channel / across) * pitchY];
-    pen.drawImage(picture, ...from(channel), width, height, x, y, width * scale, height * scale);
-  }
+  for (let channel = 0; channel < count; channel++) copy(pen, channel, ...box(channel));
   figure.classList.add("ready");
-  const pick = figure.querySelector(".pick");
   if (!pick) return;
   const input = [...document.querySelectorAll("img[data-file]")].find((each) => each.dataset.file === figure.dataset.input);
-  const under = figure.querySelector(".under");
   if (under && input) under.src = input.src;
-  const map = figure.querySelector(".map");
   [map.width, map.height] = [width, height];
-  figure.querySelector(".stage").style.aspectRatio = `${width} / ${height}`;
-  const chosen = figure.querySelector(".chosen");
+  map.parentElement.style.aspectRatio = `${width} / ${height}`;
   const select = (wanted) => {
-    const channel = Math.max(0, Math.min(count - 1, Math.round(wanted) || 0));
+    const channel = clamped(Math.round(wanted) || 0, count - 1);
     pick.value = channel;
-    const inner = map.getContext("2d");
-    inner.clearRect(0, 0, width, height);
-    inner.drawImage(picture, ...from(channel), width, height, 0, 0, width, height);
+    map.width = width; // clears it
+    copy(map.getContext("2d"), channel, 0, 0, width, height);
     map.setAttribute("aria-label", `Channel ${channel} of ${count}`);
     chosen.hidden = false;
-    const box = [(channel % across) * pitchX, Math.floor(channel / across) * pitchY, width * scale, height * scale];
-    ["left", "top", "width", "height"].forEach((side, at) => { chosen.style[side] = `${box[at]}px`; });
-    figure.querySelector(".previous").disabled = channel === 0;
-    figure.querySelector(".next").disabled = channel === count - 1;
+    ["left", "top", "width", "height"].forEach((side, at) => { chosen.style[side] = `${box(channel)[at]}px`; });
+    previous.disabled = channel === 0;
+    next.disabled = channel === count - 1;
   };
   pick.addEventListener("input", () => pick.value !== "" && select(Number(pick.value)));
-  figure.querySelector(".previous").addEventListener("click", () => select(Number(pick.value) - 1));
-  figure.querySelector(".next").addEventListener("click", () => select(Number(pick.value) + 1));
-  canvas.addEventListener("click", (event) => {
-    const box = canvas.getBoundingClientRect();
-    const [x, y] = [(event.clientX - box.left) / pitchX, (event.clientY - box.top) / pitchY];
-    const channel = Math.floor(y) * across + Math.floor(x);
+  previous.addEventListener("click", () => select(Number(pick.value) - 1));
+  next.addEventListener("click", () => select(Number(pick.value) + 1));
+  canvas.addEventListener("click", ({ offsetX, offsetY }) => {
+    const channel = Math.floor(offsetY / pitchY) * across + Math.floor(offsetX / pitchX);
     if (channel < count) select(channel);
   });
-  const opacity = figure.querySelector(".opacity");
-  if (opacity) opacity.addEventListener("input", () => { map.style.opacity = opacity.value / 100; });
+  opacity?.addEventListener("input", () => { map.style.opacity = opacity.value / 100; });
   select(0);
 }
 

@@ -1,4 +1,3 @@
-const [TOP, FOOT] = [10, 26]; // px of a plot, as in figures.py
 const heats = tables.filter((each) => each.table.classList.contains("strips"));
 for (const each of heats) {
   const { title, scale, names, steps } = each.table.dataset;
@@ -33,78 +32,66 @@ function columnWords(each, column) {
 }
 
 for (const each of heats) {
-  const place = each.table.closest(".heat").querySelector(".place");
-  each.table.addEventListener("pointermove", (event) => {
+  pointAt(each.table, each.table.closest(".heat").querySelector(".place"), (event) => {
     const strip = event.target.closest("svg.cells");
-    if (!strip) return;
-    const tr = strip.closest("tr");
-    const box = strip.getBoundingClientRect();
-    const column = Math.max(0, Math.min(each.steps.length - 1, Math.floor(((event.clientX - box.left) / box.width) * each.steps.length)));
-    place.value = `${tr.cells[0].textContent}, ${columnWords(each, column)}: ${words(each, valuesOf(each, Number(tr.dataset.row))[column])}`;
-  });
-  each.table.addEventListener("pointerleave", () => { place.value = ""; });
-  each.table.addEventListener("click", (event) => {
-    const strip = event.target.closest("svg.cells");
-    if (strip) go(parts[strip.closest("tr").dataset.part]);
+    if (!strip) return undefined;
+    const { cells, dataset } = strip.closest("tr");
+    const column = clamped(Math.floor(pointIn(strip, event).x), each.steps.length - 1);
+    const value = valuesOf(each, Number(dataset.row))[column];
+    return { words: `${cells[0].textContent}, ${columnWords(each, column)}: ${words(each, value)}`, part: parts[dataset.part] };
   });
 }
 
 // --- charts in the page of a row
 
 function chart(each, row) {
-  const values = valuesOf(each, row.number);
+  const values = [...valuesOf(each, row.number)];
   const fits = (value) => Number.isFinite(value) && (each.share || value > 0);
-  const known = [...values].filter(fits);
+  const [least, most] = [Math.min, Math.max].map((extreme) => extreme(...values.filter(fits)));
+  const isEmpty = least > most;
+  const ends = isEmpty ? [] : each.share ? [0, 1] : [...new Set([least, most])];
+  const scaled = each.share ? Number : Math.log10;
+  const [low, high] = [ends[0], ends.at(-1)].map(scaled);
+  const x = (column) => LEFT + ((RIGHT - LEFT) * column) / Math.max(1, values.length - 1);
+  const y = (value) => TOP + 6 + (high > low ? (high - scaled(value)) / (high - low) : 0.5) * (HEIGHT - FOOT - TOP - 18);
+  let [line, marks, pen] = ["", "", "M"];
+  values.forEach((value, column) => {
+    if (fits(value)) {
+      line += `${pen}${x(column)} ${y(value)}h.1`;
+      pen = "L";
+    } else if (!Number.isNaN(value)) {
+      marks += `M${x(column)} ${HEIGHT - FOOT - 8}v8`;
+      pen = "M";
+    }
+  });
+  const rules = ends.map((value) => `M${LEFT - 4} ${y(value)}H1000`).join("");
   const figure = $("chart").content.firstElementChild.cloneNode(true);
   const plot = figure.querySelector("svg.plot");
   figure.querySelector("h3").textContent = each.title;
-  const height = plot.height.baseVal.value;
-  const [left, right, width] = [plot.dataset.left, plot.dataset.right, plot.dataset.width].map(Number);
-  const scaled = each.share ? (value) => value : Math.log10;
-  let [low, high] = each.share ? [0, 1] : [Math.min(...known), Math.max(...known)];
-  const ends = known.length ? [...new Set([low, high])] : [];
-  [low, high] = [scaled(low), scaled(high)];
-  if (high - low < 1e-9) [low, high] = [low - 0.5, high + 0.5];
-  const x = (column) => left + ((right - left) * column) / Math.max(1, values.length - 1);
-  const y = (value) => TOP + 6 + (1 - (scaled(value) - low) / (high - low)) * (height - FOOT - TOP - 18);
-  let path = "";
-  let joined = false;
-  let marks = "";
-  values.forEach((value, column) => {
-    const at = `${x(column).toFixed(1)} `;
-    if (fits(value)) {
-      path += `${joined ? "L" : "M"}${at}${y(value).toFixed(1)}${joined ? "" : "h.1"}`;
-      joined = true;
-    } else if (!Number.isNaN(value)) {
-      marks += `M${at}${height - FOOT - 8}v8`;
-      joined = false;
-    }
-  });
-  const rules = ends.map((value) => `<path class="rule" d="M${left - 4} ${y(value).toFixed(1)}H${width}"/>`).join("");
-  const lines = `${rules}<path class="line" d="${path}"/><path class="mark" d="${marks}"/>`; // of numbers alone
-  plot.querySelector(".drawn").insertAdjacentHTML("afterbegin", lines);
-  const first = each.names.length ? each.names[0] : `step ${each.steps[0][0].toLocaleString("en")}`;
-  const last = each.names.length ? each.names.at(-1) : each.steps.at(-1)[1].toLocaleString("en");
-  const most = innerWidth < 700 ? 20 : 50; // characters of a name
-  const end = (name) => (name.length > most ? `…${name.slice(1 - most)}` : name);
-  const texts = ends.map((value) => [-6, y(value) + 4, "end", words(each, value)]);
-  for (const [left, top, anchor, text] of [...texts, [0, height - 8, "start", end(first)], ["100%", height - 8, "end", end(last)]]) {
+  figure.querySelector(".keys").textContent = marks && `at the foot: NaN${each.share ? " or Inf" : ", Inf or 0"}`;
+  const paths = { rule: rules, line, mark: marks }; // of numbers alone
+  for (const [style, path] of Object.entries(paths)) {
+    plot.querySelector(".cursor").insertAdjacentHTML("beforebegin", `<path class="${style}" d="${path}"/>`);
+  }
+  const letters = innerWidth < 700 ? 20 : 50;
+  const short = (name) => (name.length > letters ? `…${name.slice(1 - letters)}` : name);
+  const write = (left, top, anchor, text) => {
     plot.insertAdjacentHTML("afterbegin", `<text x="${left}" y="${top}" text-anchor="${anchor}"></text>`);
     plot.firstElementChild.textContent = text;
-  }
-  const range = known.length ? `, from ${words(each, Math.min(...known))} to ${words(each, Math.max(...known))}` : ": no number above 0";
+  };
+  for (const value of ends) write(-6, y(value) + 4, "end", words(each, value));
+  write(0, HEIGHT - 8, "start", short(columnWords(each, 0)));
+  write("100%", HEIGHT - 8, "end", short(columnWords(each, values.length - 1)));
+  const range = isEmpty ? ": no number above 0" : `, from ${words(each, least)} to ${words(each, most)}`;
   plot.setAttribute("aria-label", `${each.title} of ${row.part.name}${range}`);
-  const labels = each.steps.map((_, column) => {
-    const item = document.createElement("i");
-    item.textContent = `${columnWords(each, column)}: ${words(each, values[column])}`;
-    return item;
-  });
+  const named = (value, column) => `${columnWords(each, column)}: ${words(each, value)}`;
+  const labels = values.map((...cell) => Object.assign(document.createElement("i"), { textContent: named(...cell) }));
   figure.querySelector(".labels").content.replaceChildren(...labels);
   followPointer(figure);
   return figure;
 }
 
 onOpen.push((part) => {
-  const drawnRows = heats.map((each) => [each, each.rows.find((row) => row.part === part)]).filter(([, row]) => row);
-  $("body").querySelector(".charts").replaceChildren(...drawnRows.map(([each, row]) => chart(each, row)));
+  const charts = heats.flatMap((each) => each.rows.filter((row) => row.part === part).map((row) => chart(each, row)));
+  $("body").querySelector(".charts").replaceChildren(...charts);
 });

@@ -3,7 +3,7 @@
 // written to the document as text. The state of the page is its fragment: #layer=…&q=…&sort=rows:-mean
 
 const $ = (id) => document.getElementById(id);
-const ROW_HEIGHT = 27; // px of a row of a long table, as in the style
+const [LEFT, RIGHT, HEIGHT, TOP, FOOT] = [66, 992, 220, 10, 26]; // of a plot's lines, as in figures.py
 const panel = $("panel");
 const parts = [...document.querySelectorAll("template.part")].map((template) => {
   const { name, otherNames = "", kind, flagged } = template.dataset;
@@ -21,11 +21,18 @@ const usual = chosen();
 const onFilter = tables.length ? [filterRows] : []; // what the filters change
 const onOpen = []; // what else happens with the part of a row that is shown
 let shown = null;
-let later = [];
 let waiting = 0;
 
 const bytes = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
 const filter = () => onFilter.forEach((then) => then());
+const clamped = (value, last) => Math.max(0, Math.min(last, value));
+const searched = () => $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
+
+
+function tell(count, words) { // how many the filters find
+  $("matched").value = words;
+  $("none").hidden = count > 0;
+}
 
 // --- the fragment
 
@@ -82,47 +89,17 @@ function find(name) {
 // --- the tables
 
 function filterRows() {
-  const words = $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = searched();
   const kind = $("type")?.value;
   for (const part of parts) {
     part.matches = (!kind || part.kind === kind) && (!$("flagged")?.checked || part.flagged) && words.every((word) => part.text.includes(word));
   }
-  for (const each of tables) {
-    if (each.isLong) hideOfMany(each);
-    else for (const { tr, part } of each.rows) tr.hidden = !part.matches;
+  for (const { tr, part } of tables.flatMap((each) => each.rows)) {
+    if (tr.hidden === part.matches) tr.hidden = !part.matches; // elsewhere the row at the top stays there by itself
   }
   const count = parts.filter((part) => part.matches).length;
   const all = `${parts.length} ${parts.length === 1 ? "row" : "rows"}`;
-  $("matched").value = count === parts.length ? all : `${count} of ${all}`;
-  $("none").hidden = count > 0;
-}
-
-// The row at the top stays there. The next frame draws the rows in sight; the others come after it.
-function hideOfMany({ table, order }) {
-  const region = table.parentElement;
-  const scrolled = region.scrollTop;
-  const fit = Math.ceil(innerHeight / ROW_HEIGHT);
-  const top = scrolled ? order.filter(({ tr }) => !tr.hidden)[Math.floor(scrolled / ROW_HEIGHT)] : undefined;
-  bringLater();
-  const appearing = [];
-  let [above, count] = [0, 0];
-  for (const row of order) {
-    const { matches } = row.part;
-    if (row === top) above = count;
-    if (matches && row.tr.hidden) appearing.push([count, row.tr]);
-    if (row.tr.hidden === matches) row.tr.hidden = !matches;
-    count += matches;
-  }
-  const first = Math.min(above - 1, count - fit);
-  later = appearing.filter(([place]) => place < first || place > above + fit).map(([, tr]) => tr);
-  for (const tr of later) tr.classList.add("later");
-  if (top) region.scrollTop = above * ROW_HEIGHT + (scrolled % ROW_HEIGHT);
-  if (later.length) requestAnimationFrame(() => setTimeout(bringLater));
-}
-
-function bringLater() {
-  for (const tr of later) tr.classList.remove("later");
-  later = [];
+  tell(count, count === parts.length ? all : `${count} of ${all}`);
 }
 
 function chooseColumns() {
@@ -178,31 +155,32 @@ function turn(by) {
   if (next && shown) go(next);
 }
 
-// --- plots: what is under the pointer in words, with a line through it, and the row that a click there leads to
+// --- what is under the pointer
+
+// Where the pointer is, in the units of a drawing.
+function pointIn(drawing, { clientX, clientY }) {
+  return new DOMPoint(clientX, clientY).matrixTransform(drawing.getScreenCTM().inverse());
+}
+
+// `look` returns what is under the pointer in words, and the name or the row that a click there leads to.
+function pointAt(area, output, look) {
+  area.addEventListener("pointermove", (event) => { output.value = look(event)?.words ?? ""; });
+  area.addEventListener("pointerleave", () => { output.value = ""; });
+  area.addEventListener("click", (event) => {
+    const part = look(event)?.part;
+    if (part) go(part);
+  });
+}
 
 function followPointer(figure) {
   const plot = figure.querySelector("svg.plot");
-  const labels = [...figure.querySelector(".labels").content.children].map((each) => each.textContent);
-  const [frame, left, right, width] = ["frame", "left", "right", "width"].map((each) => Number(plot.dataset[each]));
-  const place = (event) => {
-    const box = plot.getBoundingClientRect();
-    const x = frame + ((event.clientX - box.left) / box.width) * (width - frame);
-    const share = (x - left) / (right - left);
-    return Math.max(0, Math.min(labels.length - 1, Math.round(share * (labels.length - 1))));
-  };
-  const show = (line, words) => {
-    plot.querySelector(".cursor").setAttribute("d", line);
-    figure.querySelector(".place").value = words;
-  };
-  plot.addEventListener("pointermove", (event) => {
-    const at = place(event);
-    const x = left + (at / Math.max(1, labels.length - 1)) * (right - left);
-    show(`M${x.toFixed(1)} 0V${plot.height.baseVal.value - 20}`, labels[at]);
-  });
-  plot.addEventListener("pointerleave", () => show("", ""));
-  plot.addEventListener("click", (event) => {
-    const part = find(labels[place(event)]);
-    if (part) go(part);
+  const drawn = plot.querySelector(".drawn");
+  const labels = [...figure.querySelector(".labels").content.children].map((label) => label.textContent);
+  pointAt(plot, figure.querySelector(".place"), (event) => {
+    const step = (RIGHT - LEFT) / Math.max(1, labels.length - 1);
+    const at = clamped(Math.round((pointIn(drawn, event).x - LEFT) / step), labels.length - 1);
+    plot.querySelector(".cursor").setAttribute("d", `M${LEFT + at * step} 0V${HEIGHT - 20}`);
+    return { words: labels[at], part: find(labels[at]) };
   });
 }
 
