@@ -1,9 +1,10 @@
 """Axes of charts, in pictures and on pages: where values lie, round numbers beside them, names of layers below them."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median
 
 from hookscope.text import figure
 
@@ -12,6 +13,7 @@ _NEAREST = 0.087  # of the axis, between two ticks: a line of text on a page
 # Names under the axis go deeper as long as there are fewer, or some block is longer, as a share of the depth.
 _FEWEST_BLOCKS, _LONGEST_BLOCK = 5, 0.45
 _LONGEST_NAME = 18  # characters of two parts of a name; of a longer one the last part stands alone
+_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # where an axis of shares may end before 100%
 _LEAST, _GREATEST = -300, 300  # exponents of ticks
 
 _WHOLE = ("", "(model)")  # names of the network itself
@@ -40,8 +42,9 @@ class Axis:
         return [(self.share(value), words) for value, words in self.round]
 
 
-def percent(top: float = 1.0) -> Axis:
-    """Return an axis from 0 to a share."""
+def percent(largest: float) -> Axis:
+    """Return an axis from 0 to a round share that is not below the largest."""
+    top = next((end for end in _SHARES if end >= largest), 1.0)
     return Axis(float, 0.0, top, [(share, f"{share * 100:g}%") for share in (0.0, top / 2, top)])
 
 
@@ -59,8 +62,9 @@ def log(values: Sequence[float]) -> Axis:
     return Axis(math.log10, low - 2 * room, high + room, _in_words(_log_ticks(low - 2 * room, high + room)))
 
 
-def asinh(unit: float, values: Sequence[float]) -> Axis:
-    """Return an axis with 0 and all values on it, linear up to about the unit and logarithmic beyond it."""
+def asinh(values: Sequence[float]) -> Axis:
+    """Return an axis with 0 and all values on it, linear up to their median magnitude and logarithmic beyond it."""
+    unit = median([abs(value) for value in values if value] or [1.0])
 
     def scaled(value: float) -> float:
         # asinh of a quotient that would overflow
@@ -114,10 +118,10 @@ def _even_ticks(low: float, high: float) -> list[float]:
 Run = list[tuple[int, float]]
 
 
-def runs_of(values: Iterable[tuple[int, float | None]], above: float = -math.inf) -> list[Run]:
+def runs_of(values: Sequence[float | None], above: float) -> list[Run]:
     """Return places with values that are finite and above a limit, in stretches without gaps."""
     runs: list[Run] = [[]]
-    for place, value in values:
+    for place, value in enumerate(values):
         if value is not None and above < value < math.inf:
             runs[-1].append((place, value))
         else:

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.reporting.axes import Run
 from hookscope.reporting.columns import Column
 from hookscope.reporting.steps import Floats, HeatMap
 from hookscope.results.activations import MapSummary
@@ -146,13 +145,12 @@ class StepCharts:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values by layer, None where there is none; or runs of places and values, each of which is a line."""
+    """Values by layer, None where there is none."""
 
     name: str
     values: Sequence[float | None]
     colour: Literal["blue", "grey", "orange", "red"] = "blue"
     shape: Literal["line", "area", "dots"] = "line"
-    runs: Sequence[Run] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +173,6 @@ class DepthChart:
     marks: Sequence[tuple[str, Level, Sequence[bool]]] = ()
     ground: tuple[str, Sequence[bool]] = ("", ())
     letters: Sequence[tuple[str, int]] = ()
-
-    @property
-    def shown(self) -> list[Series]:
-        """The series with a value other than 0."""
-        return [series for series in self.series if any(series.values)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from hookscope.commands.check.describe import describe_check, wrong_pictures
 from hookscope.commands.diff.describe import describe_differences
 from hookscope.commands.diff.draw_maps import summarised
 from hookscope.commands.grads.describe import describe_gradients
-from hookscope.reporting.axes import block_names, tail_of, within_blocks
+from hookscope.reporting.axes import tail_of, within_blocks
 from hookscope.reporting.depth_charts import depth_charts
 from hookscope.reporting.document import DepthChart, Maps, Series
 from hookscope.reporting.html.figures import over_depth
@@ -44,6 +44,7 @@ from hookscope.reporting.overviews.sheet import (
     in_font,
 )
 from hookscope.reporting.palettes import colour_levels
+from hookscope.reporting.plots import depth_plot
 from hookscope.results.activations import FeatureMaps, MapSummary
 from hookscope.results.check import CheckReport, OverviewParts
 from hookscope.results.differences import Differences
@@ -212,10 +213,16 @@ def test_padding_stands_for_nothing_unless_there_is_nothing_else() -> None:
 # Charts
 
 
+def drawn_chart(series: Series, **further: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    labels = further.pop("labels", [""] * len(series.values))
+    plot = depth_plot(DepthChart(title="", labels=labels, series=[series], **further))
+    assert plot is not None
+    return np.asarray(draw_sheet([Chart(plot).block]))
+
+
 def test_an_area_is_as_high_as_its_share() -> None:
     shares = (1.0, 0.5, 0.0, 0.25)
-    chart = Chart(title="", series=[Series("", shares, shape="area")], count=4, axis="percent")
-    sheet = np.asarray(draw_sheet([chart.block]))
+    sheet = drawn_chart(Series("", shares, shape="area"), axis="percent")
     inked = (sheet == PALE_BLUE).all(axis=2)
     inked[: MARGIN + 30] = False  # the key
     columns = np.flatnonzero(inked.any(axis=0))
@@ -226,8 +233,7 @@ def test_an_area_is_as_high_as_its_share() -> None:
 
 
 def test_a_logarithmic_line_is_straight_where_values_grow_by_a_factor() -> None:
-    chart = Chart(title="", series=[Series("", [1e-3, 1e-1, 1e1, 1e3, None])], count=5)
-    sheet = np.asarray(draw_sheet([chart.block])).astype(int)
+    sheet = drawn_chart(Series("", [1e-3, 1e-1, 1e1, 1e3, None])).astype(int)
     near = np.abs(sheet - np.array(BLUE)).sum(axis=2) < 60
     near[: MARGIN + 30] = False
     rows, columns = np.nonzero(near)
@@ -238,8 +244,8 @@ def test_a_logarithmic_line_is_straight_where_values_grow_by_a_factor() -> None:
 
 
 def test_a_mark_and_a_ground_stand_at_their_layer() -> None:
-    chart = Chart(title="", series=[], count=10, marks=[("", "fail", [2])], ground=[7])
-    sheet = np.asarray(draw_sheet([chart.block])).astype(int)
+    marked, pointed_at = ([place == wanted for place in range(10)] for wanted in (2, 7))
+    sheet = drawn_chart(Series("", [1.0] * 10), marks=[("", "fail", marked)], ground=("", pointed_at)).astype(int)
     red = np.abs(sheet - VERMILION).sum(axis=2) < 30
     red[: MARGIN + 30] = False
     plot_left = 92
@@ -259,7 +265,7 @@ def test_a_logarithmic_axis_has_a_few_numbers_however_short_it_is(
     monkeypatch: pytest.MonkeyPatch, low: float, high: float
 ) -> None:
     with writing(monkeypatch) as written:
-        draw_sheet([Chart(title="values", series=[Series("", [low, high])], count=2).block])
+        drawn_chart(Series("", [low, high]))
     ticks = [float(each.text) for each in written if re.fullmatch(r"[0-9.e-]+", each.text)]
     assert 2 <= len(ticks) <= 6
     assert ticks == sorted(ticks)
@@ -500,7 +506,7 @@ def test_a_picture_and_a_page_name_the_same_blocks_of_layers(
 ) -> None:
     values = [1.0] * len(labels)
     with writing(monkeypatch) as written:
-        draw_sheet([Chart(title="", series=[Series("", values)], count=len(labels), names=block_names(labels)).block])
+        drawn_chart(Series("", values), labels=labels)
     drawn = [each.text for each in sorted(written, key=lambda each: each.left) if re.search("[a-z]", each.text)]
     page = over_depth(DepthChart(title="", labels=labels, series=[Series("", values)]))
     assert page is not None

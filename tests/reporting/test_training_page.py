@@ -172,7 +172,7 @@ def test_the_curve_of_the_loss_goes_through_every_step() -> None:
     log = train(50)
     losses = [step.loss or 0 for step in log.steps]
     page = page_of(log)
-    points = points_of(page.all("path", **{"class": "line"})[1].attributes["d"] or "")  # the first is of the key
+    points = points_of(page.all("path", **{"class": "line blue"})[1].attributes["d"] or "")  # the first is of the key
     assert [x for x, _ in points] == [round(LEFT + 4 + place / 49 * (WIDTH - LEFT - 12), 1) for place in range(50)]
     heights = [y for _, y in points]
     # Logarithmic: heights are linear in the logarithm of the loss.
@@ -236,7 +236,7 @@ def test_a_long_training_is_thinned_with_its_extremes_and_says_so() -> None:
     assert "NaN or Inf" in figure.text
     [(low, high)] = {
         (min(y for _, y in points), max(y for _, y in points))
-        for points in [points_of(page.all("path", **{"class": "line"})[1].attributes["d"] or "")]
+        for points in [points_of(page.all("path", **{"class": "line blue"})[1].attributes["d"] or "")]
     }
     assert (low, high) == pytest.approx(
         (TOP + (HEIGHT - FOOT - TOP) * 0.06 / 1.18, TOP + (HEIGHT - FOOT - TOP) * 1.06 / 1.18), abs=0.2

@@ -32,15 +32,15 @@ from hookscope.reporting.document import (
     PhotographMaps,
     Picture,
     Pictures,
-    StepChart,
     StepCharts,
     Table,
 )
-from hookscope.reporting.html.figures import Figure, StepAxis, over_depth, over_steps
+from hookscope.reporting.html.figures import Figure, over_depth, over_steps
 from hookscope.reporting.html.over_photograph import shown_maps
 from hookscope.reporting.html.pictures import png_uri, thumbnail_uri
 from hookscope.reporting.html.tables import ShownRow, ShownTable, shown_channels, shown_table
 from hookscope.reporting.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
+from hookscope.reporting.plots import MOST_COLUMNS
 from hookscope.reporting.steps import HeatMap
 from hookscope.results.runs.reading import StoredRun
 from hookscope.results.runs.record import RunRecord
@@ -174,20 +174,9 @@ def _first_lines(lines: Sequence[Any], most: int) -> dict[str, Any]:
 
 
 def _figures(part: StepCharts) -> dict[str, Any]:
-    axis = StepAxis(part.low, part.high, part.unit)
-    drawn = [_figure(part, chart, axis) for chart in part.charts]
-    return {
-        "figures": [figure for figure in drawn if figure is not None],
-        "columns": axis.places if len(part.steps) > axis.places else 0,
-    }
-
-
-def _figure(part: StepCharts, chart: StepChart, axis: StepAxis) -> Figure | None:
-    *others, main = chart.lines
-    lines = [*(("line orange", *line) for line in others), ("line", *main)]
-    marked = np.logical_or.reduce([np.zeros(len(part.steps), np.bool_), *(steps for _, steps in chart.marks)])
-    meaning = " or ".join(name for name, steps in chart.marks if steps.any())
-    return over_steps(chart.title, axis, part.steps, lines, marked, meaning)
+    drawn = [over_steps(part, chart) for chart in part.charts]
+    thinned = MOST_COLUMNS if len(part.steps) > MOST_COLUMNS else 0
+    return {"figures": [figure for figure in drawn if figure is not None], "columns": thinned}
 
 
 _SHOWN: Mapping[type, Callable[[Any], Any]] = {

@@ -1,17 +1,16 @@
 """Vector graphics for a page, as the numbers that a template draws: paths, to a tenth of a pixel, ticks and names."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.cells import cell_len
 
-from hookscope.reporting.axes import Axis, Run, asinh, block_names, log, percent, placed_names, runs_of
+from hookscope.reporting.axes import Axis, Run, placed_names
 from hookscope.reporting.columns import fold_name, number_text, percent_text
-from hookscope.reporting.document import DepthChart, Series
-from hookscope.reporting.steps import Floats, columns_of, kept_runs, round_steps
+from hookscope.reporting.document import DepthChart, Series, StepChart, StepCharts
+from hookscope.reporting.plots import MOST_COLUMNS, Plot, depth_plot, step_plot
+from hookscope.reporting.steps import Floats, columns_of
 from hookscope.text import figure
 
 WIDTH, HEIGHT = 1000, 220
@@ -21,8 +20,7 @@ _FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FO
 _LABEL_PIXELS = 6.2  # a letter of the axis, with room to spare; one of Chinese takes two
 _GAP = 8  # between two names
 _PHONE_PIXELS = 300  # of a plot on a screen of 390 pixels
-_MOST_BLOCKS = 40
-_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # where an axis of shares may end
+_MOST_NAMES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,35 +71,43 @@ class PlacedName:
     fits_phone: bool
 
 
-def over_depth(chart: DepthChart, leads_to: Sequence[str] = ()) -> Figure | None:
-    """Draw values over depth; None if there are none. `leads_to` is where a click on each place leads, if elsewhere."""
-    labels, across = chart.labels, _across(len(chart.labels))
-    above = 0.0 if chart.axis == "log" else -math.inf
-    runs = [(series, runs_of(enumerate(series.values), above)) for series in chart.shown]
-    values = [value for _, lines in runs for line in lines for _, value in line]
-    if not values:
+def over_depth(chart: DepthChart) -> Figure | None:
+    """Draw values over depth; None if there are none."""
+    plot = depth_plot(chart)
+    if plot is None:
         return None
-    largest = max(values)
-    is_log = chart.axis == "log"
-    axis = log(values) if is_log else percent(next((end for end in _SHARES if end >= largest), 1.0))
-    text = number_text if is_log else percent_text
-    scale = ", on a logarithmic axis" if is_log else ""
-    shapes = [(_style(series), _shape(series, across, lines, axis)) for series, lines in runs]
-    meaning, pointed_at = chart.ground
-    marks = [("mark", meaning, pointed_at)]
-    marks += [("mark dim" if level == "dim" else "mark", words, marked) for words, level, marked in chart.marks]
+    text, scale = (number_text, ", on a logarithmic axis") if chart.axis == "log" else (percent_text, "")
+    extent = f"from {text(min(plot.values))} to {text(max(plot.values))}{scale}"
+    summary = f"{chart.title} over {plot.count} places, {extent}. The tables have the numbers."
+    return _figure(plot, summary, chart.labels)
+
+
+def over_steps(part: StepCharts, chart: StepChart) -> Figure | None:
+    """Draw numbers over steps; None if none is finite."""
+    plot = step_plot(part, chart)
+    if plot is None:
+        return None
+    extent = _extent(np.concatenate([values[np.isfinite(values)] for _, values in chart.lines]))
+    span = f"{part.unit}s {part.low:,} to {part.high:,}"
+    summary = f"{chart.title} over {span}, from {extent}. The text above it gives the numbers at the pointer."
+    return _figure(plot, summary, _step_labels(part, chart, min(plot.count, MOST_COLUMNS)))
+
+
+def _figure(plot: Plot, summary: str, labels: Sequence[str]) -> Figure:
+    across = _across(plot.count)
+    shapes = [(_style(series), _shape(series, across, runs, plot.axis)) for series, runs in plot.lines]
+    names = [(across(place), fold_name(name, 18)) for place, name in plot.names[:_MOST_NAMES]]
     return Figure(
-        chart.title,
-        f"{chart.title} over {len(labels)} places, from {text(min(values))} to {text(largest)}{scale}. The tables have "
-        "the numbers.",
-        leads_to or labels,
+        plot.title,
+        summary,
+        labels,
         shapes,
-        _ticks(axis),
-        _names(labels),
-        [(style, series.name) for (style, _), (series, _) in zip(shapes, runs, strict=True)],
+        [(round(TOP + (1 - share) * (HEIGHT - FOOT - TOP), 1), words) for share, words in plot.axis.ticks],
+        sorted((place, name) for place, _, name in placed_names(names, _width, 0, WIDTH, _GAP)),
+        [(style, series.name) for (style, _), (series, _) in zip(shapes, plot.lines, strict=True)],
         [
-            (style, words, [across(place) for place, is_marked in enumerate(marked) if is_marked])
-            for style, words, marked in marks
+            ("mark dim" if level == "dim" else "mark", words, sorted({round(across(place)) for place in places}))
+            for words, level, places in [(plot.ground[0], "", plot.ground[1]), *plot.marks]
         ],
     )
 
@@ -117,7 +123,7 @@ def _shape(series: Series, across: Callable[[float], float], runs: Sequence[Run]
         return _line(across, runs, axis)
     if series.shape == "dots":
         return "".join(f"M{_short(left)} {_short(_height(axis, value))}h.01" for left, value in points)
-    wide = min(0.7 * (WIDTH - LEFT - 12) / max(1, len(series.values) - 1), 8)
+    wide = min(0.7 * (across(1) - across(0)), 8)
     return "".join(
         f"M{_short(left - wide / 2)} {_height(axis, 0)}h{_short(wide)}V{_height(axis, value)}h-{_short(wide)}z"
         for left, value in points
@@ -125,91 +131,15 @@ def _shape(series: Series, across: Callable[[float], float], runs: Sequence[Run]
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StepAxis:
-    """The horizontal axis of steps from `low` to `high`.
-
-    Attributes:
-        places: The places that a pointer tells apart: the steps, or columns of them.
-    """
-
-    low: int
-    high: int
-    unit: str = "step"
-    most: int = 900
-
-    @property
-    def places(self) -> int:
-        """How many places there are."""
-        return min(self.most, self.high - self.low + 1)
-
-    def across(self, step: float) -> float:
-        """Return where a step is, from the left."""
-        return _across(self.high - self.low + 1)(step - self.low)
-
-    def names(self) -> list[tuple[float, str]]:
-        """Return round steps, with where they are, as far as their numbers fit; the first has the unit."""
-        numbers = round_steps(self.low, self.high, 8)
-        names = [
-            (self.across(step), f"{self.unit} {step:,}" if not place else f"{step:,}")
-            for place, step in enumerate(numbers)
-        ]
-        return [(left, text) for left, text in names if left + _width(text) <= WIDTH]
-
-
-def over_steps(
-    title: str,
-    axis: StepAxis,
-    steps: NDArray[np.int64],
-    lines: Sequence[tuple[str, str, Floats]],
-    marked: NDArray[np.bool_],
-    mark_meaning: str = "",
-) -> Figure | None:
-    """Draw numbers over steps, which ascend; None if none is finite.
-
-    `lines` are style, meaning and a value for each step, as `as_floats` returns them. The vertical axis is logarithmic
-    unless some value is negative; 0 then breaks a line as Inf does, and both are marked at the foot with `marked`.
-    """
-    finite = np.concatenate([values[np.isfinite(values)] for _, _, values in lines])
-    if not finite.size:
-        return None
-    logarithmic = finite.min() >= 0 and finite.max() > 0
-    scale = float(np.median(np.abs(finite[finite != 0]))) if finite.any() else 1.0
-    vertical = log(finite[finite > 0].tolist()) if logarithmic else asinh(scale, finite.tolist())
-    column = columns_of(steps, axis.low, axis.high, axis.places)
-    foot = marked.copy()
-    meanings = {mark_meaning: bool(marked.any())}
-    shapes = []
-    for style, _, values in lines:
-        drawn = np.where(values == 0, np.inf, values) if logarithmic else values
-        foot |= np.isinf(drawn)
-        for meaning, places in (("NaN or Inf", np.isinf(values)), ("0", logarithmic & (values == 0))):
-            meanings[meaning] = meanings.get(meaning, False) or bool(places.any())
-        shapes.append((style, _line(axis.across, kept_runs(column, steps, drawn), vertical)))
-    places = sorted({round(axis.across(step)) for step in steps[foot]})
-    return Figure(
-        title,
-        f"{title} over {axis.unit}s {axis.low:,} to {axis.high:,}, from {figure(float(finite.min()), 4)} to "
-        f"{figure(float(finite.max()), 4)}. The text above it gives the numbers at the pointer.",
-        _step_labels(axis, column, steps, lines),
-        shapes,
-        _ticks(vertical),
-        axis.names(),
-        [(style, meaning) for style, meaning, _ in lines],
-        [("mark", " or ".join(meaning for meaning, is_there in meanings.items() if is_there), places)],
-    )
-
-
-def _step_labels(
-    axis: StepAxis, column: NDArray[np.int64], steps: NDArray[np.int64], lines: Sequence[tuple[str, str, Floats]]
-) -> list[str]:
+def _step_labels(part: StepCharts, chart: StepChart, count: int) -> list[str]:
     """Return the numbers at each place in words: "step 12: loss 0.31", "steps 120 to 129: loss 0.29 to 0.33"."""
-    labels = [""] * axis.places
+    labels = [""] * count
+    column = columns_of(part.steps, part.low, part.high, count)
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     for start, end in zip(starts, [*starts[1:], column.size], strict=True):
-        first, last = steps[start], steps[end - 1]
-        words = [f"{meaning} {_extent(values[start:end])}" for _, meaning, values in lines]
-        name = f"{axis.unit} {first:,}" if first == last else f"{axis.unit}s {first:,} to {last:,}"
+        first, last = part.steps[start], part.steps[end - 1]
+        words = [f"{meaning} {_extent(values[start:end])}" for meaning, values in chart.lines]
+        name = f"{part.unit} {first:,}" if first == last else f"{part.unit}s {first:,} to {last:,}"
         labels[column[start]] = f"{name}: {', '.join(words)}"
     return labels
 
@@ -227,10 +157,6 @@ def _height(axis: Axis, value: float) -> float:
     return round(TOP + (1 - axis.share(value)) * (HEIGHT - FOOT - TOP), 1)
 
 
-def _ticks(axis: Axis) -> list[tuple[float, str]]:
-    return [(round(TOP + (1 - share) * (HEIGHT - FOOT - TOP), 1), words) for share, words in axis.ticks]
-
-
 def _across(count: int) -> Callable[[float], float]:
     step = (WIDTH - LEFT - 12) / max(1, count - 1)
     return lambda place: round(LEFT + 4 + place * step, 1)
@@ -243,12 +169,6 @@ def _line(across: Callable[[float], float], runs: Sequence[Run], axis: Axis) -> 
         # A point alone is a plus sign: biases that start at zero have no ratio, which leaves weights as single points.
         parts.append(f"M{'L'.join(points)}" if len(points) > 1 else f"M{points[0]}m-3 0h6m-3 -3v6")
     return "".join(parts)
-
-
-def _names(labels: Sequence[str]) -> list[tuple[float, str]]:
-    across = _across(len(labels))
-    names = [(across(place), fold_name(name, 18)) for place, name in block_names(labels)[:_MOST_BLOCKS]]
-    return sorted((place, name) for place, _, name in placed_names(names, _width, 0, WIDTH, _GAP))
 
 
 def _width(text: str) -> float:

@@ -1,13 +1,12 @@
 """Charts over the depth of a network or over steps, drawn without Matplotlib: importing it takes longer than a run."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from PIL import Image, ImageDraw
 
-from hookscope.reporting.axes import Axis, Run, linear, log, percent, placed_names, runs_of
+from hookscope.reporting.axes import placed_names
 from hookscope.reporting.document import Level, Series
 from hookscope.reporting.lettering import font, line_height
 from hookscope.reporting.overviews.sheet import (
@@ -24,6 +23,7 @@ from hookscope.reporting.overviews.sheet import (
     Colour,
     in_font,
 )
+from hookscope.reporting.plots import Plot
 
 # Okabe and Ito 2008, "Color Universal Design".
 BLUE, ORANGE, VERMILION, GREY = (86, 180, 233), (230, 159, 0), (213, 94, 0), (160, 160, 160)
@@ -50,65 +50,46 @@ _MARKS: Mapping[Level, tuple[Colour, Shape]] = {
 _SERIES: Mapping[str, Colour] = {"blue": BLUE, "grey": GREY, "orange": ORANGE, "red": VERMILION}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Chart:
-    """Values over the depth of a network or over steps: on a logarithmic axis, a linear one, or from 0 to 100%.
+    """Draws a plot; another one below it has the names of its places if it has none."""
 
-    Attributes:
-        title: Stands above it, with a key to the colours.
-        series: What is drawn, from back to front; what a logarithmic axis cannot show is left out.
-        count: Of layers.
-        axis: "percent" for shares, 0-1.
-        marks: What stands at the foot: a meaning, its level, and places.
-        ground: Positions of layers with a tinted ground; `ground_name` is their meaning.
-        letters: Layers with a dotted line and a letter above it.
-        names: Of layers, to stand below as far as they fit; none for a chart with another below it.
-    """
-
-    title: str
-    series: Sequence[Series]
-    count: int
-    axis: Literal["log", "percent", "linear"] = "log"
-    marks: Sequence[tuple[str, Level, Sequence[int]]] = ()
-    ground: Sequence[int] = ()
-    ground_name: str = "fails"
-    letters: Sequence[tuple[str, int]] = ()
-    names: Sequence[tuple[int, str]] = ()
+    plot: Plot
+    has_names: bool = True
 
     @property
     def block(self) -> Block:
         """The chart as a block of the sheet."""
-        below = line_height(SMALL) + 8 if self.names else 0
+        below = line_height(SMALL) + 8 if self.has_names else 0
         return Block(self._head + _PLOT_HEIGHT + 8 + below, self._draw)
 
     @property
     def _head(self) -> int:
-        return line_height(NAME) + 10 + line_height(SMALL) * bool(self.letters)
+        return line_height(NAME) + 10 + line_height(SMALL) * bool(self.plot.letters)
 
     @property
     def _step(self) -> float:
-        return (INNER - _AXIS) / self.count
+        return (INNER - _AXIS) / self.plot.count
 
     def _x(self, place: float) -> float:
         return _AXIS + (place + 0.5) * self._step
 
     def _draw(self, image: Image.Image, top: int) -> None:
-        runs = [self._shown(series) for series in self.series]
-        axis = self._axis([value for segments in runs for run in segments for _, value in run])
-        ticks = [(_PLOT_HEIGHT * (1 - share), words) for share, words in axis.ticks]
+        plot = self.plot
+        ticks = [(_PLOT_HEIGHT * (1 - share), words) for share, words in plot.axis.ticks]
         pen = _Pen(INNER, _PLOT_HEIGHT)
         half = max(3.0, self._step / 2)
-        pen.draw("area", [(self._x(place), 0) for place in self.ground], _GROUND, half)
+        pen.draw("area", [(self._x(place), 0) for place in plot.ground[1]], _GROUND, half)
         for height, _ in ticks:
             pen.line([(_AXIS, height), (INNER, height)], _GRID_LINE, 1)
-        for _, place in self.letters:
+        for _, place in plot.letters:
             for dash in range(0, _PLOT_HEIGHT, 8):
                 pen.line([(self._x(place), dash), (self._x(place), dash + 3)], GREY, 1)
-        for series, shown in zip(self.series, runs, strict=True):
-            for run in shown:
-                points = [(self._x(place), _PLOT_HEIGHT * (1 - axis.share(value))) for place, value in run]
-                pen.draw(series.shape, points, _colour(series), self._step / 2, with_dots=self.count <= _MOST_DOTS)
-        for _, level, places in self.marks:
+        for series, runs in plot.lines:
+            for run in runs:
+                points = [(self._x(place), _PLOT_HEIGHT * (1 - plot.axis.share(value))) for place, value in run]
+                pen.draw(series.shape, points, _colour(series), self._step / 2, with_dots=plot.count <= _MOST_DOTS)
+        for _, level, places in plot.marks:
             colour, shape = _MARKS[level]
             feet = sorted({round(self._x(place)) for place in places})
             pen.draw(shape, [(x, _PLOT_HEIGHT - 8) for x in feet], colour)
@@ -116,22 +97,14 @@ class Chart:
         self._write_head(image, top)
         self._write_axes(image, top + self._head, ticks)
 
-    def _shown(self, series: Series) -> list[Run]:
-        above = 0.0 if self.axis == "log" else -math.inf
-        lines: Sequence[Iterable[tuple[int, float | None]]] = series.runs or [enumerate(series.values)]
-        return [run for line in lines for run in runs_of(line, above)]
-
-    def _axis(self, values: Sequence[float]) -> Axis:
-        if self.axis == "percent":
-            return percent()
-        return linear(values) if self.axis == "linear" and values else log(values or (0.1, 10.0))
-
     def _write_head(self, image: Image.Image, top: int) -> None:
         pen, drawn = ImageDraw.Draw(image), font(TEXT)
-        pen.text((MARGIN, top), in_font(self.title), INK, font(NAME))
-        key: list[tuple[str, Colour, Shape]] = [(series.name, _colour(series), series.shape) for series in self.series]
-        key += [(words, *_MARKS[level]) for words, level, places in self.marks if places]
-        key += [(self.ground_name, _GROUND, "area")] if self.ground else []
+        pen.text((MARGIN, top), in_font(self.plot.title), INK, font(NAME))
+        key: list[tuple[str, Colour, Shape]] = [
+            (series.name, _colour(series), series.shape) for series, _ in self.plot.lines
+        ]
+        key += [(words, *_MARKS[level]) for words, level, _ in self.plot.marks]
+        key += [(self.plot.ground[0], _GROUND, "area")] if self.plot.ground[1] else []
         left = MARGIN + INNER - sum(28 + drawn.getlength(name) + 18 for name, _, _ in key) + 18
         for name, colour, shape in key:
             swatch = _Pen(22, 12)
@@ -147,11 +120,11 @@ class Chart:
         for height, words in ticks:
             pen.text((MARGIN + _AXIS - 8 - drawn.getlength(words), top + height - 5), words, DIM, drawn)
         left = 0.0
-        for letter, place in self.letters:
+        for letter, place in self.plot.letters:
             left = max(left + drawn.getlength(letter) + 5, MARGIN + self._x(place) - drawn.getlength(letter) / 2)
             pen.text((left, top - line_height(SMALL) + 1), letter, INK, drawn)
         top += _PLOT_HEIGHT + 8
-        names = [(MARGIN + self._x(place), in_font(name, 24)) for place, name in self.names]
+        names = [(MARGIN + self._x(place), in_font(name, 24)) for place, name in self.plot.names if self.has_names]
         for tick, left, words in placed_names(names, _width, MARGIN, MARGIN + INNER, 10):
             pen.line([(tick, top), (tick, top + 5)], DIM)
             pen.text((left, top + 6), words, DIM, font(SMALL, words))

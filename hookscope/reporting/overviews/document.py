@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from hookscope.reporting.axes import block_names
 from hookscope.reporting.columns import number_text, percent_text
 from hookscope.reporting.document import (
     ChannelSearch,
@@ -22,9 +21,7 @@ from hookscope.reporting.document import (
     PhotographMaps,
     Picture,
     Pictures,
-    Series,
     SmallMaps,
-    StepChart,
     StepCharts,
 )
 from hookscope.reporting.document_text import finding_line
@@ -56,12 +53,12 @@ from hookscope.reporting.overviews.sheet import (
     write,
 )
 from hookscope.reporting.palettes import colour_levels
-from hookscope.reporting.steps import HeatMap, columns_of, kept_runs, round_steps
+from hookscope.reporting.plots import depth_plot, step_plot
+from hookscope.reporting.steps import HeatMap
 from hookscope.results.survey import CropSheet
 from hookscope.text import counted
 
 _MOST_FINDINGS, _MOST_LINES, _MOST_PICTURES, _MOST_WARNINGS = 8, 3, 3, 6
-_MOST_COLUMNS = 500  # of a chart, about two pixels each
 
 # Pixels.
 _INPUT = 200  # a side, beside the answer
@@ -100,8 +97,8 @@ def _warnings(document: Document) -> Block:
 
 
 def _step_charts(part: StepCharts) -> list[Block]:
-    charts = [chart for chart in part.charts if not chart.is_extra]
-    return [_step_chart(part, chart, is_last=chart is charts[-1]).block for chart in charts]
+    plots = [plot for chart in part.charts if not chart.is_extra and (plot := step_plot(part, chart))]
+    return [Chart(plot, has_names=plot is plots[-1]).block for plot in plots]
 
 
 def _heat_maps(part: HeatMaps) -> list[Block]:
@@ -155,43 +152,9 @@ def _time_line(part: Findings) -> Block:
     return Block(len(findings) * step + line_height(SMALL), draw)
 
 
-def _step_chart(part: StepCharts, chart: StepChart, *, is_last: bool) -> Chart:
-    places, count = part.steps - part.low, part.high - part.low + 1
-    column = columns_of(places, 0, count - 1, min(count, _MOST_COLUMNS))
-    broken = np.logical_or.reduce([np.isinf(values) for _, values in chart.lines])
-    marks: list[tuple[str, Level, list[int]]] = [("NaN or Inf", "fail", places[broken].tolist())]
-    marks += [(name, "warn", places[marked].tolist()) for name, marked in chart.marks]
-    return Chart(
-        title=chart.title,
-        series=[
-            Series(name, (), "orange" if place else "blue", runs=kept_runs(column, places, values))
-            for place, (name, values) in enumerate(chart.lines, 1 - len(chart.lines))
-        ],
-        count=count,
-        axis="linear" if any((values < 0).any() for _, values in chart.lines) else "log",
-        marks=marks,
-        names=[(step - part.low, f"{step:,}") for step in round_steps(part.low, part.high, 7)] if is_last else [],
-    )
-
-
 def _depth_chart(part: DepthChart) -> list[Block]:
-    ground, pointed_at = part.ground
-    chart = Chart(
-        title=part.title,
-        series=part.shown,
-        count=len(part.labels),
-        axis=part.axis,
-        marks=[(words, level, _places(marked)) for words, level, marked in part.marks],
-        ground=_places(pointed_at),
-        ground_name=ground,
-        letters=part.letters,
-        names=block_names(part.labels),
-    )
-    return [chart.block] if part.shown else []
-
-
-def _places(marked: Sequence[bool]) -> list[int]:
-    return [place for place, is_marked in enumerate(marked) if is_marked]
+    plot = depth_plot(part)
+    return [Chart(plot).block] if plot else []
 
 
 def _heat_block(heat: HeatMap) -> Block:

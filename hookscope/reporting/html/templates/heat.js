@@ -15,13 +15,9 @@ function valuesOf(each, row) {
 function words(each, value) {
   if (Number.isNaN(value)) return "-";
   if (!Number.isFinite(value)) return "NaN or Inf";
-  if (each.share) return percent(value);
-  return value === 0 || (value >= 1e-3 && value < 1e5) ? String(Number(value.toPrecision(4))) : value.toExponential(3);
-}
-
-function percent(share) { // 0% and 100% only where that is exact
-  if (share === 0 || share === 1) return `${100 * share}%`;
-  return share < 0.001 ? "<0.1%" : share > 0.999 ? ">99.9%" : `${(100 * share).toFixed(1)}%`;
+  if (!each.share) return value === 0 || (value >= 1e-3 && value < 1e5) ? String(Number(value.toPrecision(4))) : value.toExponential(3);
+  if (value % 1 === 0) return `${100 * value}%`; // 0% and 100% only where that is exact
+  return value < 0.001 ? "<0.1%" : value > 0.999 ? ">99.9%" : `${(100 * value).toFixed(1)}%`;
 }
 
 function columnWords(each, column) {

@@ -209,10 +209,8 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   go(part);
 });
-$("close").addEventListener("click", () => panel.close());
 $("back").addEventListener("click", () => turn(-1));
 $("next").addEventListener("click", () => turn(1));
-panel.addEventListener("click", (event) => { if (event.target === panel) panel.close(); });
 panel.addEventListener("keydown", (event) => {
   if (event.target.closest("input")) return;
   if (event.key === "ArrowLeft" || event.key === "ArrowRight") turn(event.key === "ArrowLeft" ? -1 : 1);
