@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
+import numpy as np
+
 from hookscope.text import figure
 
 _MOST_TICKS = 5
@@ -192,3 +194,8 @@ def tail_of(block: str) -> str:
     parts = block.split(".")
     two = ".".join(parts[-2:])
     return two if len(two) <= _LONGEST_NAME else parts[-1]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return positions spread evenly over so many, the first and the last among them."""
+    return [*dict.fromkeys(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist())]

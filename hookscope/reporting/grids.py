@@ -87,7 +87,7 @@ class _Colours:
     def levels(self, values: NDArray[np.float32], extent: _Extent) -> NDArray[np.uint8]:
         """Return the palette index of every value of (C, ...), whose ranges are `extent`."""
         ranges = np.full_like(extent.magnitudes, self.largest) if self.one_range else extent.magnitudes
-        return _levels(values, ranges, centred=self.centred)
+        return palette_levels(values, ranges, centred=self.centred)
 
     def marks(self) -> list[tuple[int, str]]:
         """Return the palette index and the text of each colour that stands for no finite value other than zero."""
@@ -311,7 +311,7 @@ def block_means(maps: NDArray[np.floating], stride: int) -> NDArray[np.float32]:
         return np.asarray(sums / areas, np.float32)
 
 
-def _levels(values: NDArray[np.float32], ranges: NDArray[np.float32], *, centred: bool) -> Indices:
+def palette_levels(values: NDArray[np.float32], ranges: NDArray[np.float32], *, centred: bool) -> Indices:
     """Return the palette index of every value of (C, ...), given each channel's largest magnitude, (C,)."""
     middle = (LEVEL_COUNT - 1) // 2
     span, origin = (middle, middle) if centred else (LEVEL_COUNT - 1, 0)

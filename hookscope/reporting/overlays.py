@@ -81,13 +81,16 @@ def colour_scale(values: NDArray[np.float32], *, clips: bool = True) -> ColourSc
 
 def shrunk(photograph: Photograph, height: int, width: int) -> Photograph:
     """Return the photograph in another size, with its region; the same one if it has that size."""
-    old = photograph.region
     if photograph.pixels.shape[:2] == (height, width):
         return photograph
     picture = Image.fromarray(photograph.pixels).resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
-    down, across = height / old.height, width / old.width
-    edges = (old.top * down, old.left * across, old.bottom * down, old.right * across)
-    return replace(photograph, pixels=np.asarray(picture), region=Region(*edges, height, width))
+    return replace(photograph, pixels=np.asarray(picture), region=resized(photograph.region, height, width))
+
+
+def resized(region: Region, height: int, width: int) -> Region:
+    """Return the region of a photograph in another size."""
+    down, across = height / region.height, width / region.width
+    return Region(region.top * down, region.left * across, region.bottom * down, region.right * across, height, width)
 
 
 def overlay(photograph: Photograph, placed: PlacedMap, scale: ColourScale | None = None) -> NDArray[np.uint8]:

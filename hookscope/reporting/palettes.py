@@ -31,6 +31,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from hookscope.errors import UsageError, nearest
 
@@ -146,3 +147,10 @@ def grid_palette(cmap: str) -> tuple[bytes, str, str]:
     all_zero_name, all_zero = distinct_colour(np.vstack([levels, shades[:1], [non_finite]]), _ALL_ZERO_COLOURS)
     colours = np.vstack([levels, [non_finite], [all_zero], shades]).astype(np.uint8)
     return colours.tobytes(), non_finite_name, all_zero_name
+
+
+def palette_image(levels: Indices, cmap: str = "viridis") -> Image.Image:
+    """Return palette indices as a picture, of a colour map that is not negative."""
+    image = Image.fromarray(levels)
+    image.putpalette(grid_palette(cmap)[0])  # turns 8-bit grey into palette indices, values unchanged
+    return image

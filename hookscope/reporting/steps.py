@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from hookscope.reporting.axes import Run
+from hookscope.reporting.axes import Run, spread
+from hookscope.reporting.palettes import ALL_ZERO, LEVEL_COUNT, NON_FINITE, palette_image
 
 Floats = NDArray[np.float64]
 
@@ -98,15 +100,19 @@ class HeatMap:
         shown = self.values[np.isfinite(self.values) & (self.values > 0)]
         return (float(shown.min()), float(shown.max())) if shown.size else None
 
-    def shares(self) -> Floats:
-        """Return the position of each value on the scale, 0-1; NaN for values that are not on it."""
-        on_scale = np.isfinite(self.values) & ((self.values >= 0) if self.share else (self.values > 0))
+    def picture(self, ground: int) -> Image.Image:
+        """Return the colours as a picture with a palette, a pixel for each value, `ground` where there is none."""
+        levels = np.full(self.values.shape, ground, np.uint8)
         low, high = self.scale or (1.0, 1.0)
-        if self.share:
-            return np.where(on_scale, np.clip(self.values, 0, 1), np.nan)
-        bottom, top = math.log10(low), math.log10(high)
-        logarithms = np.log10(np.where(on_scale, self.values, low))
-        return np.where(on_scale, (logarithms - bottom) / ((top - bottom) or 1.0), np.nan)
+        on_scale = np.isfinite(self.values) & ((self.values >= 0) if self.share else (self.values > 0))
+        values = self.values[on_scale]
+        if not self.share:
+            values, low, high = np.log10(values), math.log10(low), math.log10(high)
+        shares = ((values - low) / ((high - low) or 1.0)).clip(0, 1)
+        levels[on_scale] = (shares * (LEVEL_COUNT - 1) + 0.5).astype(np.uint8)
+        levels[np.isinf(self.values)] = NON_FINITE
+        levels[self.values == 0] = ALL_ZERO
+        return palette_image(levels)
 
 
 def drawable(value: float | None) -> float:
@@ -166,8 +172,7 @@ def _kept_rows(names: Sequence[str], full: Floats, most: int, named: AbstractSet
     broken = np.asarray(np.isinf(full).any(axis=1))
     first = sorted((row for row in rows if names[row] in named or broken[row]), key=lambda row: names[row] not in named)
     others = [row for row in rows if names[row] not in named and not broken[row]]
-    spread = np.linspace(0, len(others) - 1, max(0, most - len(first))).round().astype(int)
-    return sorted([*first[:most], *(others[place] for place in spread.tolist())])
+    return sorted([*first[:most], *(others[place] for place in spread(len(others), max(0, most - len(first))))])
 
 
 def _thinned(full: Floats, parts: Sequence[NDArray[np.int64]], *, share: bool) -> Floats:

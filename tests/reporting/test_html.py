@@ -255,7 +255,7 @@ def test_names_of_wide_letters_stand_clear_of_each_other() -> None:
     labels = [letter * 9 for letter in "层卷积块头尾前后左右上下"]
     figure = over_depth(DepthChart(title="g", labels=labels, series=[Series("m", [1.0] * len(labels))]))
     assert figure is not None
-    places = [place for place, _ in figure.names]
+    places = [name.place for name in figure.names]
     assert len(places) > 4
     assert min(np.diff(places)) > 9 * 12  # a letter is as wide as the font is high, 12 pixels
 

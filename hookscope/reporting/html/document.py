@@ -16,8 +16,6 @@ from urllib.parse import quote
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from numpy.typing import NDArray
-from PIL import Image
 
 from hookscope.reporting.columns import number_text, percent_text
 from hookscope.reporting.document import (
@@ -39,7 +37,7 @@ from hookscope.reporting.html.figures import Figure, over_depth, over_steps
 from hookscope.reporting.html.over_photograph import shown_maps
 from hookscope.reporting.html.pictures import png_uri, thumbnail_uri
 from hookscope.reporting.html.tables import ShownRow, ShownTable, shown_channels, shown_table
-from hookscope.reporting.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
+from hookscope.reporting.palettes import BACKGROUND, LEVEL_COUNT, palette_image
 from hookscope.reporting.plots import MOST_COLUMNS
 from hookscope.reporting.steps import HeatMap
 from hookscope.results.runs.reading import StoredRun
@@ -59,8 +57,6 @@ _MOST_PLACES = 400  # of a finding
 _MOST_LINES = 200
 _FEW_LINES = 12
 _MOST_PICTURES = 40
-
-_PALETTE = "viridis"
 
 # What parts need, in the order in which it is loaded; every page has the first.
 _SCRIPTS: Mapping[type, str] = {
@@ -230,12 +226,7 @@ class ShownMap:
     @property
     def picture(self) -> str:
         """A data URI of a PNG file with a pixel for each value."""
-        shares = self.map.shares()
-        levels = np.full(shares.shape, BACKGROUND, np.uint8)
-        levels[~np.isnan(shares)] = (shares[~np.isnan(shares)] * (LEVEL_COUNT - 1) + 0.5).astype(np.uint8)
-        levels[np.isinf(self.map.values)] = NON_FINITE
-        levels[self.map.values == 0] = ALL_ZERO
-        return _png_uri(levels)
+        return png_uri(self.map.picture(BACKGROUND), transparency=BACKGROUND)
 
     @property
     def numbers(self) -> Markup:
@@ -254,7 +245,7 @@ class ShownMap:
             return None
         text = percent_text if self.map.share else number_text
         low, high = self.map.scale
-        return _png_uri(np.arange(LEVEL_COUNT, dtype=np.uint8)[None]), text(low), text(high)
+        return png_uri(palette_image(np.arange(LEVEL_COUNT, dtype=np.uint8)[None])), text(low), text(high)
 
     @property
     def remarks(self) -> list[str]:
@@ -304,12 +295,6 @@ class ShownMap:
             ("at", at if step else "-", step or ""),
             ("broken", f"{broken:,}", broken),
         ]
-
-
-def _png_uri(levels: NDArray[np.uint8]) -> str:
-    image = Image.fromarray(levels, "P")
-    image.putpalette(grid_palette(_PALETTE)[0])
-    return png_uri(image, transparency=BACKGROUND)
 
 
 def _making(record: RunRecord, making: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

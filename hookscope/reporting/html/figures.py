@@ -32,26 +32,11 @@ class Figure:
     labels: Sequence[str]  # where a click on each place leads
     shapes: Sequence[tuple[str, str]]  # style and path, from back to front
     ticks: Sequence[tuple[float, str]]  # height and text
-    names: Sequence[tuple[float, str]]  # place from the left and text
+    names: Sequence["PlacedName"]
     keys: Sequence[tuple[str, str]]  # style and meaning
     marks: Sequence[tuple[str, str, Sequence[float]]] = ()  # style, meaning, and places from the left, at the foot
 
     frame = _FRAME
-
-    @property
-    def placed_names(self) -> list["PlacedName"]:
-        """The names, and which of them have room on a phone as well."""
-        placed: list[PlacedName] = []
-        taken = 0.0
-        for place, text in self.names:
-            is_at_end = place + _width(text) > WIDTH
-            at, wide = (place - LEFT) / (WIDTH - LEFT) * _PHONE_PIXELS, _width(text) + _GAP
-            left = at - wide if is_at_end else at
-            fits_phone = left >= taken and left + wide <= _PHONE_PIXELS + 8
-            taken = left + wide if fits_phone else taken
-            share = round((place - LEFT) / (WIDTH - LEFT) * 100, 2)
-            placed.append(PlacedName(text, place, share, is_at_end, fits_phone))
-        return placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +88,25 @@ def _figure(plot: Plot, summary: str, labels: Sequence[str]) -> Figure:
         labels,
         shapes,
         [(round(TOP + (1 - share) * (HEIGHT - FOOT - TOP), 1), words) for share, words in plot.axis.ticks],
-        sorted((place, name) for place, _, name in placed_names(names, _width, 0, WIDTH, _GAP)),
+        _placed(names),
         [(style, series.name) for (style, _), (series, _) in zip(shapes, plot.lines, strict=True)],
         [
             ("mark dim" if level == "dim" else "mark", words, sorted({round(across(place)) for place in places}))
             for words, level, places in [(plot.ground[0], "", plot.ground[1]), *plot.marks]
         ],
     )
+
+
+def _placed(names: Sequence[tuple[float, str]]) -> list[PlacedName]:
+    """Return the names that stand clear of each other, from left to right."""
+    placed = placed_names(names, _width, 0, WIDTH, _GAP)
+    scale = _PHONE_PIXELS / (WIDTH - LEFT)
+    on_phones = [((place - LEFT) * scale, text) for place, _, text in placed]
+    kept = {place for place, _, _ in placed_names(on_phones, _width, 0, _PHONE_PIXELS + 8, _GAP)}
+    return [
+        PlacedName(text, place, round((place - LEFT) / (WIDTH - LEFT) * 100, 2), begin < place, at in kept)
+        for (place, begin, text), (at, _) in sorted(zip(placed, on_phones, strict=True))
+    ]
 
 
 def _style(series: Series) -> str:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from hookscope.reporting.document import InputMap, MappedInput, PhotographMaps
 from hookscope.reporting.html.pictures import BUDGET, png_uri, thumbnail_uri
-from hookscope.reporting.overlays import bar, colour_scale, tint, tint_colours
+from hookscope.reporting.overlays import bar, colour_scale, resized, tint, tint_colours
 from hookscope.reporting.run_facts import size_words
 from hookscope.results.attention import PatchWeights
 from hookscope.results.inputs import Region
@@ -64,7 +64,9 @@ def _shown_input(mapped: MappedInput, run: StoredRun[Any]) -> Shown:
 
 def _shown_map(input_map: InputMap, region: Region, run: StoredRun[Any]) -> Shown:
     if input_map.draw is None:
-        uri = png_uri(Image.fromarray(tint(input_map.map, _tinted_region(region))))
+        ratio = min(1.0, _TINT_SIDE / max(region.height, region.width))
+        smaller = resized(region, max(1, round(region.height * ratio)), max(1, round(region.width * ratio)))
+        uri = png_uri(Image.fromarray(tint(input_map.map, smaller)))
     else:
         drawn = run.record.overlays[input_map.number]
         uri = thumbnail_uri(run.read_picture(drawn), drawn, _DRAWN_SIDE)
@@ -103,10 +105,3 @@ def _shown_patches(patches: PatchWeights, region: Region) -> Shown:
         "weights": base64.b64encode(levels.tobytes()).decode("ascii"),
         "tops": " ".join(f"{peak:.4g}" for peak in tops),
     }
-
-
-def _tinted_region(region: Region) -> Region:
-    """Return the region in a smaller photograph, of the size at which maps are drawn."""
-    ratio = min(1.0, _TINT_SIDE / max(region.height, region.width))
-    edges = (region.top * ratio, region.left * ratio, region.bottom * ratio, region.right * ratio)
-    return Region(*edges, max(1, round(region.height * ratio)), max(1, round(region.width * ratio)))

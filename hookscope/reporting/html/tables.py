@@ -10,6 +10,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from hookscope.errors import InputError
+from hookscope.reporting.axes import spread
 from hookscope.reporting.columns import Column, telling
 from hookscope.reporting.document import ChannelSearch, DetailedTable, RowDetails, Table
 from hookscope.reporting.grids import colour_marks
@@ -226,9 +227,8 @@ class ShownTable:
         ]
         last = {(grid.tiles.height, grid.tiles.width): place for place, (_, grid) in enumerate(drawn) if grid.tiles}
         places = sorted(last.values())
-        chosen = [places[round(at * (len(places) - 1) / (_STRIPS - 1))] for at in range(_STRIPS)] if places else []
         run = self.run
-        return [] if run is None else [_strip(run, *drawn[place]) for place in dict.fromkeys(chosen)]
+        return [] if run is None else [_strip(run, *drawn[places[at]]) for at in spread(len(places), _STRIPS)]
 
 
 def _strip(run: StoredRun[Any], row: ShownRow, grid: Grid) -> Strip:

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from hookscope.reporting.columns import number_text, percent_text
@@ -19,7 +17,6 @@ from hookscope.reporting.document import (
     Maps,
     Part,
     PhotographMaps,
-    Picture,
     Pictures,
     SmallMaps,
     StepCharts,
@@ -43,16 +40,17 @@ from hookscope.reporting.overviews.sheet import (
     TEXT,
     TITLE,
     Block,
+    Cell,
     Colour,
     Line,
+    cell_row,
     draw_sheet,
     fitting,
-    framed,
     in_font,
     text_block,
     write,
 )
-from hookscope.reporting.palettes import colour_levels
+from hookscope.reporting.palettes import BACKGROUND, LEVEL_COUNT, colour_levels
 from hookscope.reporting.plots import depth_plot, step_plot
 from hookscope.reporting.steps import HeatMap
 from hookscope.results.survey import CropSheet
@@ -73,8 +71,7 @@ _LEGEND_OF_CROPS = (
     "that is what it responds to."
 )
 
-_LEVELS = 255
-_NON_FINITE, _ZERO, _NOTHING, _GROUND = (255, 0, 255), (120, 124, 130), (48, 53, 60), (84, 91, 100)
+_GROUND = (84, 91, 100)
 _COLOURS: Mapping[Level, Colour] = {"fail": RED, "warn": AMBER, "good": GREEN, "dim": DIM, "": INK}
 
 
@@ -167,7 +164,7 @@ def _heat_block(heat: HeatMap) -> Block:
         pen.text((MARGIN, top), in_font(title), INK, font(NAME))
         _draw_scale(image, heat, top)
         size = (INNER - _NAMES, _ROW * len(heat.names))
-        picture = Image.fromarray(_coloured(heat)).resize(size, Image.Resampling.NEAREST)
+        picture = heat.picture(BACKGROUND + 1).convert("RGB").resize(size, Image.Resampling.NEAREST)
         image.paste(picture, (MARGIN + _NAMES, top + head))
         for row, name in enumerate(heat.names):
             words = [(fitting(name, SMALL, _NAMES - 16), SMALL, INK)]
@@ -204,20 +201,9 @@ def _draw_scale(image: Image.Image, heat: HeatMap, top: int) -> None:
     pen, drawn = ImageDraw.Draw(image), font(SMALL)
     right = MARGIN + INNER - drawn.getlength(high)
     pen.text((right, top + 3), high, DIM, drawn)
-    bar = Image.fromarray(colour_levels("viridis", _LEVELS)[None]).resize((200, 10))
+    bar = Image.fromarray(colour_levels("viridis", LEVEL_COUNT)[None]).resize((200, 10))
     image.paste(bar, (round(right) - 208, top + 7))
     pen.text((right - 216 - drawn.getlength(low), top + 3), low, DIM, drawn)
-
-
-def _coloured(heat: HeatMap) -> NDArray[np.uint8]:
-    """Return the colours of a heat map, (rows, columns, 3)."""
-    shares = heat.shares()
-    valid = ~np.isnan(shares)
-    result = np.full((*shares.shape, 3), _NOTHING, np.uint8)
-    result[valid] = colour_levels("viridis", _LEVELS)[(shares[valid] * (_LEVELS - 1) + 0.5).astype(np.int64)]
-    result[heat.values == 0] = _ZERO
-    result[np.isinf(heat.values)] = _NON_FINITE
-    return result
 
 
 def _blocks(part: Part, images: Mapping[str, Image.Image]) -> list[Block]:
@@ -231,29 +217,22 @@ def _blocks(part: Part, images: Mapping[str, Image.Image]) -> list[Block]:
 def _pictures(part: Pictures, images: Mapping[str, Image.Image]) -> list[Block]:
     heading = text_block([(part.title, NAME, INK), (part.legend, SMALL, DIM)])
     if part.across > 1:
-        rows = range(0, len(part.pictures), part.across)
-        return [heading, *(_side_by_side(part, part.pictures[row : row + part.across], images) for row in rows)]
+        width = (INNER + GAP) // part.across - GAP
+        cells = [
+            Cell(
+                _fitted(images[picture.file], width) if picture.file in images else None,
+                [
+                    *((fitting(line, TEXT, width), TEXT, INK) for line in picture.lines),
+                    (fitting(picture.name, SMALL, width), SMALL, DIM),
+                ],
+            )
+            for picture in part.pictures
+        ]
+        rows = range(0, len(cells), part.across)
+        return [heading, *(cell_row(cells[row : row + part.across], part.across) for row in rows)]
     shown = [picture for picture in part.pictures if picture.file in images][:_MOST_PICTURES]
     blocks = [_captioned([picture.name, *picture.lines], images[picture.file]) for picture in shown]
     return [heading, *blocks] if blocks else []
-
-
-def _side_by_side(part: Pictures, row: Sequence[Picture], images: Mapping[str, Image.Image]) -> Block:
-    """Return pictures with their words below; where there is no picture, the words alone."""
-    width = (INNER - (part.across - 1) * GAP) // part.across
-    drawn = [_fitted(images[picture.file], width) if picture.file in images else None for picture in row]
-    above = max((picture.height + 6 for picture in drawn if picture), default=0)
-    lines = [[*((line, TEXT, INK) for line in picture.lines), (picture.name, SMALL, DIM)] for picture in row]
-
-    def draw(image: Image.Image, top: int) -> None:
-        for place, (picture, words) in enumerate(zip(drawn, lines, strict=True)):
-            left = MARGIN + place * (width + GAP)
-            if picture:
-                framed(image, picture, left, top)
-            fitted = [(fitting(text, size, width), size, colour) for text, size, colour in words]
-            write(ImageDraw.Draw(image), fitted, top + above, left, width)
-
-    return Block(above + max(sum(line_height(size) for _, size, _ in words) for words in lines), draw)
 
 
 def _fitted(picture: Image.Image, width: int) -> Image.Image:

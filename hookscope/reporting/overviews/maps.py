@@ -7,11 +7,26 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from hookscope.reporting.axes import spread
 from hookscope.reporting.document import MapRow, Maps, SmallMaps
-from hookscope.reporting.lettering import font, line_height
+from hookscope.reporting.grids import palette_levels
+from hookscope.reporting.lettering import line_height
 from hookscope.reporting.overlays import ColourScale, colour_scale
-from hookscope.reporting.overviews.sheet import DIM, INK, INNER, LINE, MARGIN, NAME, RED, SMALL, Block, fitting, write
-from hookscope.reporting.palettes import colour_levels
+from hookscope.reporting.overviews.sheet import (
+    DIM,
+    INK,
+    INNER,
+    MARGIN,
+    NAME,
+    RED,
+    SCALE,
+    SMALL,
+    Block,
+    draw_scale,
+    fitting,
+    write,
+)
+from hookscope.reporting.palettes import LEVEL_COUNT, colour_levels, palette_image
 from hookscope.results.activations import MapSummary
 
 MOST_STAGES = 5
@@ -19,9 +34,6 @@ MOST_STAGES = 5
 sizes of maps."""
 
 _LARGE_ENOUGH = 4  # values a side: smaller maps are shown where there are few others
-_BAR_HEIGHT = 8
-_LEVELS = 255
-_NON_FINITE = (255, 0, 255)
 _STRIP = 40  # pixels: the height of a sequence
 _TALLEST = 1.4  # a map is drawn at most so many times as high as wide
 
@@ -36,7 +48,7 @@ _TWO_LINES = 40  # a row of small maps drawn higher has room for where they are 
 _GAP, _BETWEEN = 16, 12  # beside a column, and between its maps
 _HEAD = 3 * line_height(SMALL) + 6
 _UNDER_NAME = line_height(SMALL) + 4
-_UNDER_MAP = 5 + _BAR_HEIGHT + 1 + line_height(SMALL)
+_UNDER_MAP = 5 + SCALE
 
 
 def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
@@ -67,9 +79,8 @@ def _spread(values: Sequence[float], chosen: Sequence[int]) -> set[int]:
     return result
 
 
-def _colours(scale: ColourScale) -> NDArray[np.uint8]:
-    """Return the colours from low to high, (255, 3)."""
-    return colour_levels("berlin" if scale.signed else "viridis", _LEVELS)
+def _palette(scale: ColourScale) -> str:
+    return "berlin" if scale.signed else "viridis"
 
 
 def scale_labels(values: NDArray[np.float32]) -> tuple[str, ...]:
@@ -80,15 +91,11 @@ def scale_labels(values: NDArray[np.float32]) -> tuple[str, ...]:
     return ("0 everywhere" if np.isfinite(values).any() else "no finite value",)
 
 
-def coloured(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Return a map in colours, (h, w, 3), a pixel for each value; NaN and Inf are magenta."""
+def coloured(values: NDArray[np.float32]) -> Image.Image:
+    """Return a map in colours, a pixel for each value; NaN and Inf are magenta."""
     scale = colour_scale(values, clips=False)
-    finite = np.isfinite(values)
-    shares = np.where(finite, values, 0).astype(np.float64) / (scale.top or 1.0)
-    levels = ((shares + 1) / 2 if scale.signed else shares) * (_LEVELS - 1)
-    result = _colours(scale)[(levels + 0.5).astype(np.int64)]
-    result[~finite] = _NON_FINITE
-    return result
+    levels = palette_levels(values[None], np.array([scale.top], np.float32), centred=scale.signed)[0]
+    return palette_image(levels, _palette(scale)).convert("RGB")
 
 
 def map_columns(summaries: Sequence[MapSummary], part: Maps) -> Block:
@@ -139,22 +146,13 @@ def _height(size: tuple[int, int], width: int) -> int:
 def _paste(image: Image.Image, values: NDArray[np.float32], top: int, left: int, width: int, height: int) -> None:
     image.paste(_drawn(values, height, width), (left, top))
     scale = colour_scale(values, clips=False)
-    pen, drawn = ImageDraw.Draw(image), font(SMALL)
-    under = top + height + 5
-    labels = scale_labels(values)
-    if scale.top:
-        bar = Image.fromarray(np.ascontiguousarray(_colours(scale)[None]))
-        image.paste(bar.resize((width, _BAR_HEIGHT), Image.Resampling.NEAREST), (left, under))
-        pen.rectangle([left, under, left + width - 1, under + _BAR_HEIGHT - 1], outline=LINE)
-    for place, label in enumerate(labels):
-        room = width - drawn.getlength(label)
-        at = left + place * room / max(1, len(labels) - 1)
-        pen.text((at, under + _BAR_HEIGHT + 1), label, DIM, drawn)
+    colours = colour_levels(_palette(scale), LEVEL_COUNT) if scale.top else None
+    draw_scale(image, colours, scale_labels(values), top + height + 5, left, width)
 
 
 def _drawn(values: NDArray[np.float32], height: int, width: int) -> Image.Image:
     """Return a map in colours, a square for each value where it is smaller than its place, else averaged."""
-    pixels = Image.fromarray(coloured(values))
+    pixels = coloured(values)
     larger = pixels.width <= width and pixels.height <= height
     return pixels.resize((width, height), Image.Resampling.NEAREST if larger else Image.Resampling.BOX)
 
@@ -184,11 +182,6 @@ def small_maps(part: SmallMaps) -> Block:
             at += height
 
     return Block(head + sum(heights), draw)
-
-
-def spread(count: int, most: int) -> list[int]:
-    """Return positions spread evenly over so many, the first and the last among them."""
-    return [*dict.fromkeys(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist())]
 
 
 def _size(row: MapRow, side: int) -> tuple[int, int]:

@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from hookscope.reporting.document import InputMap, MappedInput
-from hookscope.reporting.lettering import drawable, font, line_height
 from hookscope.reporting.overlays import bar, colour_scale, outside_dimmed, overlay, seen_part, shrunk
 from hookscope.reporting.overviews.sheet import (
     DIM,
@@ -17,36 +15,21 @@ from hookscope.reporting.overviews.sheet import (
     INK,
     INNER,
     LINE,
-    MARGIN,
     NAME,
     TEXT,
     Block,
+    Cell,
     Line,
+    cell_row,
     text_block,
-    text_height,
-    write,
 )
 from hookscope.reporting.run_facts import short_name, size_words
-from hookscope.results.concentration import PlacedMap
-from hookscope.results.inputs import InputRecord, Photograph, Region
+from hookscope.results.inputs import InputRecord, Region
 from hookscope.text import counted
-
-BAR = 14
-"""Pixels that a colour bar is high."""
 
 _TALLEST = 560  # pixels, of a photograph
 _MOST_MAPS = 24  # of one input; the others have their files
 _MOST_DRAWN_MAPS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A picture and the lines below it; a colour bar last, with its labels."""
-
-    pixels: NDArray[np.uint8]
-    lines: Sequence[Line]
-    bar: NDArray[np.uint8] | None = None
-    labels: Sequence[str] = ()
 
 
 def map_blocks(mapped: MappedInput) -> list[Block]:
@@ -55,7 +38,7 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
     if photograph is None:
         return []
     drawn = [
-        _about_map(input_map, np.asarray(input_map.draw(INNER)))
+        _about_map(input_map, input_map.draw(INNER))
         for input_map in maps[:_MOST_DRAWN_MAPS]
         if input_map.draw is not None
     ]
@@ -72,8 +55,8 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
     height, width = (max(1, round(side * ratio)) for side in photograph.pixels.shape[:2])
     small = shrunk(photograph, height, width)
     cells = [
-        input_cell(mapped.record, small),
-        *(_about_map(input_map, map_pixels(input_map.map, small)) for input_map in shown),
+        Cell(_outlined(outside_dimmed(small), small.region), _about_input(mapped.record)),
+        *(_about_map(input_map, _outlined(overlay(small, input_map.map), small.region)) for input_map in shown),
     ]
     rows = [cell_row(row, columns) for row in _rows(cells, shown, columns, across)]
     return [*rows, *_remarks([mapped.remark, photograph.remark], len(maps) - len(shown))]
@@ -113,71 +96,26 @@ def _column_count(maps: Sequence[InputMap], region: Region) -> tuple[int, int]:
     return columns, columns
 
 
-def input_cell(record: InputRecord, photograph: Photograph) -> Cell:
-    """Return the photograph of an input, with its name and sizes, and a frame around what the network sees."""
-    pixels = outside_dimmed(photograph)
-    _outline(pixels, photograph.region)
-    return Cell(pixels, _about_input(record))
-
-
 def _about_input(record: InputRecord) -> list[Line]:
     return [(short_name(record), NAME, INK), (size_words(record), TEXT, DIM)]
 
 
-def map_pixels(placed_map: PlacedMap, photograph: Photograph) -> NDArray[np.uint8]:
-    """Return a map over a photograph, with a frame around what the network sees."""
-    pixels = overlay(photograph, placed_map)
-    _outline(pixels, photograph.region)
-    return pixels
-
-
-def _outline(pixels: NDArray[np.uint8], region: Region) -> None:
+def _outlined(pixels: NDArray[np.uint8], region: Region) -> Image.Image:
+    """Return a picture with a frame around what the network sees."""
     seen = seen_part(region)
     if seen != (slice(0, len(pixels)), slice(0, pixels.shape[1])):
         part = pixels[seen]
         for edge in (part[:1], part[-1:], part[:, :1], part[:, -1:]):
             edge[:] = LINE
+    return Image.fromarray(pixels)
 
 
-def _about_map(input_map: InputMap, pixels: NDArray[np.uint8]) -> Cell:
+def _about_map(input_map: InputMap, picture: Image.Image) -> Cell:
     scale = colour_scale(input_map.map.values)
     facts = "   ·   ".join(f"{term} {words}" for term, words in input_map.facts)
     lines: list[Line] = [(input_map.title, NAME, INK), (facts, TEXT, INK)]
     if input_map.where:
         lines.insert(1, (input_map.where, TEXT, DIM))
     if not scale.top:
-        return Cell(pixels, [*lines, ("the map is 0 everywhere", TEXT, DIM)])
-    return Cell(pixels, lines, bar(scale, 240, BAR), scale.labels)
-
-
-def cell_row(cells: Sequence[Cell | None], columns: int) -> Block:
-    """Return cells beside each other, of so many columns; nothing where there is none."""
-    pitch = (INNER + GAP) // columns
-    width = pitch - GAP
-
-    def draw(image: Image.Image, top: int) -> None:
-        pen = ImageDraw.Draw(image)
-        for place, cell in enumerate(cells):
-            if cell is not None:
-                _draw_cell(image, pen, cell, top, MARGIN + place * pitch, width)
-
-    return Block(max(_cell_height(cell, width) for cell in cells if cell is not None), draw)
-
-
-def _draw_cell(image: Image.Image, pen: ImageDraw.ImageDraw, cell: Cell, top: int, left: int, width: int) -> None:
-    image.paste(Image.fromarray(cell.pixels), (left, top))
-    top = write(pen, cell.lines, top + len(cell.pixels) + 8, left, width)
-    if cell.bar is None:
-        return
-    image.paste(Image.fromarray(cell.bar), (left, top + 8))
-    length = cell.bar.shape[1]
-    for place, label in enumerate(cell.labels):
-        words = drawable(label, 40)
-        size = font(TEXT, words).getlength(words)
-        at = left + place * (length - size) / (len(cell.labels) - 1)
-        pen.text((at, top + 8 + BAR + 3), words, DIM, font(TEXT, words))
-
-
-def _cell_height(cell: Cell, width: int) -> int:
-    scale = 8 + BAR + 3 + line_height(TEXT) if cell.bar is not None else 0
-    return len(cell.pixels) + 8 + sum(text_height(*line, width) for line in cell.lines) + scale
+        return Cell(picture, [*lines, ("the map is 0 everywhere", TEXT, DIM)])
+    return Cell(picture, lines, bar(scale, 240, 1)[0], scale.labels)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from hookscope.reporting.lettering import baseline, drawable, font, line_height, text_width, wrap
@@ -21,7 +23,12 @@ RED, AMBER, GREEN = (255, 142, 126), (245, 190, 75), (112, 207, 142)
 Line = tuple[str, int, Colour]
 """Text, size and colour."""
 
+BAR = 10  # pixels that a colour bar is high
+SCALE = BAR + 1 + line_height(SMALL)
+"""Pixels that a colour bar and its labels are high."""
+
 _LONGEST_TEXT = 400  # characters
+_ABOVE = 8  # pixels between a picture, the lines below it, and their colour bar
 
 # Characters in hookscope's sentences that the font lacks.
 _SPELLED = str.maketrans({"‖": "||", "×": "x", "≥": ">=", "≤": "<=", "Δ": "A-B", "→": "->"})
@@ -98,3 +105,52 @@ def fitting(text: str, size: int, width: int) -> str:
             break
         shown = f"{whole[: kept // 3]}...{whole[len(whole) - (kept - kept // 3) :]}"
     return shown
+
+
+def draw_scale(
+    image: Image.Image, colours: NDArray[np.uint8] | None, labels: Sequence[str], top: int, left: int, width: int
+) -> None:
+    """Draw the colours of a scale, (length, 3), and labels below it, from one end to the other; without any no bar."""
+    pen, drawn = ImageDraw.Draw(image), font(SMALL)
+    if colours is not None:
+        bar = Image.fromarray(np.ascontiguousarray(colours[None]))
+        image.paste(bar.resize((width, BAR), Image.Resampling.NEAREST), (left, top))
+        pen.rectangle([left, top, left + width - 1, top + BAR - 1], outline=LINE)
+    for place, label in enumerate(labels):
+        at = left + place * (width - drawn.getlength(label)) / max(1, len(labels) - 1)
+        pen.text((at, top + BAR + 1), label, DIM, drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A picture, if there is one, and the lines below it; a colour bar last, (length, 3), with its labels."""
+
+    picture: Image.Image | None
+    lines: Sequence[Line]
+    bar: NDArray[np.uint8] | None = None
+    labels: Sequence[str] = ()
+
+    def height(self, width: int) -> int:
+        """Return how high it is in a column so wide."""
+        above = self.picture.height + _ABOVE if self.picture else 0
+        return above + sum(text_height(*line, width) for line in self.lines) + bool(self.labels) * (_ABOVE + SCALE)
+
+
+def cell_row(cells: Sequence[Cell | None], columns: int) -> Block:
+    """Return cells beside each other, of so many columns; nothing where there is none."""
+    pitch = (INNER + GAP) // columns
+    width = pitch - GAP
+
+    def draw(image: Image.Image, top: int) -> None:
+        for place, cell in enumerate(cells):
+            left, under = MARGIN + place * pitch, top
+            if cell is None:
+                continue
+            if cell.picture:
+                image.paste(cell.picture, (left, top))
+                under += cell.picture.height + _ABOVE
+            under = write(ImageDraw.Draw(image), cell.lines, under, left, width)
+            if cell.bar is not None:
+                draw_scale(image, cell.bar, cell.labels, under + _ABOVE, left, len(cell.bar))
+
+    return Block(max(cell.height(width) for cell in cells if cell is not None), draw)
