@@ -26,7 +26,6 @@ from hookscope.reporting.document import (
     Findings,
     HeatMaps,
     Listing,
-    Part,
     PhotographMaps,
     Picture,
     Pictures,
@@ -77,7 +76,7 @@ def document_html(
         InputError: If a picture is missing, or none.
     """
     parts = [part for whole in (document, *document.documents) for part in whole.parts]
-    shown = {id(part): _shown(part, run, pictures or {}) for part in parts}
+    shown = {id(part): _SHOWN[type(part)](part, run, pictures or {}) for part in parts if type(part) in _SHOWN}
     detailed = [part for part in shown.values() if isinstance(part, ShownMaps | ShownTable)]
     kinds = {Document, *map(type, parts)}
     inner = {f"document-{number}": whole for number, whole in enumerate(document.documents, 1)}
@@ -101,7 +100,7 @@ def document_html(
         "counted": counted,
         "href": href,
         "kind": lambda part: type(part).__name__,
-        "shown": lambda part: shown[id(part)],
+        "shown": lambda part: shown.get(id(part)),
     }
     # These two are our own files; the style also hides columns by their keys.
     style = _asset("style.css") + "".join(part.style for part in detailed)
@@ -135,20 +134,6 @@ def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
     return links
 
 
-def _shown(part: Part, run: StoredRun[Any] | None, pictures: Mapping[str, str]) -> Any:
-    if isinstance(part, Pictures):
-        return _pictures(part, run, pictures)
-    if isinstance(part, PhotographMaps):
-        return None if run is None else shown_maps(part, run)
-    if isinstance(part, ChannelSearch):
-        return None if run is None else shown_channels(part, run.read_picture)
-    if isinstance(part, HeatMaps):
-        return ShownMaps(part)
-    if isinstance(part, DetailedTable):
-        return ShownTable(part, run)
-    return _SHOWN[type(part)](part) if type(part) in _SHOWN else None
-
-
 def _pictures(
     part: Pictures, run: StoredRun[Any] | None, pictures: Mapping[str, str]
 ) -> list[tuple[Picture, str, str]]:
@@ -173,15 +158,6 @@ def _figures(part: StepCharts) -> dict[str, Any]:
     drawn = [over_steps(part, chart) for chart in part.charts]
     thinned = MOST_COLUMNS if len(part.steps) > MOST_COLUMNS else 0
     return {"figures": [figure for figure in drawn if figure is not None], "columns": thinned}
-
-
-_SHOWN: Mapping[type, Callable[[Any], Any]] = {
-    Findings: lambda part: _first_lines(part.findings, _MOST_FINDINGS),
-    StepCharts: _figures,
-    DepthChart: over_depth,
-    Table: shown_table,
-    Listing: lambda part: _first_lines(part.lines, _MOST_LINES),
-}
 
 
 @dataclass(frozen=True)
@@ -209,11 +185,7 @@ class ShownMaps:
     def rows(self) -> dict[str, ShownRow]:
         """The rows by name, in the order of the maps."""
         names = dict.fromkeys(name for shown in self.maps for name in shown.map.names)
-        details = {name: self.part.details(name) for name in names}
-        return {
-            name: ShownRow(name, number, row, [shown_table(table) for table in row.tables])
-            for number, (name, row) in enumerate(details.items())
-        }
+        return {name: ShownRow(name, number, self.part.details(name)) for number, name in enumerate(names)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,3 +291,18 @@ def _policy(style: str, script: str) -> str:
     digests = {name: hashlib.sha256(text.encode()).digest() for name, text in sources.items() if text}
     directives = [f"{name} 'sha256-{base64.b64encode(digest).decode()}'" for name, digest in digests.items()]
     return "; ".join(("default-src 'none'", *directives, "img-src data:", "base-uri 'none'", "form-action 'none'"))
+
+
+# What a template draws of a part, besides the part; `run` and pictures as for `document_html`.
+_SHOWN: Mapping[type, Callable[[Any, StoredRun[Any] | None, Mapping[str, str]], Any]] = {
+    Findings: lambda part, *_: _first_lines(part.findings, _MOST_FINDINGS),
+    StepCharts: lambda part, *_: _figures(part),
+    DepthChart: lambda part, *_: over_depth(part),
+    Table: lambda part, *_: shown_table(part),
+    Listing: lambda part, *_: _first_lines(part.lines, _MOST_LINES),
+    HeatMaps: lambda part, *_: ShownMaps(part),
+    DetailedTable: lambda part, run, _: ShownTable(part, run),
+    PhotographMaps: lambda part, run, _: run and shown_maps(part, run),
+    ChannelSearch: lambda part, run, _: run and shown_channels(part, run.read_picture),
+    Pictures: _pictures,
+}

@@ -81,11 +81,15 @@ class ShownRow:
     name: str
     number: int
     details: RowDetails
-    tables: Sequence[PageTable]
     other_names: Sequence[str] = ()
     kind: str = ""
     flags: Sequence[tuple[str, bool]] = ()
     grids: Sequence[ShownGrid] = ()
+
+    @property
+    def tables(self) -> list[PageTable]:
+        """Those of its details."""
+        return [shown_table(table) for table in self.details.tables]
 
     @property
     def href(self) -> str:
@@ -180,7 +184,6 @@ class ShownTable:
                 row.name,
                 number,
                 row.details,
-                [shown_table(table) for table in row.details.tables],
                 row.other_names,
                 row.type,
                 row.flags,

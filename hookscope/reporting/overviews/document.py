@@ -15,7 +15,6 @@ from hookscope.reporting.document import (
     Level,
     Listing,
     Maps,
-    Part,
     PhotographMaps,
     Pictures,
     SmallMaps,
@@ -84,7 +83,8 @@ def draw_document(document: Document, images: Mapping[str, Image.Image] | None =
     heading = [(document.title, TITLE, INK)] + [(small, SMALL, DIM)] * bool(small)
     heading += [(line, TEXT, _COLOURS[level or "dim"]) for line, level in document.about]
     picture = document.input(_INPUT, _INPUT) if document.input else None
-    blocks = [block for part in document.parts for block in _blocks(part, images or {})]
+    drawn = [part for part in document.parts if type(part) in _BLOCKS]
+    blocks = [block for part in drawn for block in _BLOCKS[type(part)](part, images or {})]
     return draw_sheet([text_block(heading), text_block(answer, picture), *blocks, _warnings(document)])
 
 
@@ -206,14 +206,6 @@ def _draw_scale(image: Image.Image, heat: HeatMap, top: int) -> None:
     pen.text((right - 216 - drawn.getlength(low), top + 3), low, DIM, drawn)
 
 
-def _blocks(part: Part, images: Mapping[str, Image.Image]) -> list[Block]:
-    if isinstance(part, Pictures):
-        return _pictures(part, images)
-    if isinstance(part, ChannelSearch):
-        return _crops(part, images)
-    return _BLOCKS.get(type(part), lambda _: [])(part)
-
-
 def _pictures(part: Pictures, images: Mapping[str, Image.Image]) -> list[Block]:
     heading = text_block([(part.title, NAME, INK), (part.legend, SMALL, DIM)])
     if part.across > 1:
@@ -278,13 +270,15 @@ def _captioned(lines: Sequence[str], picture: Image.Image) -> Block:
     return Block(height + shown.height, draw)
 
 
-_BLOCKS: Mapping[type, Callable[[Any], list[Block]]] = {
-    Findings: lambda part: [_time_line(part) if part.ends else _finding_lines(part)],
-    StepCharts: _step_charts,
-    DepthChart: _depth_chart,
-    HeatMaps: _heat_maps,
-    Maps: _maps,
-    PhotographMaps: lambda part: [block for mapped in part.inputs for block in map_blocks(mapped)],
-    SmallMaps: lambda part: [small_maps(part)],
-    Listing: _listing,
+_BLOCKS: Mapping[type, Callable[[Any, Mapping[str, Image.Image]], list[Block]]] = {
+    Findings: lambda part, _: [_time_line(part) if part.ends else _finding_lines(part)],
+    StepCharts: lambda part, _: _step_charts(part),
+    DepthChart: lambda part, _: _depth_chart(part),
+    HeatMaps: lambda part, _: _heat_maps(part),
+    Maps: lambda part, _: _maps(part),
+    PhotographMaps: lambda part, _: [block for mapped in part.inputs for block in map_blocks(mapped)],
+    SmallMaps: lambda part, _: [small_maps(part)],
+    Listing: lambda part, _: _listing(part),
+    Pictures: _pictures,
+    ChannelSearch: _crops,
 }
