@@ -14,6 +14,8 @@ CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
 # Every layer, and the four stages, but neither the blocks in them nor the network itself.
 LAYERS = ("*", "!type:Bottleneck", "!*downsample", "!type:ResNet")
 
+_NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
+
 # The row under the table's head, and how far it has gone under it.
 _ROW_AT_THE_TOP = """() => {
   const under = document.querySelector("#table thead").getBoundingClientRect().bottom;
@@ -82,14 +84,15 @@ def test_it_sorts_and_filters(opened: Opened, page: Page) -> None:
     assert values == sorted(values, reverse=True)
 
 
-@pytest.mark.parametrize(("word", "scrolled"), [("layer3.35", 100), ("bn", 700), ("conv1", 715), ("bn", 1_000_000)])
+@pytest.mark.parametrize(("word", "scrolled"), [("bn", 700), ("conv1", 715), ("bn", 1_000_000)])
 def test_the_row_at_the_top_stays_there_where_the_filter_is_cleared(page: Page, word: str, scrolled: int) -> None:
     page.fill("#q", word)
     page.eval_on_selector(".tall", "(region, by) => region.scrollTo(0, by)", scrolled)
+    page.evaluate(_NEXT_FRAME)
     held = page.evaluate(_ROW_AT_THE_TOP)
     assert page.eval_on_selector(".tall", "(region) => region.scrollTop > 0")
     page.fill("#q", "")
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")  # a frame shows them
+    page.evaluate(_NEXT_FRAME)
     assert page.evaluate(_ROW_AT_THE_TOP) == held
 
 

@@ -72,7 +72,8 @@ def over_steps(part: StepCharts, chart: StepChart) -> Figure | None:
     plot = step_plot(part, chart)
     if plot is None:
         return None
-    extent = _extent(np.concatenate([values[np.isfinite(values)] for _, values in chart.lines]))
+    finite = np.concatenate([values[np.isfinite(values)] for _, values in chart.lines])
+    extent = " to ".join(figure(float(end), 4) for end in (finite.min(), finite.max()))
     span = f"{part.unit}s {part.low:,} to {part.high:,}"
     summary = f"{chart.title} over {span}, from {extent}. The text above it gives the numbers at the pointer."
     return _figure(plot, summary, _step_labels(part, chart, min(plot.count, MOST_COLUMNS)))

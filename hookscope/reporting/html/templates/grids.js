@@ -1,13 +1,10 @@
 // Grids in the page of a row: channels side by side, and one of them large, over its input.
 
-async function load(figure) {
+async function draw(figure) {
   const picture = new Image();
   picture.src = `data:image/png;base64,${$(`p${figure.dataset.picture}`).textContent}`;
   await picture.decode();
-  if (figure.isConnected) draw(figure, picture);
-}
-
-function draw(figure, picture) {
+  if (!figure.isConnected) return;
   const [columns, count, height, width, frames] =
     ["columns", "count", "height", "width", "frames"].map((name) => Number(figure.dataset[name]));
   const [mosaic, canvas, chosen, map, pick, previous, next, under, opacity] =
@@ -62,4 +59,4 @@ function draw(figure, picture) {
   select(0);
 }
 
-onOpen.push(() => $("body").querySelectorAll("figure.maps").forEach(load));
+onOpen.push(() => $("body").querySelectorAll("figure.maps").forEach(draw));
