@@ -16,11 +16,11 @@ LAYERS = ("*", "!type:Bottleneck", "!*downsample", "!type:ResNet")
 
 _NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
 
-# The row under the table's head, and how far it has gone under it.
+# The first row of which half or more is below the head of the table, and how far below it.
 _ROW_AT_THE_TOP = """() => {
   const under = document.querySelector("#table thead").getBoundingClientRect().bottom;
   const rows = [...document.querySelectorAll("#table tbody tr:not([hidden])")];
-  const row = rows.find((row) => row.getBoundingClientRect().bottom > under + 1);
+  const row = rows.find((row) => row.getBoundingClientRect().bottom > under + 14);
   return [row.cells[1].textContent, Math.round(row.getBoundingClientRect().top - under)];
 }"""
 
