@@ -89,10 +89,8 @@ def step_plot(part: StepCharts, chart: StepChart) -> Plot | None:
         count=count,
         axis=axis(finite[(finite > 0) | (not is_log)].tolist()),
         lines=[
-            (Series(name, (), "orange" if place else "blue"), kept_runs(column, places, line))
-            for place, (name, line) in enumerate(
-                zip(names, np.where((numbers == 0) & is_log, np.inf, numbers), strict=True), 1 - len(names)
-            )
+            (Series(name, (), "blue" if name == names[-1] else "orange"), kept_runs(column, places, line))
+            for name, line in zip(names, np.where((numbers == 0) & is_log, np.inf, numbers), strict=True)
         ],
         marks=[(name, level, places[marked].tolist()) for name, level, marked in marks if marked.any()],
         names=[

@@ -178,14 +178,13 @@ def first_maps(png: bytes, grid: Grid, count: int, side: int) -> tuple[str, int,
     count = min(count, picture.columns, grid.tiles.count if grid.tiles else 0)
     scale = max(1, side // max(picture.height, picture.width))
     height, width = picture.height * scale, picture.width * scale
+    strip = Image.new("P", (count * (width + _STRIP_GAP) - _STRIP_GAP, height), BACKGROUND)
     with Image.open(io.BytesIO(picture.png)) as row:
-        maps = np.asarray(row).repeat(scale, axis=0).repeat(scale, axis=1)
-        strip = np.full((height, count * (width + _STRIP_GAP) - _STRIP_GAP), BACKGROUND, np.uint8)
+        strip.putpalette(row.getpalette() or ())
         for index in range(count):
-            left = index * (width + _STRIP_GAP)
-            strip[:, left : left + width] = maps[:height, index * width : (index + 1) * width]
-        uri = f"data:image/png;base64,{base64.b64encode(_encode(strip, bytes(row.getpalette() or ()))).decode('ascii')}"
-    return uri, count, strip.shape[1]
+            box = (index * picture.width, 0, (index + 1) * picture.width, picture.height)
+            strip.paste(row.resize((width, height), Image.Resampling.NEAREST, box), (index * (width + _STRIP_GAP), 0))
+    return png_uri(strip, transparency=BACKGROUND), count, strip.width
 
 
 def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[str]:
@@ -213,16 +212,18 @@ def opened_picture(content: bytes, name: str) -> Image.Image:
 
 def jpeg_uri(picture: Image.Image) -> str:
     """Return a photograph as a data URI."""
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=90)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+    return _uri(picture, "jpeg", quality=90)
 
 
 def png_uri(picture: Image.Image, **options: int) -> str:
     """Return a drawing as a data URI."""
+    return _uri(picture, "png", optimize=True, **options)
+
+
+def _uri(picture: Image.Image, kind: str, **options: int) -> str:
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True, **options)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+    picture.save(file, kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
 def _read_grid(png: bytes, grid: Grid) -> tuple[NDArray[np.uint8], bytes]:

@@ -154,16 +154,13 @@ class ShownTable:
         room = max(BUDGET - _ROW_BYTES * len(self._rows), _LEAST)
         pictures, fidelity = shrink_all(grids, self.run.read_picture, room)
         left = sum(picture is None and grid.tiles is not None for picture, grid in zip(pictures, grids, strict=True))
-        remarks = [
-            fidelity.sentence,
-            f"{counted(left, 'grid')} did not fit and are in the run's folder only." * (left > 0),
-        ]
+        left_out = f"{counted(left, 'grid')} did not fit and are in the run's folder only." if left else ""
         files = [*self.run.record.thumbnails, *[None] * (1 + max(grid.input_index for grid in grids))]
         shown = [
             ShownGrid(grid, number, picture, files[grid.input_index] or "")
             for number, (grid, picture) in enumerate(zip(grids, pictures, strict=True))
         ]
-        return shown, [*filter(None, remarks)]
+        return shown, [*filter(None, [fidelity.sentence, left_out])]
 
     @property
     def grids(self) -> Sequence[ShownGrid]:
