@@ -47,12 +47,10 @@ def prepare_picture(
 
 def _covered(whole: Region, resized: Sequence[int], corner: tuple[int, int], cropped: Sequence[int]) -> Region:
     """Return the part of the whole picture that a crop of the resized one covers; `corner` is its top and left."""
-    # Pillow and torch map the outer edges of the one to those of the other.
-    down, across = whole.height / resized[0], whole.width / resized[1]
-    top, left = corner
-    return replace(
-        whole, top=top * down, left=left * across, bottom=(top + cropped[0]) * down, right=(left + cropped[1]) * across
-    )
+    # Pillow and torch map the outer edges of the one to those of the other. Multiplied first: the whole is the whole.
+    top, bottom = (whole.height * edge / resized[0] for edge in (corner[0], corner[0] + cropped[0]))
+    left, right = (whole.width * edge / resized[1] for edge in (corner[1], corner[1] + cropped[1]))
+    return replace(whole, top=top, left=left, bottom=bottom, right=right)
 
 
 def _resize(

@@ -58,6 +58,12 @@ def test_the_centres_of_the_inputs_pixels_are_where_the_region_says(resize, crop
     assert_on_centres((middle - expected)[inside] * size[axis])
 
 
+def test_what_is_not_cropped_covers_the_picture_to_the_last_bit():
+    picture, preprocessing = random_pixels(37, 43), Preprocessing(resize=64, crop=None)
+    _, region = prepare_picture(Image.fromarray(picture), 255.0, preprocessing, "a", [])
+    assert region == Region(0, 0, 37, 43, 37, 43)
+
+
 def test_padding_lies_outside_the_picture(tmp_path: Path):
     path = save(tmp_path / "a.png", random_pixels(7, 12))
     record = load_input(path, Preprocessing(resize=None, crop=(10, 10)))[1]

@@ -38,6 +38,8 @@ def test_the_finding_says_where_half_of_the_map_lies() -> None:
     assert finding_of(unknown, RESULT).endswith("(softmax 0.40): the grad-cam map holds NaN or infinite values.")
     even = replace(RESULT.maps[0], values=np.ones((4, 4), np.float32))
     assert finding_of(even, RESULT).endswith("heat is spread over 50% of the crop.")
+    layers = replace(RESULT, layers=(*RESULT.layers, replace(RESULT.layers[0], label="layer3")))
+    assert finding_of(RESULT.maps[0], layers) == f"cat.jpg, Egyptian cat (softmax 0.40) at layer4: {place}"
 
 
 def test_every_check_has_its_number_its_verdict_and_its_meaning() -> None:

@@ -81,11 +81,13 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
         is_folded = heads is not None and groups % heads == 0  # SAM's windows, and the heads of each
         return Axes((0,), inputs, groups // heads, heads) if heads and is_folded else Axes((0,), inputs, groups, 1)
     places = [place for place in range(1, len(lead)) if lead[place] == heads] if len(lead) > 2 else [1]
-    if len(places) != 1:
+    if math.prod(lead[1:]) == heads:  # one axis, or groups of heads that share their keys
+        places = [*range(1, len(lead))]
+    elif len(places) != 1:
         return f"it is not known which of its axes {'x'.join(map(str, lead))} counts heads"
-    others = [place for place in range(1, len(lead)) if place != places[0]]
+    others = [place for place in range(1, len(lead)) if place not in places]
     windows = groups * math.prod(lead[place] for place in others)
-    return Axes((0, *others, *places), inputs, windows, lead[places[0]])
+    return Axes((0, *others, *places), inputs, windows, math.prod(lead[place] for place in places))
 
 
 def with_heads_found(call: AttentionCall, axes: Axes) -> Axes:
@@ -190,7 +192,7 @@ def _of_channels(call: AttentionCall, axes: Axes, counts: Sequence[set[int]]) ->
     assert call.rows is not None  # noqa: S101
     *_, queries, keys = call.rows.shape
     reason = f"its softmax is for each of {queries} channels, not for each token (linear attention)"
-    if queries == keys:
+    if queries % keys == 0:  # or grouped queries in one axis
         reason = f"it is not known whether its softmax is for each of {queries} tokens or of {queries} channels"
     heads = head_count_of(call.running[:1])
     if heads is not None and heads > 1 == axes.heads * axes.windows:

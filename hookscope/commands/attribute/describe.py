@@ -63,7 +63,8 @@ def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
     """Return a map's finding in one sentence: the target, and where half of the map lies."""
     record = result.inputs[heat_map.input_index]
     box = concentration(heat_map, record)
-    subject = f"{short_name(record)}, {_certain(heat_map.target)}: "
+    at = f" at {heat_map.layer}" if len(result.layers) > 1 else ""
+    subject = f"{short_name(record)}, {_certain(heat_map.target)}{at}: "
     if box is None and not np.isfinite(heat_map.values).all():
         return f"{subject}the {result.method} map holds NaN or infinite values."
     if box is None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from hookscope.commands.attribute.input_places import embedding_name, main_input
+from hookscope.commands.attribute.input_places import main_input, refuse_whole_numbers
 from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer, choose_layer, reached_inputs, sum_of
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.errors import HookscopeError, ModelError, UsageError
@@ -30,7 +30,6 @@ from hookscope.inspection.state.preservation import Preserved
 from hookscope.parameters import arg
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics.layouts import Layout
-from hookscope.text import shape_text
 
 # What is raised here is no error of the model.
 _OWN = str(Path(__file__).parent)
@@ -91,7 +90,9 @@ class ForwardBackward:
 
 
 def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, keeps: bool = False) -> object:
-    """Run the network over copies of a batch; `track` makes its floating inputs require a gradient.
+    """Run the network over copies of a batch; `track` makes the input that maps are drawn over require a gradient.
+
+    What other inputs alone lead to has no graph then, and is no map of that input.
 
     Raises:
         ModelRaisedError: If the network raises.
@@ -99,7 +100,9 @@ def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, ke
     copied = copy_of(batch)
     arguments = (copied.args, dict(copied.kwargs))
     if track:  # the floating ones with a graph; no leaves, as the model may overwrite them
-        leaves = {path: tensor for path, tensor in tensors_in(arguments) if tensor.is_floating_point()}
+        main = main_input(copied)
+        tensors = [pair for pair in tensors_in(arguments) if pair[1].is_floating_point()]
+        leaves = {path: tensor for path, tensor in tensors if main is None or tensor is main}
         arguments = with_tensors(
             arguments, {path: strided_copy(leaf.requires_grad_()) for path, leaf in leaves.items()}
         )  # type: ignore[assignment]
@@ -160,21 +163,16 @@ def run_and_choose(
         ModelRaisedError: If the network raises.
         UsageError: If there is no gradient at all.
     """
-    tensor = main_input(batch)
-    if tensor is not None and not tensor.is_floating_point():
-        raise UsageError(
-            f"{passes.inspected.info.name} is given whole numbers, {shape_text(tensor.shape)}, which have no "
-            f"gradient: look at what its embedding returns, {arg('layer')} "
-            f"{embedding_name(passes.inspected.network)}."
-        )
+    refuse_whole_numbers(passes.inspected.network, main_input(batch))
     output = run_output(passes, batch, track=True, keeps=True)
     targets = passes.targets_of(output, batch)
     with model_errors(passes.inspected, "backward"):
         scores = [target.score(output) for target in targets]
         if not all(score.requires_grad for score in scores):
             raise UsageError(
-                f"The score of {passes.inspected.info.name} has no gradient, so it cannot be explained: the forward "
-                "pass runs under no_grad, detaches what it returns, or computes it from whole numbers."
+                f"No gradient leads from the score of {passes.inspected.info.name} to its input: the forward pass runs "
+                "under no_grad, detaches on the way, or computes with whole numbers. Where it detaches, give "
+                f"{arg('layer')} of a layer after that."
             )
         choice = choose_layer(passes.outputs, passes.inspected.modules, targets, scores, before=before)
     passes.outputs.forget()

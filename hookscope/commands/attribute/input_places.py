@@ -21,7 +21,7 @@ from hookscope.results.attributions import input_word
 from hookscope.results.concentration import Extent
 from hookscope.results.inputs import PICTURE_AXES
 from hookscope.statistics.layouts import Tokens
-from hookscope.text import printable
+from hookscope.text import printable, shape_text
 
 # (N, L) has no axis for channels; (N, C, L), (N, C, H, W) and (N, C, D, H, W) have one.
 _FEWEST_AXES, _MOST_AXES = 2, 5
@@ -121,11 +121,16 @@ def _channel_axis(network: nn.Module, shape: Sequence[int]) -> int:
     return fits[0] if len(fits) == 1 else usual
 
 
-def embedding_name(network: nn.Module) -> str:
-    """Return the name of a network's first embedding for a message; "NAME" without one."""
+def refuse_whole_numbers(network: nn.Module, tensor: Tensor | None) -> None:
+    """Raise a UsageError for an input of whole numbers."""
+    if tensor is None or tensor.is_floating_point():
+        return
     kinds = nn.Embedding | nn.EmbeddingBag
-    return next(
-        (printable(name) for name, module in network.named_modules() if name and isinstance(module, kinds)), "NAME"
+    embeddings = (printable(name) for name, module in network.named_modules() if name and isinstance(module, kinds))
+    name = next(embeddings, "")
+    raise UsageError(
+        f"The network is given whole numbers, {shape_text(tensor.shape)}, which have no gradient: look at what "
+        f"{'its embedding' if name else 'a layer'} returns, {arg('method')} grad-cam {arg('layer')} {name or 'NAME'}."
     )
 
 

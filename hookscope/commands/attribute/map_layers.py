@@ -181,14 +181,21 @@ class MapLayers:
     def _find_fields(self, means: Callable[[RowKey], bool], captured: Capture[None], batch: Batch) -> None:
         """Find where the cells of outputs lie, for the first batch of each size: run one input, and go back."""
         passes, shape = self.passes, _input_shape(batch)
-        if shape is None or shape in {size for _, size in self._fields}:
+        if shape in {size for _, size in self._fields}:
             return
         captured.listen(on=False)
         single = part_of(batch, 0)
         run_output(passes, single, track=True, keeps=True)
-        for place, output in [*passes.outputs.by_place.items()]:  # activation checkpointing runs layers again
+        seen = [*passes.outputs.by_place.items()]  # activation checkpointing runs layers again
+        is_tracked = any(output.edge is not None for _, output in seen)
+        for place, output in seen:
             if means(place):
                 self._fields[place, shape] = self._field(output, single)
+                if is_tracked and output.edge is None and isinstance(output.layout, Layout):
+                    self.notes[
+                        f"{row_label(*place)}: no gradient leads from it to the input that maps are drawn over. It may "
+                        "show another input, or come after a detach()."
+                    ] = None
         passes.outputs.forget()
         passes.values.clear()
         captured.restart()

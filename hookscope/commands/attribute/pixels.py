@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.commands.attribute.guided import ActivationCalls, advice, ruled
-from hookscope.commands.attribute.input_places import InputPlaces, embedding_name, places_of
+from hookscope.commands.attribute.input_places import InputPlaces, places_of, refuse_whole_numbers
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import copy_of
@@ -61,12 +61,10 @@ class ScoredBatch:
         batch, first = self.batch, _first_given(self.batch)
         if isinstance(first, Tensor) and 2 <= first.dim() <= 5 and first.is_floating_point():
             return places_of(self.network, first)
-        kind = f"a tensor {shape_text(first.shape)}" if isinstance(first, Tensor) else type(first).__name__
-        if isinstance(first, Tensor) and not first.is_floating_point():
-            raise UsageError(
-                f"The network is given whole numbers, {shape_text(first.shape)}, which have no gradient: look at what "
-                f"its embedding returns, {arg('method')} grad-cam {arg('layer')} {embedding_name(self.network)}."
-            )
+        kind = type(first).__name__
+        if isinstance(first, Tensor):
+            refuse_whole_numbers(self.network, first)
+            kind = f"a tensor {shape_text(first.shape)}"
         kind = "its inputs by name: leave out the name of the first" if not batch.args and batch.kwargs else kind
         raise UsageError(
             "Maps of the input itself need one tensor as the first argument: signals (N, C, L), pictures (N, C, H, W) "

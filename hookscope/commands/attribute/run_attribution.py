@@ -32,12 +32,12 @@ from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected
 from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
 from hookscope.inspection.state.preservation import preserved
 from hookscope.parameters import arg
-from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
+from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method, Target
 from hookscope.results.concentration import Extent
 from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
 from hookscope.statistics.layouts import parse_tokens
 from hookscope.statistics.token_layout import TokenLayout
-from hookscope.text import safe_text
+from hookscope.text import figure, safe_text
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class _Gathered:
                 is_shown = pixels is not None and first + place < SHOWN_INPUTS
                 for (label, extents), maps in zip(layers, by_layer, strict=True):
                     values = maps[place].numpy().copy()  # not a part of the batch's
-                    if warning := _suspicious(values, wanted.label, label, record):
+                    if warning := _suspicious(values, wanted, label, record):
                         self.warnings[warning] = None
                     kept = pixels[place].numpy().copy() if is_shown else None
                     positions = values.shape if values.ndim == 1 < len(size) else size  # those of words
@@ -222,12 +222,14 @@ def _given(network: nn.Module, batch: Batch, first: int) -> dict[int, NDArray[np
     return {first + place: values[place].to("cpu", torch.float32, copy=True).numpy() for place in range(count)}
 
 
-def _suspicious(values: NDArray[np.float32], target: str, layer: str, record: InputRecord) -> str:
-    """Return a sentence about a map that shows nothing; "" for others."""
-    where = f" at {layer}" if layer else ""
-    subject = f"The map of '{safe_text(target)}'{where} for {safe_text(record.name)}"
+def _suspicious(values: NDArray[np.float32], target: Target, layer: str, record: InputRecord) -> str:
+    """Return a sentence about a map that shows nothing, or explains no number; "" for others."""
+    label, name, where = safe_text(target.label), safe_text(record.name), f" at {layer}" if layer else ""
+    subject = f"The map of '{label}'{where} for {name}"
     if not np.isfinite(values).all():
         return f"{subject} holds NaN or infinite values: look at `hookscope grads`."
+    if not np.isfinite(target.score):
+        return f"The score of '{label}' for {name} is {figure(target.score)}: look at `hookscope activations`."
     if values.max() == values.min():
         where = "0 everywhere: nothing there speaks for it" if values.max() == 0 else "the same everywhere"
         return f"{subject} is {where}."

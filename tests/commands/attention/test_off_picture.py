@@ -255,6 +255,40 @@ def test_heads_in_front_of_inputs_are_heads(inputs: int, heads: int, way: str) -
     np.testing.assert_allclose(result.tensors["0"], powers / powers.sum(-1, keepdims=True), atol=1e-6)
 
 
+class GroupedAttention(nn.Module):
+    """Four heads over the keys of two; the two heads of a group have an axis, or are folded into that of queries."""
+
+    num_heads = 4
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        keys = tokens[..., :4].unflatten(-1, (2, 2)).transpose(1, 2)  # (N, groups, T, D)
+        queries = tokens.unflatten(-1, (2, 2, 2)).permute(0, 2, 3, 1, 4)  # (N, groups, heads of each, T, D)
+        if self.way == "folded":
+            return (queries.flatten(2, 3) @ keys.transpose(-2, -1)).softmax(-1) @ keys
+        return (queries @ keys[:, :, None].transpose(-2, -1)).softmax(-1) @ keys[:, :, None]
+
+
+@pytest.mark.parametrize("inputs", [1, 3])
+def test_groups_of_heads_that_share_their_keys_are_heads(inputs: int) -> None:
+    tokens = torch.randn(inputs, 6, 8, generator=torch.Generator().manual_seed(4))
+    network = nn.Sequential(GroupedAttention("broadcast"))
+    result = hookscope.attention(network, tokens, batch_axis=0, save_tensors=True)
+    assert [(block.windows, block.heads, block.keys) for block in result.blocks] == [(1, 4, 6)]
+    queries = tokens.double().numpy().reshape(inputs, 6, 4, 2).transpose(0, 2, 1, 3)
+    keys = tokens.double().numpy()[..., :4].reshape(inputs, 6, 2, 2).transpose(0, 2, 1, 3).repeat(2, 1)
+    powers = np.exp(queries @ keys.swapaxes(-2, -1))
+    np.testing.assert_allclose(result.tensors["0"], powers / powers.sum(-1, keepdims=True), atol=1e-6)
+
+
+def test_queries_of_a_group_in_one_axis_are_not_called_channels() -> None:
+    with pytest.raises(NothingMatchedError, match="not known whether its softmax is for each of 12 tokens or"):
+        hookscope.attention(nn.Sequential(GroupedAttention("folded")), torch.randn(1, 6, 8), batch_axis=0)
+
+
 class ByNames(nn.Module):
     """Attention by einsum, with axes in any order."""
 

@@ -160,6 +160,25 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert "\n" not in str(info.value)
 
 
+def test_another_picture_through_the_same_layers_is_not_taken_for_the_one_under_the_map() -> None:
+    torch.manual_seed(0)
+
+    class Siamese(Small):
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            first, second = self.first(x).relu(), self.first(other).relu()
+            return self.fc((first - second).mean((2, 3)))
+
+    network, (x, other) = Siamese(), torch.randn(2, 1, 3, 16, 16)
+    (heat_map,) = attribute(network, x, input={"other": other}, target=1, method="hires-cam").maps
+    with torch.no_grad():  # the score is linear in the means over 8 x 8 places
+        expected = (network.first(x)[0].relu() * network.fc.weight[1][:, None, None] / 64).sum(0)
+    assert heat_map.layer == "first"
+    np.testing.assert_allclose(heat_map.values, expected.numpy(), atol=1e-7)
+    both = attribute(network, x, input={"other": other}, target=1, layer="/^first$/")
+    assert [layer.label for layer in both.layers] == ["first", "first#1"]
+    assert both.notes[0].startswith("first#1: no gradient leads from it to the input that maps are drawn over.")
+
+
 class Sealed(Small):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -173,7 +192,7 @@ class Sealed(Small):
             lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)),
             "returns a map larger than 1x1: choose an operation with `layer` op:NAME",
         ),
-        (Sealed, "The score of Sealed has no gradient, so it cannot be explained"),
+        (Sealed, "No gradient leads from the score of Sealed to its input"),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
             "are the scores themselves: give `layer` 0 to look at them",

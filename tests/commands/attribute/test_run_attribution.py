@@ -105,6 +105,14 @@ def test_a_picture_whose_gradient_is_zero_is_left_out() -> None:
     assert len(errors) == 1
 
 
+def test_a_score_that_is_no_number_is_a_warning(network: nn.Module, pictures: Tensor) -> None:
+    with torch.no_grad():
+        network.fc.bias[2] = float("inf")  # type: ignore[union-attr, operator]
+    looks = attribute(network, pictures[:1])
+    assert looks.maps[0].target.score == float("inf")
+    assert looks.warnings == ("The score of 'class 2' for tensor is Inf: look at `hookscope activations`.",)
+
+
 # --- Nothing is changed ---
 
 

@@ -175,7 +175,7 @@ def test_tokens_have_a_map_at_their_embedding() -> None:
 
     torch.manual_seed(7)
     words = torch.randint(0, 20, (2, 9))
-    with pytest.raises(UsageError, match=r"given whole numbers, 2x9, .* what its embedding returns, `layer` words"):
+    with pytest.raises(UsageError, match=r"given whole numbers, 2x9, .* what its embedding returns, .* `layer` words"):
         hookscope.attribute(Tagger(), words, batch_axis=0)
     options = {"layer": "words", "method": "hires-cam", "sanity": "none", "batch_axis": 0}
     network = Tagger()
