@@ -11,7 +11,7 @@ from PIL import Image
 
 import hookscope
 from hookscope.commands.attribute.describe import describe_attributions
-from hookscope.commands.attribute.draw_maps import draw_given_map
+from hookscope.commands.attribute.draw_maps import draw_given
 from hookscope.errors import InputError
 from hookscope.reporting.html.document import document_html
 from hookscope.results.attributions import AttributionMap, Attributions, Target
@@ -36,7 +36,7 @@ def test_a_signal_is_coloured_where_its_map_is() -> None:
     values = np.zeros(100, np.float32)
     values[40:60] = 1
     signal = np.sin(np.linspace(0, 20, 100, dtype=np.float32))[None]
-    drawn = draw_given_map(signal, one_map(values, (100,)), WIDTH)
+    drawn = draw_given(signal, one_map(values, (100,)), WIDTH)
     coloured = saturation(drawn)[60] > 60  # a row through the first plot
     inner = WIDTH - LEFT - RIGHT
     inside = slice(LEFT + round(0.42 * inner), LEFT + round(0.58 * inner))
@@ -47,7 +47,7 @@ def test_a_signal_is_coloured_where_its_map_is() -> None:
 
 def test_the_curve_of_a_map_is_high_where_the_map_is() -> None:
     values = np.array([0, 0, 1, 0], np.float32)
-    drawn = np.asarray(draw_given_map(None, one_map(values, (40,)), WIDTH)).astype(int)
+    drawn = np.asarray(draw_given(None, one_map(values, (40,)), WIDTH)).astype(int)
     red = (drawn[..., 0] - drawn[..., 2]) > 100
     inner = WIDTH - LEFT - RIGHT
     middle = LEFT + round((2.5 / 4) * inner)
@@ -55,10 +55,16 @@ def test_the_curve_of_a_map_is_high_where_the_map_is() -> None:
     assert np.flatnonzero(red[:, LEFT + round(0.1 * inner)]).min() > 95
 
 
+def test_a_signal_without_a_map_has_all_of_its_labels() -> None:
+    foot = np.asarray(draw_given(np.ones((1, 40), np.float32), None, WIDTH).convert("L"))[-24:]
+    assert (foot[9:20] > 100).any()
+    assert not (foot[-3:] > 100).any()
+
+
 def test_a_long_signal_shows_a_single_sample_that_stands_out() -> None:
     signal = np.zeros((1, 100_000), np.float32)
     signal[0, 50_000] = 1
-    drawn = np.asarray(draw_given_map(signal, one_map(np.zeros(10), (100_000,)), WIDTH).convert("L"))
+    drawn = np.asarray(draw_given(signal, one_map(np.zeros(10), (100_000,)), WIDTH).convert("L"))
     inner = WIDTH - LEFT - RIGHT
     columns = np.flatnonzero((drawn[8:60, LEFT + 5 : -RIGHT - 5] < 100).any(0)) + LEFT + 5
     assert np.allclose(columns, LEFT + inner / 2, atol=2)
@@ -68,16 +74,14 @@ def test_a_long_signal_shows_a_single_sample_that_stands_out() -> None:
 def test_values_that_are_not_finite_are_marked_and_do_not_hide_the_others(bad: float) -> None:
     signal = np.sin(np.linspace(0, 20, 60, dtype=np.float32))[None].copy()
     signal[0, 30] = bad
-    drawn = np.asarray(draw_given_map(signal, one_map(np.ones(60), (60,)), WIDTH))
+    drawn = np.asarray(draw_given(signal, one_map(np.ones(60), (60,)), WIDTH))
     assert (drawn == (255, 0, 255)).all(2).any()
 
 
 def test_slices_are_coloured_where_the_map_is() -> None:
     values = np.zeros((8, 16, 20), np.float32)
     values[1, 12, 3] = 1
-    drawn = draw_given_map(
-        np.random.default_rng(0).random((1, 8, 16, 20), np.float32), one_map(values, (8, 16, 20)), WIDTH
-    )
+    drawn = draw_given(np.random.default_rng(0).random((1, 8, 16, 20), np.float32), one_map(values, (8, 16, 20)), WIDTH)
     coloured = saturation(drawn) > 60
     half = drawn.height // 2
     assert not coloured[:half].any()  # the middle slices hold nothing of it

@@ -340,27 +340,14 @@ def _in_windows(
     return Places(cut(cells, window), size, 0)
 
 
-class Distances:
-    """How far keys lie from queries, in patches of the queries' grid; kept where the next block has the same places.
+@lru_cache(maxsize=1)  # the next block has the same places
+def distances(queries: Places, keys: Places, begin: int, end: int) -> Tensor:
+    """Return how far keys lie from some queries, of which `end` is no more, (windows, some queries, keys).
 
-    Keys of a coarser grid lie at the middle of what they cover. A distance is 0 where either has no place.
+    In patches of the queries' grid; keys of a coarser grid lie at the middle of what they cover. 0 where either has no
+    place.
     """
-
-    def __init__(self) -> None:
-        """Know none yet."""
-        self._places: tuple[Places, Places] | None = None
-        self._all: Tensor | None = None
-
-    def rows(self, queries: Places, keys: Places, begin: int, end: int) -> Tensor:
-        """Return those of the queries from one to the one before another, (windows, some queries, keys)."""
-        if end - begin < queries.cells.size(1):  # large: only these
-            return _distances(queries, queries.cells[:, begin:end], keys)
-        if self._all is None or self._places != (queries, keys):
-            self._places, self._all = (queries, keys), _distances(queries, queries.cells, keys)
-        return self._all
-
-
-def _distances(queries: Places, cells: Tensor, keys: Places) -> Tensor:
+    cells = queries.cells[:, begin:end]
     down = queries.grid[0] / keys.grid[0], queries.grid[1] / keys.grid[1]
 
     def coordinates(places: Tensor, columns: int, steps: tuple[float, float]) -> Tensor:

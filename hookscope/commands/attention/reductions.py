@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hookscope.commands.attention.places import Axes, Distances, Places, arranged
+from hookscope.commands.attention.places import Axes, Places, arranged, distances
 from hookscope.commands.attention.queries import Chosen
 from hookscope.hooks.attention_rows import AttentionRows, Memory
 
@@ -44,7 +44,6 @@ class Room:
 
     numbers: bool
     memory: Memory = field(default_factory=Memory)
-    distances: Distances = field(default_factory=Distances)
 
 
 def chunks_of(rows: AttentionRows) -> Iterator[tuple[int, int]]:
@@ -132,7 +131,7 @@ def _add_distances(
 ) -> None:
     """Add the mean distance of each query that lies on the picture from the keys there, by their weight."""
     end = begin + part.size(3)
-    away = room.distances.rows(queries, keys, begin, end).to(part.device, part.dtype)
+    away = distances(queries, keys, begin, end).to(part.device, part.dtype)
     with_places = (keys.cells >= 0).to(part.device, part.dtype)
     valid = (queries.cells[:, begin:end] >= 0).to(part.device)
     products = room.memory.tensor("products", part.shape, part.dtype, part.device)

@@ -6,7 +6,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from hookscope.commands.attribute.draw_maps import draw_given_map
+from hookscope.commands.attribute.draw_maps import draw_given
 from hookscope.reporting.columns import Column, machine_columns, number_text, probability_text, share_in_words
 from hookscope.reporting.document import Document, InputMap, Level, MappedInput, PhotographMaps, Section, Table, Text
 from hookscope.reporting.run_facts import first_name, machine_facts, making_of, model_facts, short_name, subject_of
@@ -99,7 +99,7 @@ def _map(number: int, heat_map: AttributionMap, result: Attributions) -> InputMa
     if box is not None:
         facts.append(("half of the heat is", _place(box, result.inputs[heat_map.input_index])))
     values = result.given.get(heat_map.input_index)
-    drawn = None if heat_map.values.ndim == PICTURE_AXES else partial(draw_given_map, values, heat_map)
+    drawn = None if heat_map.values.ndim == PICTURE_AXES else partial(draw_given, values, heat_map)
     title = _certain(heat_map.target)
     return InputMap(title=title, where=heat_map.layer, facts=facts, map=heat_map, number=number, draw=drawn)
 

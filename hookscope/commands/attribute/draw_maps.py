@@ -38,20 +38,17 @@ _AXES = ("plane", "row", "column")
 _COLOURS = 3
 
 
-def draw_given(data: NDArray[np.float32], width: int) -> Image.Image:
-    """Draw a signal (C, L) as curves, or the middle slices of a volume (C, D, H, W), `width` pixels wide."""
-    if data.ndim > _SIGNAL_AXES:
-        return _row(data, None, _middle(data.shape[1:]), data.shape[1:], width, "middle")
-    image, top = _lanes(data, width, None)
-    _write_steps(image, data.shape[1], top)
-    return image
+def draw_given(data: NDArray[np.float32] | None, heat_map: AttributionMap | None, width: int) -> Image.Image:
+    """Draw a signal (C, L) as curves, or slices of a volume (C, D, H, W), `width` pixels wide, with a map over it.
 
-
-def draw_given_map(data: NDArray[np.float32] | None, heat_map: AttributionMap, width: int) -> Image.Image:
-    """Draw a map of a signal or a volume over it; by itself where the input is not known, or the map is of words."""
-    data = data if data is not None and data.ndim == heat_map.values.ndim + 1 else None
-    draw = _signal_map if heat_map.values.ndim == 1 else _volume_map
-    return draw(data, heat_map, width)
+    The map stands by itself where the input is not known, or the map is of words.
+    """
+    if heat_map is not None:
+        data = data if data is not None and data.ndim == heat_map.values.ndim + 1 else None
+        size = heat_map.size or heat_map.values.shape
+        return (_signal if heat_map.values.ndim == 1 else _volume)(data, heat_map, size, width)
+    assert data is not None  # noqa: S101 - there is an input or a map
+    return (_signal if data.ndim == _SIGNAL_AXES else _volume)(data, None, data.shape[1:], width)
 
 
 def given_remark(data: NDArray[np.float32]) -> str:
@@ -71,110 +68,76 @@ def whole_photograph(pixels: NDArray[np.uint8], remark: str = "") -> Photograph:
 # --- Signals ---
 
 
-def _signal_map(samples: NDArray[np.float32] | None, heat_map: AttributionMap, width: int) -> Image.Image:
-    """Draw a signal (C, L) under its map's colours, and the map, (l,), below it; the map alone without a signal."""
-    length = heat_map.size[0] if heat_map.size else len(heat_map.values)
-    signal = np.zeros((0, length), np.float32) if samples is None else samples
-    image, top = _lanes(signal, width, heat_map)
-    bottom = _draw_map(image, heat_map, top)
-    _write_steps(image, length, bottom)
+def _signal(
+    samples: NDArray[np.float32] | None, heat_map: AttributionMap | None, size: Sequence[int], width: int
+) -> Image.Image:
+    """Draw the channels of a signal under each other and under its map's colours, and the map, (l,), below them."""
+    channels = [] if samples is None else [*samples[:_MOST_CHANNELS]]
+    lane = max(_LANE, _FEWEST_ALONE // max(len(channels), 1))
+    inner, height = width - _LEFT - _RIGHT, lane * len(channels)
+    top = height + _BETWEEN if height else 0
+    bottom = height if heat_map is None else top + _MAP
+    image = Image.new("RGB", (width, bottom + _FOOT), PAPER)
+    pen = ImageDraw.Draw(image)
+    if channels:
+        ground = np.full((height, inner, 3), _GROUND, np.uint8)
+        if heat_map is not None:
+            begin, end = heat_map.extent
+            flat = replace(heat_map, values=heat_map.values[None], extent=(0.0, begin, 1.0, end))
+            ground = overlay(whole_photograph(ground), flat, colour_scale(heat_map.values))
+        image.paste(Image.fromarray(ground), (_LEFT, 0))
+        for place, channel in enumerate(channels):
+            _draw_curve(pen, channel, (0.0, 1.0), (_LEFT, place * lane, inner, lane), _CURVE)
+        pen.rectangle((_LEFT, 0, _LEFT + inner - 1, height - 1), outline=LINE)
+    if heat_map is not None:
+        _draw_curve(pen, heat_map.values, heat_map.extent, (_LEFT, top, inner, _MAP), VERMILION, with_zero=True)
+        pen.rectangle((_LEFT, top, _LEFT + inner - 1, bottom - 1), outline=LINE)
+    _write_steps(image, size[0], bottom)
     return image
-
-
-def _lanes(signal: NDArray[np.float32], width: int, heat: AttributionMap | None) -> tuple[Image.Image, int]:
-    """Draw the channels of a signal under each other; return the image and where the next part begins."""
-    shown = signal[:_MOST_CHANNELS]
-    lane = max(_LANE, _FEWEST_ALONE // max(len(shown), 1))
-    inner = width - _LEFT - _RIGHT
-    height = lane * len(shown)
-    below = 0 if heat is None else (_BETWEEN if height else 0) + _MAP
-    image = Image.new("RGB", (width, height + below + _FOOT), PAPER)
-    if not len(shown):
-        return image, 0
-    ground = np.full((height, inner, 3), _GROUND, np.uint8)
-    if heat is not None:
-        flat = replace(heat, values=heat.values[None], extent=(0.0, heat.extent[0], 1.0, heat.extent[1]))
-        ground = overlay(whole_photograph(ground), flat, colour_scale(heat.values))
-    image.paste(Image.fromarray(ground), (_LEFT, 0))
-    pen = ImageDraw.Draw(image)
-    for place, channel in enumerate(shown):
-        finite = channel[np.isfinite(channel)]
-        low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
-        _draw_curve(pen, channel, (low, high), (_LEFT, place * lane, inner, lane), _CURVE)
-        _write_range(pen, (low, high), place * lane, lane)
-    pen.rectangle((_LEFT, 0, _LEFT + inner - 1, height - 1), outline=LINE)
-    return image, height + _BETWEEN
-
-
-def _draw_map(image: Image.Image, heat_map: AttributionMap, top: int) -> int:
-    """Draw a map as a curve over the steps that its cells lie at; return where it ends."""
-    finite = heat_map.values[np.isfinite(heat_map.values)].astype(np.float64)
-    low, high = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
-    inner = image.width - _LEFT - _RIGHT
-    pen = ImageDraw.Draw(image)
-    box = (_LEFT, top, inner, _MAP)
-    if colour_scale(heat_map.values).top:
-        begin, end = heat_map.extent
-        cells = len(heat_map.values)
-        at = (begin + (np.arange(cells) + 0.5) / cells * (end - begin)) * inner
-        if cells > inner:
-            _draw_curve(pen, heat_map.values, (low, high), box, VERMILION)
-        else:
-            # Beyond the outermost cells their values go on, as colours do.
-            x = np.concatenate([[0.0], at[(at > 0) & (at < inner)], [float(inner)]])
-            _draw_line(pen, x, np.interp(x, at, heat_map.values.astype(np.float64)), (low, high), box, VERMILION)
-    if low < 0 < high:
-        zero = _height(np.array([0.0]), (low, high), top, _MAP)[0]
-        pen.line((_LEFT, zero, _LEFT + inner, zero), LINE)
-    pen.rectangle((_LEFT, top, _LEFT + inner - 1, top + _MAP - 1), outline=LINE)
-    _write_range(pen, (low, high), top, _MAP)
-    return top + _MAP
 
 
 def _draw_curve(
     pen: ImageDraw.ImageDraw,
     values: NDArray[np.float32],
-    limits: tuple[float, float],
+    extent: Sequence[float],
     box: tuple[int, int, int, int],
     colour: tuple[int, int, int],
+    *,
+    with_zero: bool = False,
 ) -> None:
-    """Draw values over the width of a box (left, top, width, height): each pixel's least and greatest if they are many.
+    """Draw values over the part of a box (left, top, width, height) that they fill, and write their limits beside it.
 
-    Where values are not finite there is a mark at the top.
+    Of values that are more than pixels, each pixel has the least and the greatest; beyond the outermost of fewer, their
+    values go on, as colours do. There is a gap where values are not finite, with a mark at the top. `with_zero` puts a
+    line at 0.
     """
-    left, top, width, _ = box
-    finite = np.isfinite(values)
+    left, top, width, height = box
+    finite, (begin, end) = np.isfinite(values), extent
     shown = np.where(finite, values, np.nan).astype(np.float64)
-    x = (np.arange(len(values)) + 0.5) / len(values) * width
+    ends = np.append(shown[finite], 0.0) if with_zero or not finite.any() else shown[finite]
+    low, high = limits = float(ends.min()), float(ends.max())
+    at = (begin + (np.arange(len(values)) + 0.5) / len(values) * (end - begin)) * width
+    for place in (left + at[~finite]).tolist():
+        pen.line((place, top + 1, place, top + 6), _NON_FINITE, 2)
     thickness = 2
     if len(values) > width:
         starts = np.linspace(0, len(values), width + 1).astype(int)[:-1]
         shown = np.stack([np.fmin.reduceat(shown, starts), np.fmax.reduceat(shown, starts)], 1).ravel()
-        x, thickness = np.repeat(np.arange(width), 2), 1
-    _draw_line(pen, x, shown, limits, box, colour, thickness)
-    for place in np.nonzero(~finite)[0].tolist():
-        at = left + (place + 0.5) / len(values) * width
-        pen.line((at, top + 1, at, top + 6), _NON_FINITE, 2)
-
-
-def _draw_line(
-    pen: ImageDraw.ImageDraw,
-    x: NDArray[np.float64],
-    values: NDArray[np.float64],
-    limits: tuple[float, float],
-    box: tuple[int, int, int, int],
-    colour: tuple[int, int, int],
-    thickness: int = 2,
-) -> None:
-    """Draw values at places of a box, counted from its left edge; there is a gap where they are not finite."""
-    left, top, _, height = box
-    y = _height(values, limits, top, height)
-    for run in np.ma.clump_unmasked(np.ma.masked_invalid(values)):  # type: ignore[no-untyped-call]
-        points = [*zip((left + x[run]).tolist(), y[run].tolist(), strict=True)]
+        at, thickness = np.repeat(np.arange(width), 2), 1
+    else:
+        x = np.concatenate([[0.0], at[(at > 0) & (at < width)], [float(width)]])
+        at, shown = x, np.interp(x, at, shown)
+    y = _heights(shown, limits, top, height)
+    for run in np.ma.clump_unmasked(np.ma.masked_invalid(shown)):  # type: ignore[no-untyped-call]
+        points = [*zip((left + at[run]).tolist(), y[run].tolist(), strict=True)]
         pen.line(points, colour, thickness) if len(points) > 1 else pen.point(points, colour)
+    if with_zero and low < 0 < high:
+        zero = _heights(np.array([0.0]), limits, top, height)[0]
+        pen.line((left, zero, left + width, zero), LINE)
+    _write_range(pen, limits, top, height)
 
 
-def _height(values: NDArray[np.float64], limits: tuple[float, float], top: int, height: int) -> NDArray[np.float64]:
+def _heights(values: NDArray[np.float64], limits: tuple[float, float], top: int, height: int) -> NDArray[np.float64]:
     """Return the pixel rows of values between limits, with a little room above and below."""
     low, high = limits
     span = high - low
@@ -208,26 +171,23 @@ def _write_steps(image: Image.Image, length: int, top: int) -> None:
 # --- Volumes ---
 
 
-def _volume_map(volume: NDArray[np.float32] | None, heat_map: AttributionMap, width: int) -> Image.Image:
-    """Draw the three middle slices of a volume (C, D, H, W) with a map, (d, h, w), over each.
+def _volume(
+    volume: NDArray[np.float32] | None, heat_map: AttributionMap | None, size: Sequence[int], width: int
+) -> Image.Image:
+    """Draw the three middle slices of a volume (C, D, H, W), with a map, (d, h, w), over each.
 
     Below are the three slices through the cell with the map's greatest magnitude, where those are others.
     """
-    size = heat_map.size or heat_map.values.shape
-    rows = [_row(volume, heat_map, _middle(size), size, width, "middle")]
-    strongest = _strongest(heat_map, size)
-    if strongest != _middle(size):
-        rows.append(_row(volume, heat_map, strongest, size, width, "strongest"))
+    middle = tuple(length // 2 for length in size)
+    strongest = middle if heat_map is None else _strongest(heat_map, size)
+    places = {middle: "middle"} if strongest == middle else {middle: "middle", strongest: "strongest"}
+    rows = [_row(volume, heat_map, place, size, width, name) for place, name in places.items()]
     image = Image.new("RGB", (width, sum(row.height for row in rows) + _GAP * (len(rows) - 1)), PAPER)
     top = 0
     for row in rows:
         image.paste(row, (0, top))
         top += row.height + _GAP
     return image
-
-
-def _middle(size: Sequence[int]) -> tuple[int, ...]:
-    return tuple(length // 2 for length in size)
 
 
 def _strongest(heat_map: AttributionMap, size: Sequence[int]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hookscope.commands.attribute.draw_maps import draw_given, draw_given_map, given_remark, whole_photograph
+from hookscope.commands.attribute.draw_maps import draw_given, given_remark, whole_photograph
 from hookscope.reporting.document import Document
 from hookscope.reporting.overlays import overlay, shrunk
 from hookscope.reporting.overviews.document import draw_document
@@ -83,7 +83,7 @@ def _write_map(
     drawn = f"overlays/{name}.png"
     if isinstance(heat_map, AttributionMap) and heat_map.values.ndim != PICTURE_AXES:
         data = result.given.get(heat_map.input_index) if isinstance(result, Attributions) else None
-        draw_given_map(data, heat_map, WIDE).save(folder / drawn)
+        draw_given(data, heat_map, WIDE).save(folder / drawn)
     else:
         # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
         Image.fromarray(overlay(photograph, heat_map)).save(folder / drawn, compress_level=1)
@@ -94,7 +94,7 @@ def photograph_of(result: Activations | Attributions | Attention, index: int) ->
     """Return the photograph under an input's maps; grey where it is not known, a drawing of what is no picture."""
     data = result.given.get(index) if isinstance(result, Attributions) else None
     if data is not None:
-        return whole_photograph(np.asarray(draw_given(data, WIDE)), given_remark(data))
+        return whole_photograph(np.asarray(draw_given(data, None, WIDE)), given_remark(data))
     provenance = result.provenance
     if provenance is not None and provenance.photographs is not None:
         return provenance.photographs(result.inputs, index)

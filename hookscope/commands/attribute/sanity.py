@@ -63,7 +63,6 @@ _HARM_LIMIT = 0.6
 _LEAST_EFFECT = 0.05
 # Standard deviation of the blur, as a part of the picture's larger side: 28 pixels of 224.
 _BLUR_PARTS = 8
-_LONG_REACH = 1000  # of a kernel, in steps
 # Below it blurring can take so little away that the check is inconclusive.
 _LEAST_PROBABILITY = 0.05
 # Of these one map takes dozens of passes or more, and the first two checks need seven.
@@ -207,17 +206,15 @@ def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Ten
 
     Beyond the outermost places, which there is nothing to interpolate between, their values are repeated.
     """
-    parts = []
+    axes, parts = len(size), []
     for grid, extent in zip(maps, extents, strict=True):
-        part = grid
-        for axis, (length, begin, end) in enumerate(zip(size, extent[: len(size)], extent[len(size) :], strict=True)):
-            cells = part.shape[axis]
-            places = (((torch.arange(length) + 0.5) / length - begin) / (end - begin) * cells - 0.5).clamp(0, cells - 1)
-            first = places.floor().long()
-            after = (first + 1).clamp(max=cells - 1)
-            share = (places - first).to(part.dtype).view(-1, *(1,) * (len(size) - axis - 1))
-            part = part.index_select(axis, first) * (1 - share) + part.index_select(axis, after) * share
-        parts.append(part)
+        sides = zip(size, extent[:axes], extent[axes:], strict=True)
+        shares = [((torch.arange(length) + 0.5) / length - begin) / (end - begin) for length, begin, end in sides]
+        if axes == 1:  # torch samples in pictures and volumes
+            shares.insert(0, torch.tensor([0.5]))
+        mesh = torch.stack(torch.meshgrid(*shares, indexing="ij")[::-1], -1) * 2 - 1
+        cells = grid.reshape(1, 1, *(1,) * (axes == 1), *grid.shape)
+        parts.append(F.grid_sample(cells, mesh[None], padding_mode="border", align_corners=False).reshape(size))
     return torch.stack(parts)
 
 
@@ -291,26 +288,23 @@ def _top(values: Tensor) -> Tensor:
 
 
 def _blurred(pictures: Tensor) -> Tensor:
-    """Return inputs under a Gaussian blur along every axis of place, whose edges are repeated."""
+    """Return inputs under a Gaussian blur along every axis of place, whose edges are repeated.
+
+    By Fourier transforms: of long signals direct sums take minutes.
+    """
     deviation = max(pictures.shape[2:]) / _BLUR_PARTS
     reach = math.ceil(2 * deviation)
-    steps = torch.arange(-reach, reach + 1, device=pictures.device, dtype=pictures.dtype)
+    blurred = pictures.to(torch.promote_types(pictures.dtype, torch.float32))
+    steps = torch.arange(-reach, reach + 1, device=pictures.device, dtype=blurred.dtype)
     weights = torch.exp(-(steps**2) / (2 * deviation**2))
     weights /= weights.sum()
     for axis in range(2, pictures.dim()):
-        lines = pictures.movedim(axis, -1)
+        lines = blurred.movedim(axis, -1)
         padded = F.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="replicate")
-        blurred = F.conv1d(padded, weights.view(1, 1, -1)) if reach < _LONG_REACH else _convolved(padded, weights)
-        pictures = blurred.reshape(lines.shape).movedim(-1, axis)
-    return pictures
-
-
-def _convolved(lines: Tensor, weights: Tensor) -> Tensor:
-    """Convolve lines with a symmetric kernel by Fourier transforms; of long signals direct sums take minutes."""
-    length = lines.shape[-1]
-    product = torch.fft.rfft(lines, n=length) * torch.fft.rfft(weights, n=length)
-    convolved: Tensor = torch.fft.irfft(product, n=length)
-    return convolved[..., len(weights) - 1 :]
+        length = padded.shape[-1]
+        product = torch.fft.rfft(padded) * torch.fft.rfft(weights, n=length)
+        blurred = torch.fft.irfft(product, n=length)[..., 2 * reach :].reshape(lines.shape).movedim(-1, axis)
+    return blurred.to(pictures.dtype)
 
 
 # --- Gathering ---

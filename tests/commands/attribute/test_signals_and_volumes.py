@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.commands.attribute.input_places import InputPlaces, places_of
-from hookscope.commands.attribute.sanity import _blurred, _convolved, resized
+from hookscope.commands.attribute.sanity import _blurred, resized
 from hookscope.errors import UsageError
 from hookscope.inspection.receptive_fields import ReceptiveFields
 from hookscope.results.attributions import AttributionMap, Method, Target
@@ -276,10 +276,16 @@ def test_a_map_beside_its_input_is_shifted_there() -> None:
     assert torch.allclose(actual, ((torch.arange(20) + 0.5).clamp(0, 10)))
 
 
-def test_blurring_by_transforms_equals_blurring_by_sums() -> None:
-    lines, weights = torch.randn(2, 1, 90), torch.randn(11).abs()
-    weights = (weights + weights.flip(0)) / 2
-    assert torch.allclose(_convolved(lines, weights), F.conv1d(lines, weights.view(1, 1, -1)), atol=1e-5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blurring_is_a_sum_with_gaussian_weights_over_repeated_edges(dtype: torch.dtype) -> None:
+    lines = torch.randn(2, 3, 40).to(dtype)
+    weights = np.exp(-(np.arange(-10, 11) ** 2) / (2 * 5**2))  # a deviation of an eighth, up to twice that
+    padded = np.pad(lines.double().numpy(), [(0, 0), (0, 0), (10, 10)], mode="edge")
+    expected = np.lib.stride_tricks.sliding_window_view(padded, 21, -1) @ (weights / weights.sum())
+    assert _blurred(lines).dtype == dtype
+    np.testing.assert_allclose(
+        _blurred(lines).double().numpy(), expected, atol=1e-5 if dtype == torch.float32 else 1e-2
+    )
 
 
 @pytest.mark.parametrize("size", [(40,), (12, 16), (6, 8, 10)])
