@@ -1,9 +1,6 @@
 """Write the run directory of a result: the overview, tables, grids, tensors, and `run.json` last."""
 
-import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -17,21 +14,21 @@ from hookscope.commands.attribute.save import write_attributions
 from hookscope.commands.conversion import RunDirectoryResult
 from hookscope.commands.diff.save import write_differences
 from hookscope.commands.grads.describe import describe_gradients
+from hookscope.commands.grid_files import write_grids
 from hookscope.commands.history.save import write_history
 from hookscope.commands.survey.save import write_survey
 from hookscope.errors import UsageError
-from hookscope.reporting import grids, tables
+from hookscope.reporting import tables
 from hookscope.reporting.columns import Column
 from hookscope.reporting.comparison import CHANGES
 from hookscope.reporting.cost_text import COSTS
 from hookscope.reporting.layer_columns import gradient_columns, parameter_columns
 from hookscope.reporting.overviews.document import draw_document
-from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
 from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
-from hookscope.results.grids import Grid
 from hookscope.results.history import History
 from hookscope.results.inputs import SHOWN_INPUTS
 from hookscope.results.runs.directory import OVERVIEW, RunFiles, SavedRun, new_run
@@ -97,8 +94,7 @@ def _write_inspection(
     else:
         maps, row_count, document = result.feature_maps, len(result.rows), describe_activations(result)
     draw_document(document).save(folder / OVERVIEW, compress_level=6)
-    named = {grids.grid_name(kept, row_count, input_count=len(result.inputs)): kept for kept in maps}
-    drawn = _draw_grids(folder, result, named, cmap=cmap, scale=scale)
+    drawn = write_grids(folder, maps, row_count, result.inputs, cmap=cmap, scale=scale)
     names = tables.write_tables(folder, _tables(result))
     shown: list[StoredPicture] = []
     if isinstance(result, Activations) and result.token_maps:
@@ -111,24 +107,8 @@ def _write_inspection(
             name = write_photograph(folder, f"{index:03d}", photograph)
             shown.append(StoredPicture(name, TOKENS, photograph.region, photograph.remark))
     thumbnails = tuple(_write_pictures(folder, result))
-    entries = {"overview": OVERVIEW, "grids": drawn, "thumbnails": thumbnails, "pictures": tuple(shown)}
+    entries = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails, "pictures": tuple(shown)}
     return RunFiles(names, entries)
-
-
-def _draw_grids(folder: Path, result: Any, maps: Mapping[str, FeatureMaps], **style: Any) -> tuple[Grid, ...]:
-    """Draw maps by the names of their files, by several threads; `style` is `cmap` and `scale`."""
-
-    def draw(name: str, layer_maps: FeatureMaps) -> Grid:
-        input_name = result.inputs[layer_maps.input_index].name
-        picture, grid = grids.draw_for_run(layer_maps, f"grids/{name}", input_name=input_name, **style)
-        (folder / grid.path).write_bytes(grids.encode_png(picture))
-        return grid
-
-    if maps:
-        (folder / "grids").mkdir()
-    # NumPy and zlib let go of the interpreter for most of the work.
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        return tuple(pool.map(draw, maps, maps.values()))
 
 
 def _tables(result: Activations | Gradients) -> dict[str, str]:
@@ -163,7 +143,7 @@ _WRITERS: Mapping[type, tuple[Verb, Callable[..., RunFiles], str]] = {
     Activations: ("activations", _write_inspection, "activations.safetensors"),
     Attention: ("attention", write_attention, "attention.safetensors"),
     Attributions: ("attribute", write_attributions, ""),
-    Differences: ("diff", partial(write_differences, draw=_draw_grids), ""),
+    Differences: ("diff", write_differences, ""),
     Gradients: ("grads", _write_inspection, "gradients.safetensors"),
     History: ("history", write_history, ""),
     Survey: ("survey", write_survey, ""),

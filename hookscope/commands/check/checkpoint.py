@@ -206,6 +206,7 @@ def _with_evidence(
     The report that is returned has what the overview shows, or the error that kept the folder from being written.
     """
     from hookscope.commands.check.describe import describe_check, wrong_pictures  # noqa: PLC0415 (most checkpoints pass)
+    from hookscope.commands.grid_files import write_grids  # noqa: PLC0415 (likewise)
     from hookscope.reporting.grids import encode_png  # noqa: PLC0415 (likewise)
     from hookscope.reporting.overviews.document import draw_document  # noqa: PLC0415 (likewise)
     from hookscope.reporting.tables import rows_to_csv  # noqa: PLC0415 (likewise)
@@ -232,7 +233,9 @@ def _with_evidence(
             if seen is not None and forward is not None:
                 failing = replace(forward, rows=rows, uncalled=())
                 (run.path / "rows.csv").write_text(rows_to_csv(failing), encoding="utf-8")
-                grids = _draw(run.path, seen, rows)
+                drawn = {row.label for row in rows[:_MOST_DRAWN]}
+                shown = [layer_maps for layer_maps in seen.feature_maps if layer_maps.label in drawn]
+                grids = write_grids(run.path, shown, len(seen.rows), seen.inputs)
             if parts.pictures:
                 (run.path / "pictures").mkdir()
             for index, pixels in enumerate(parts.pictures):
@@ -266,19 +269,3 @@ def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[Laye
     # "layer1.0.conv1.weight" is about layer1.0.conv1, "weight" about the whole model.
     about = {place if place in names else place.rpartition(".")[0] or "(model)" for place in places}
     return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
-
-
-def _draw(folder: Path, seen: Activations, rows: Sequence[LayerRow]) -> list[Grid]:
-    from hookscope.reporting.grids import draw_for_run, encode_png, grid_name  # noqa: PLC0415 (likewise)
-
-    labels = {row.label for row in rows[:_MOST_DRAWN]}
-    maps = [feature_map for feature_map in seen.feature_maps if feature_map.label in labels]
-    if maps:
-        (folder / "grids").mkdir()
-    grids = []
-    for layer_maps in maps:
-        path = f"grids/{grid_name(layer_maps, len(seen.rows))}"
-        picture, grid = draw_for_run(layer_maps, path, input_name=seen.inputs[layer_maps.input_index].name)
-        (folder / path).write_bytes(encode_png(picture))
-        grids.append(grid)
-    return grids

@@ -1,26 +1,24 @@
 """The files of `diff`: the overview, rows as CSV, and grids of A-B."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from hookscope.commands.diff.columns import WEIGHTS, difference_columns, rows_with_those_alone
 from hookscope.commands.diff.describe import describe_differences
-from hookscope.reporting.grids import grid_name
+from hookscope.commands.grid_files import write_grids
 from hookscope.reporting.overviews.document import draw_document
 from hookscope.reporting.tables import csv_text, write_tables
 from hookscope.results.differences import Differences
-from hookscope.results.grids import Grid
 from hookscope.results.runs.directory import OVERVIEW, RunFiles
 from hookscope.text import counted
 
 
-def write_differences(folder: Path, result: Differences, *, draw: Callable[..., tuple[Grid, ...]]) -> RunFiles:
-    """Write the files of `hookscope diff`; `draw` draws grids, here with one scale for all channels of a row."""
+def write_differences(folder: Path, result: Differences) -> RunFiles:
+    """Write the files of `hookscope diff`."""
     draw_document(describe_differences(result)).save(folder / OVERVIEW, compress_level=6)
     titled = [replace(maps, label=f"{maps.label or '(model)'}: A-B") for maps in result.maps]
-    names = [grid_name(maps, len(result.rows)) for maps in result.maps]
-    drawn = draw(folder, result, dict(zip(names, titled, strict=True)), scale="layer")
+    # All channels on one scale, so that those that differ stand out.
+    drawn = write_grids(folder, titled, len(result.rows), result.inputs, scale="layer")
     differing = sum(bool(row.relative_l2) for row in result.rows)
     of = f" of the {differing:,} rows that differ" if differing > len(drawn) else ""
     words = [f"{counted(len(drawn), 'grid')} of A-B{of}"] if drawn else []
@@ -28,4 +26,4 @@ def write_differences(folder: Path, result: Differences, *, draw: Callable[..., 
     texts = {"diff.csv": csv_text(columns, rows_with_those_alone(result))}
     if result.gradients:
         texts["gradients.csv"] = csv_text(columns, result.gradients)
-    return RunFiles([*words, *write_tables(folder, texts)], {"overview": OVERVIEW, "grids": drawn})
+    return RunFiles([*words, *write_tables(folder, texts)], {"overview": OVERVIEW, "grids": tuple(drawn)})

@@ -1,0 +1,31 @@
+"""Write the grids of a run directory."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hookscope.reporting.grids import draw_for_run, encode_png, grid_name
+from hookscope.results.activations import FeatureMaps
+from hookscope.results.grids import Grid
+from hookscope.results.inputs import InputRecord
+
+
+def write_grids(
+    folder: Path, maps: Sequence[FeatureMaps], row_count: int, inputs: Sequence[InputRecord], **style: Any
+) -> list[Grid]:
+    """Draw maps, by several threads; `style` is `cmap` and `scale`."""
+    if not maps:
+        return []
+    (folder / "grids").mkdir()
+
+    def write(layer_maps: FeatureMaps) -> Grid:
+        name = f"grids/{grid_name(layer_maps, row_count, input_count=len(inputs))}"
+        picture, grid = draw_for_run(layer_maps, name, input_name=inputs[layer_maps.input_index].name, **style)
+        (folder / name).write_bytes(encode_png(picture))
+        return grid
+
+    # NumPy and zlib let go of the interpreter for most of the work.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(write, maps))
