@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,17 @@ from hookscope.results.inputs import InputRecord
 
 
 def write_grids(
-    folder: Path, maps: Sequence[FeatureMaps], row_count: int, inputs: Sequence[InputRecord], **style: Any
+    folder: Path, maps: Sequence[FeatureMaps], row_count: int, inputs: Sequence[InputRecord], of: str = "", **style: Any
 ) -> list[Grid]:
-    """Draw maps, by several threads; `style` is `cmap` and `scale`."""
+    """Draw maps, by several threads: titled by their layer and what they are `of` it, in the style of `draw_grid`."""
     if not maps:
         return []
     (folder / "grids").mkdir()
 
     def write(layer_maps: FeatureMaps) -> Grid:
         name = f"grids/{grid_name(layer_maps, row_count, input_count=len(inputs))}"
-        picture, grid = draw_for_run(layer_maps, name, input_name=inputs[layer_maps.input_index].name, **style)
+        titled = replace(layer_maps, label=f"{layer_maps.label or '(model)'}: {of}") if of else layer_maps
+        picture, grid = draw_for_run(titled, name, input_name=inputs[layer_maps.input_index].name, **style)
         (folder / name).write_bytes(encode_png(picture))
         return grid
 

@@ -1,6 +1,5 @@
 """The files of `diff`: the overview, rows as CSV, and grids of A-B."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from hookscope.commands.diff.columns import WEIGHTS, difference_columns, rows_with_those_alone
@@ -16,9 +15,8 @@ from hookscope.text import counted
 def write_differences(folder: Path, result: Differences) -> RunFiles:
     """Write the files of `hookscope diff`."""
     draw_document(describe_differences(result)).save(folder / OVERVIEW, compress_level=6)
-    titled = [replace(maps, label=f"{maps.label or '(model)'}: A-B") for maps in result.maps]
     # All channels on one scale, so that those that differ stand out.
-    drawn = write_grids(folder, titled, len(result.rows), result.inputs, scale="layer")
+    drawn = write_grids(folder, result.maps, len(result.rows), result.inputs, of="A-B", scale="layer")
     differing = sum(bool(row.relative_l2) for row in result.rows)
     of = f" of the {differing:,} rows that differ" if differing > len(drawn) else ""
     words = [f"{counted(len(drawn), 'grid')} of A-B{of}"] if drawn else []
