@@ -5,7 +5,7 @@ loaded from elsewhere: a notebook shows it however little it trusts the file.
 """
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from itertools import chain
 
@@ -21,6 +21,7 @@ from hookscope.commands.attribute.describe import describe_attributions
 from hookscope.commands.attribute.map_files import photograph_of
 from hookscope.commands.check.describe import describe_check, wrong_pictures
 from hookscope.reporting import terminal
+from hookscope.reporting.document import Document
 from hookscope.reporting.grids import draw_grid, encode_png
 from hookscope.reporting.overviews.document import draw_document
 from hookscope.results.activations import FeatureMaps
@@ -44,7 +45,9 @@ _TABLE = "font-family:monospace;border-collapse:separate;border-spacing:0.8em 0;
 def result_html(result: conversion.Result | FeatureMaps) -> str:
     """Return a result as HTML: what the command prints, every row and column of it."""
     if isinstance(result, FeatureMaps):
-        return feature_maps_html(result)
+        about = f"{result.label} ({result.kind}), input {result.input_index}, shape {shape_text(result.shape)}"
+        parts = (about, counted(result.channel_count, "channel"), result.note)
+        return _picture(encode_png(draw_grid(result)), f"Grid of {', '.join(filter(None, parts))}")
     failure = getattr(result, "failure", None)
     summary = [*_flat([conversion.summary(result, width=_EVERYTHING, full=True)])]
     first_table = next((place for place, part in enumerate(summary) if isinstance(part, Table)), len(summary))
@@ -64,26 +67,13 @@ def _overviews(result: conversion.Result) -> Iterator[str]:
         yield _picture(encode_png(drawn), f"Overview of the check of {result.checkpoint}. The text has it in words.")
     if not isinstance(result, Attributions | Attention):
         return
-    for index, record in enumerate(result.inputs[:_MOST_PICTURES]):
-        photograph = photograph_of(result, index)
-        if isinstance(result, Attention):
-            drawn = draw_document(describe_attention(result, index, photograph))
-            text = f"What the attention of {result.model.name} looks at in {record.name}: {result.census}"
-        else:
-            drawn = draw_document(describe_attributions(result, index, photograph))
-            targets = ", ".join(heat_map.target.label for heat_map in result.maps if heat_map.input_index == index)
-            text = f"Where {result.model.name} looks in {record.name} for {targets}"
-        yield _picture(encode_png(drawn), text)
+    describe: Callable[..., Document] = describe_attention if isinstance(result, Attention) else describe_attributions
+    for index in range(min(len(result.inputs), _MOST_PICTURES)):
+        document = describe(result, index, photograph_of(result, index))
+        yield _picture(encode_png(draw_document(document)), f"{document.title}. {document.answer[0]}")
     if len(result.inputs) > _MOST_PICTURES:
         more = counted(len(result.inputs) - _MOST_PICTURES, "more input")
         yield f"<p>{more}: <code>save</code> writes a picture of each.</p>\n"
-
-
-def feature_maps_html(maps: FeatureMaps) -> str:
-    """Return the grid as a picture, and what it shows in words."""
-    about = f"{maps.label} ({maps.kind}), input {maps.input_index}, shape {shape_text(maps.shape)}"
-    parts = (about, counted(maps.channel_count, "channel"), maps.note)
-    return _picture(encode_png(draw_grid(maps)), f"Grid of {', '.join(filter(None, parts))}")
 
 
 def _picture(png: bytes, text: str) -> str:
@@ -94,10 +84,8 @@ def _picture(png: bytes, text: str) -> str:
 def _flat(renderables: Iterable[RenderableType]) -> Iterator[RenderableType]:
     """Yield panels, tables and texts, without the groups that hold them and the padding around them."""
     for renderable in renderables:
-        if isinstance(renderable, Group):
-            yield from _flat(renderable.renderables)
-        elif isinstance(renderable, Padding):
-            yield from _flat([renderable.renderable])
+        if isinstance(renderable, Group | Padding):
+            yield from _flat(renderable.renderables if isinstance(renderable, Group) else [renderable.renderable])
         else:
             yield renderable
 

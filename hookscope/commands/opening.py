@@ -28,10 +28,9 @@ T = TypeVar("T")
 
 def needs_a_name() -> str:
     """Return why options about loading do not go with a module."""
-    few = ", ".join(map(arg, ("weights", "arch", "device", "dtype")))
     return (
         "A module stays on its device, with its weights: load, convert and move it yourself. "
-        f"{few} and the like need MODEL as a name or a file."
+        f"{', '.join(map(arg, ('weights', 'arch', 'device', 'dtype')))} and the like need MODEL as a name or a file."
     )
 
 

@@ -61,7 +61,7 @@ def save_result(
         UsageError: If the run did not finish, or was read from a folder.
         OutputError: If something cannot be written.
     """
-    verb, write, tensor_file = _WRITERS[type(result)]
+    verb, write = _WRITERS[type(result)]
     provenance = result.provenance
     is_empty = isinstance(result, Activations | Gradients | Attributions | Attention) and not result.inputs
     if provenance is None or getattr(result, "failure", None) is not None or is_empty:
@@ -70,6 +70,7 @@ def save_result(
         files = write(run.path, result, **options)
         names = [*files.listed]
         if saved := getattr(result, "tensors", None):
+            tensor_file = f"{'gradients' if verb == 'grads' else verb}.safetensors"
             write_tensors(run.path / tensor_file, saved.spooled, saved.spool)
             names.append(tensor_file)
         names += write_result(run.path, result)
@@ -107,8 +108,9 @@ def _write_inspection(
             name = write_photograph(folder, f"{index:03d}", photograph)
             shown.append(StoredPicture(name, TOKENS, photograph.region, photograph.remark))
     thumbnails = tuple(_write_pictures(folder, result))
-    entries = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails, "pictures": tuple(shown)}
-    return RunFiles(names, entries)
+    return RunFiles(
+        names, {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails, "pictures": tuple(shown)}
+    )
 
 
 def _tables(result: Activations | Gradients) -> dict[str, str]:
@@ -116,14 +118,14 @@ def _tables(result: Activations | Gradients) -> dict[str, str]:
     if isinstance(result, Gradients):
         texts["gradients.csv"] = tables.csv_text(gradient_columns(result), result.gradients)
         texts["parameters.csv"] = tables.csv_text(parameter_columns(result), result.parameters)
+        if result.inputs_alone:
+            texts["inputs.csv"] = tables.inputs_to_csv(result.inputs_alone)
     elif result.cost is not None:
         texts["cost.csv"] = tables.csv_text((Column("layer"), *COSTS), result.cost.modules)
     if isinstance(result, Activations) and any(row.tokens and row.tokens.stands_out for row in result.rows):
         texts["tokens.csv"] = tables.tokens_to_csv(result)
     if result.comparison is not None:
         texts["changes.csv"] = tables.csv_text(CHANGES, result.comparison.changes)
-    if isinstance(result, Gradients) and result.inputs_alone:
-        texts["inputs.csv"] = tables.inputs_to_csv(result.inputs_alone)
     return texts
 
 
@@ -138,13 +140,13 @@ def _write_pictures(folder: Path, result: Activations | Gradients) -> list[str |
     return names
 
 
-# By result: the command, what writes its files, and where saved tensors go.
-_WRITERS: Mapping[type, tuple[Verb, Callable[..., RunFiles], str]] = {
-    Activations: ("activations", _write_inspection, "activations.safetensors"),
-    Attention: ("attention", write_attention, "attention.safetensors"),
-    Attributions: ("attribute", write_attributions, ""),
-    Differences: ("diff", write_differences, ""),
-    Gradients: ("grads", _write_inspection, "gradients.safetensors"),
-    History: ("history", write_history, ""),
-    Survey: ("survey", write_survey, ""),
+# By result: the command, and what writes its files.
+_WRITERS: Mapping[type, tuple[Verb, Callable[..., RunFiles]]] = {
+    Activations: ("activations", _write_inspection),
+    Attention: ("attention", write_attention),
+    Attributions: ("attribute", write_attributions),
+    Differences: ("diff", write_differences),
+    Gradients: ("grads", _write_inspection),
+    History: ("history", write_history),
+    Survey: ("survey", write_survey),
 }

@@ -70,7 +70,7 @@ def test_many_maps_are_folded() -> None:
 def test_a_notebook_shows_the_overviews() -> None:
     html = RESULT._repr_html_()
     assert html.count("data:image/png;base64,") == 3
-    assert "Where demo looks in photos/cat.jpg for Egyptian cat, tabby - tiger cat" in html
+    assert "Where demo looks in cat.jpg: grad-cam. cat.jpg, Egyptian cat (softmax 0.40): half of the grad-cam" in html
 
 
 def test_json_has_everything_but_the_values() -> None:
