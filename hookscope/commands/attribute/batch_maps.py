@@ -15,7 +15,7 @@ from hookscope.commands.attribute.forward_backward import (
     run_output,
 )
 from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer
-from hookscope.commands.attribute.map_layers import MapLayers, arrived
+from hookscope.commands.attribute.map_layers import MapLayers
 from hookscope.commands.attribute.pixels import PIXEL_METHODS, ScoredBatch, map_of
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.hooks.forward_hooks import capture
@@ -127,8 +127,6 @@ def explain_again(
         watched = {name: modules[name] for name in names if name in modules}
         watch = other.watch(watched, OperationChoice(operations) if operations else None)
         _, captured = run_and_differentiate(other, hooks.enter_context(watch), batch)
-    again = []
-    for layer in layers:
-        values, gradients = captured.get(layer.place, (torch.zeros_like(layer.values), [None]))
-        again.append(layer._replace(values=values, gradients=arrived(values, gradients)))
+    blank = (layer._replace(gradients=[torch.zeros_like(layer.values)]) for layer in layers)
+    again = [captured.get(layer.place, layer) for layer in blank]
     return _of_layers(method, again, [target]).maps[0]

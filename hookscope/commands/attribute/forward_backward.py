@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from hookscope.commands.attribute.input_places import main_input, refuse_whole_numbers
-from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer, choose_layer, reached_inputs, sum_of
+from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer, choose_layer, sum_of
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
@@ -52,7 +52,7 @@ class ForwardBackward:
         targets_of: Takes what the network returned, and the batch; returns the targets.
         outputs: What every layer returned in the latest pass.
         capturing: The hooks that fill it.
-        values: What the layers that are looked at returned, by place: copies.
+        values: What the layers that are looked at returned, by place: copies, (N, C, *grid).
         gradients: The gradient of one target with respect to them, by place.
         tracks: Whether the graph begins at the inputs, as activation checkpointing needs it: what runs again must save
             as much as the first time. Otherwise it begins at the layers that are looked at.
@@ -79,14 +79,16 @@ class ForwardBackward:
         place = (call.layer, call.call, slot)
         if place not in self.outputs.by_place:
             self.outputs.observe(call, slot, tensor)
-        if isinstance(self.outputs.by_place[place].layout, Layout):
-            self.values[place] = tensor.detach().clone()
+        layout = self.outputs.by_place[place].layout
+        if isinstance(layout, Layout):
+            self.values[place] = layout.maps(tensor.detach().clone())
 
     def arrived(self, site: GradientSite[None], gradient: Tensor) -> None:
         """Copy a gradient: autograd may add to it in place."""
         place = (site.layer, site.call, site.slot)
-        if place in self.values:
-            self.gradients[place] = gradient.detach().clone()
+        layout = self.outputs.by_place[place].layout
+        if isinstance(layout, Layout):
+            self.gradients[place] = layout.maps(gradient.detach().clone())
 
 
 def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, keeps: bool = False) -> object:
@@ -181,12 +183,12 @@ def run_and_choose(
 
 def run_and_differentiate(
     passes: ForwardBackward, captured: Capture[None], batch: Batch
-) -> tuple[list[BatchTarget], dict[RowKey, tuple[Tensor, list[Tensor | None]]]]:
+) -> tuple[list[BatchTarget], dict[RowKey, MapLayer]]:
     """Run a batch, and differentiate its targets down to the layers that `captured` watches.
 
     Returns:
-        The targets, and of each output with a place for the picture, in the order in which layers finished, its values
-        and the gradient of each target, (N, C, h, w); None where none arrives.
+        The targets, and the outputs with a place for the picture by place, in the order in which layers finished; a
+        gradient that does not arrive is zero.
 
     Raises:
         ModelRaisedError: If the network raises.
@@ -221,13 +223,11 @@ def run_and_differentiate(
                 return run_and_differentiate(passes, captured, batch)
         by_target.append(dict(passes.gradients))
     captured.restart()
-    per_layer: dict[RowKey, tuple[Tensor, list[Tensor | None]]] = {}
+    layers: dict[RowKey, MapLayer] = {}
     for place, values in passes.values.items():
-        layout = passes.outputs.by_place[place].layout
-        if isinstance(layout, Layout):
-            gradients = [arrived.get(place) for arrived in by_target]
-            per_layer[place] = layout.maps(values), [None if grad is None else layout.maps(grad) for grad in gradients]
-    return targets, per_layer
+        gradients = [arrived.get(place, torch.zeros_like(values)) for arrived in by_target]
+        layers[place] = MapLayer(place, passes.outputs.by_place[place], "given", values, gradients)
+    return targets, layers
 
 
 def _backward(score: Tensor) -> None:
@@ -240,12 +240,6 @@ def _backward(score: Tensor) -> None:
     finally:
         for leaf, gradient in leaves:
             leaf.grad = gradient
-
-
-def reaches(gradients: Sequence[Tensor | None], targets: Sequence[BatchTarget]) -> Tensor:
-    """Tell for each input whether the gradients of all its targets, each (N, C, h, w), are not zero everywhere."""
-    reached = [reached_inputs(gradient, target) for gradient, target in zip(gradients, targets, strict=True)]
-    return torch.stack(reached).all(0)
 
 
 @contextmanager

@@ -195,7 +195,7 @@ def choose_layer(
             if not isinstance(layout, Layout) or values is None or any(gradient is None for gradient in gradients):
                 continue
             maps = [layout.maps(gradient) for gradient in gradients]
-            reached = torch.stack([reached_inputs(grads, target) for grads, target in zip(maps, targets, strict=True)])
+            reached = reaches(maps, targets)
             if not bool(reached.any()):
                 if layout.others and any(bool(gradient.any()) for gradient in gradients):
                     remarks["tokens"] = f"after it only {layout.others} does"
@@ -226,10 +226,10 @@ def _unplaced_after(place: RowKey, outputs: LayerOutputs, modules: Mapping[str, 
     return ""
 
 
-def reached_inputs(gradient: Tensor | None, target: BatchTarget) -> Tensor:
-    """Tell for each input whether its gradient, (N, C, h, w), is nonzero anywhere; True for inputs without a target."""
-    without = torch.tensor([label is None for label in target.targets])
-    return without if gradient is None else (gradient != 0).flatten(1).any(1).cpu() | without
+def reaches(gradients: Sequence[Tensor], targets: Sequence[BatchTarget]) -> Tensor:
+    """Tell where gradients, each (N, C, h, w), are nonzero anywhere, (targets, N); True for inputs without a target."""
+    without = torch.tensor([[label is None for label in target.targets] for target in targets])
+    return torch.stack([(gradient != 0).flatten(1).any(1).cpu() for gradient in gradients]) | without
 
 
 def sum_of(score: Tensor, target: BatchTarget) -> Tensor:

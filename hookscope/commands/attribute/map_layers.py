@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from hookscope.commands.attribute.forward_backward import (
     ForwardBackward,
     ModelRaisedError,
-    reaches,
     run_and_choose,
     run_and_differentiate,
     run_output,
@@ -24,7 +23,7 @@ from hookscope.commands.attribute.input_places import (
     place_axes,
     places_of,
 )
-from hookscope.commands.attribute.layer_choice import LayerOutput, MapLayer
+from hookscope.commands.attribute.layer_choice import LayerOutput, MapLayer, reaches
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.forward_hooks import Capture
@@ -216,10 +215,9 @@ class MapLayers:
                 self._find_fields(self.chosen.__contains__, self._captured, batch)
                 targets, outputs = run_and_differentiate(passes, self._captured, batch)
                 for place, reason in self.chosen.items():
-                    values, gradients = outputs.get(place, (None, []))
-                    if values is not None and bool(reaches(gradients, targets).all()):
-                        is_there = arrived(values, gradients)
-                        return targets, [MapLayer(place, passes.outputs.by_place[place], reason, values, is_there)]
+                    layer = outputs.get(place)
+                    if layer is not None and bool(reaches(layer.gradients, targets).all()):
+                        return targets, [layer._replace(reason=reason)]
                 if is_last:
                     break
                 passes.state.rewind()
@@ -282,14 +280,12 @@ class MapLayers:
             raise LayerNotFoundError(missing)
         layers: list[MapLayer] = []
         zero: list[RowKey] = []
-        for place, (values, gradients) in outputs.items():
-            if not any(group.means(place) for group in selection.groups):
-                continue
-            reached = reaches(gradients, targets)
-            if not bool(reached.any()):
-                zero.append(place)
-                continue
-            layers.append(MapLayer(place, passes.outputs.by_place[place], "given", values, arrived(values, gradients)))
+        for place, layer in outputs.items():
+            if any(group.means(place) for group in selection.groups):
+                if bool(reaches(layer.gradients, targets).all(0).any()):
+                    layers.append(layer)
+                else:
+                    zero.append(place)
         for group in selection.groups:
             if group.text not in self._worked:
                 self._check(group, batch, layers, zero, targets)
@@ -357,11 +353,6 @@ def _input_shape(batch: Batch) -> tuple[int, ...] | None:
     alike = [item for item in arguments if isinstance(item, Tensor) and item.dim() == tensor.dim()]
     places = {item.shape[2:] if item.dim() > _SEQUENCE_AXES else item.shape[1:] for item in alike}
     return tuple(tensor.shape[1:]) if len(places) == 1 else None
-
-
-def arrived(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return gradients; where none arrived it is zero."""
-    return [values.new_zeros(values.shape) if gradient is None else gradient for gradient in gradients]
 
 
 def _names(targets: Sequence[BatchTarget]) -> str:
