@@ -13,15 +13,7 @@ import torch
 from torch import Tensor
 
 from hookscope.commands.attention.census import Refusal
-from hookscope.commands.attention.places import (
-    Arrangement,
-    Places,
-    axes_of,
-    head_count_of,
-    not_over_tokens,
-    places_of,
-    with_heads_found,
-)
+from hookscope.commands.attention.places import Arrangement, Places, axes_in, places_of
 from hookscope.commands.attention.queries import Chosen, Query, chosen_in
 from hookscope.commands.attention.reductions import CallNumbers, Room, on_grid, reduced
 from hookscope.errors import UsageError
@@ -90,18 +82,13 @@ class ForwardPass:
 
     def take(self, call: AttentionCall) -> None:
         """Reduce the weights of one attention, while they are there."""
-        inner, inputs = call.running[0], len(self.records)
+        inner = call.running[0]
         kind = type(inner.module).__name__
-        if call.rows is None:
-            self.refused[inner.name] = Refusal(kind, call.reason, is_attention=call.entry != "softmax")
+        axes = call.reason if call.rows is None else axes_in(call, call.rows, len(self.records))
+        if call.rows is None or isinstance(axes, str):
+            self.refused[inner.name] = Refusal(kind, str(axes), is_attention=call.entry != "softmax")
             return
-        axes = axes_of(call.rows.shape[:-2], inputs, head_count_of(call.running))
-        axes = axes if isinstance(axes, str) else with_heads_found(call, axes)
-        reason = axes if isinstance(axes, str) else not_over_tokens(call, axes)
-        if reason or isinstance(axes, str):
-            self.refused[inner.name] = Refusal(kind, reason, is_attention=call.entry != "softmax")
-            return
-        queries, keys, remark = places_of(call, axes, self.wanted.arrangement)
+        queries, keys, remark = places_of(call, call.rows, axes, self.wanted.arrangement)
         number = self.calls.get(inner.name, 0)
         self.calls[inner.name] = number + 1
         label = row_label(inner.name, number, "")

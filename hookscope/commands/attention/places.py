@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.attention import AttentionCall
+from hookscope.hooks.attention_rows import AttentionRows
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.running import ModuleInput
 from hookscope.parameters import arg
@@ -90,19 +91,27 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
     return Axes((0, *others, *places), inputs, windows, math.prod(lead[place] for place in places))
 
 
-def with_heads_found(call: AttentionCall, axes: Axes) -> Axes:
+def axes_in(call: AttentionCall, rows: AttentionRows, inputs: int) -> Axes | str:
+    """Return what the axes in front of queries count, or in words why they are not known or keys are no tokens."""
+    axes = axes_of(rows.shape[:-2], inputs, head_count_of(call.running))
+    if isinstance(axes, str):
+        return axes
+    axes = with_heads_found(call, rows, axes)
+    return not_over_tokens(call, rows, axes) or axes
+
+
+def with_heads_found(call: AttentionCall, rows: AttentionRows, axes: Axes) -> Axes:
     """Return heads in the batch axis or in front of it, of a module that does not say how many there are, as heads.
 
     They are windows where what the modules were given has as many tokens as all parts of an input together, or where
     the module was given the parts. Heads that are as many as inputs are known by the values: those of one head lie side
     by side.
     """
-    assert call.rows is not None  # noqa: S101 - the caller has looked
-    *lead, _, keys = call.rows.shape
+    *lead, _, keys = rows.shape
     if len(lead) == 1 and axes.heads > 1 and _is_given_parts(call.running[0], lead[0], keys):
         return Axes((0,), axes.inputs, lead[0] // axes.inputs, 1)
     counts = [*_token_counts(call.running)]
-    strides = call.rows.strides if call.product is None else call.product.values.stride()[:-2]
+    strides = rows.strides if call.product is None else call.product.values.stride()[:-2]
     if len(lead) == 2 and lead[0] == lead[1] == axes.inputs > 1 and len(strides) == 2:
         return axes._replace(order=(1, 0)) if strides[0] < strides[1] else axes
     is_whole = any(axes.inputs * keys in count for count in counts)
@@ -137,23 +146,22 @@ def arranged(rows: Tensor, axes: Axes) -> Tensor:
 _CHANNELS = "its softmax is over {}, not over tokens"
 
 
-def not_over_tokens(call: AttentionCall, axes: Axes) -> str:
+def not_over_tokens(call: AttentionCall, rows: AttentionRows, axes: Axes) -> str:
     """Return in a few words why the keys are no tokens; "" where they are.
 
     Channels (XCiT) and neighbourhoods (VOLO) are also multiplied by a softmax. Tokens are known by their number: what
     the running modules were given has as many, all windows together, or queries do and keys are those of a grid that
     was seen. For the fused function it is enough that its features do not have the number of tokens.
     """
-    assert call.rows is not None  # noqa: S101 - the caller has looked
-    *_, queries, keys = call.rows.shape
+    *_, queries, keys = rows.shape
     counts = [*_token_counts(call.running)]
     if any(axes.inputs * axes.windows * keys in sizes for sizes in counts):
-        over_channels = _over_channels(call, keys) if call.rows.features in (0, keys) else ""
-        return over_channels or (_of_channels(call, axes, counts) if call.entry == "softmax" else "")
+        over_channels = _over_channels(call, keys) if rows.features in (0, keys) else ""
+        return over_channels or (_of_channels(call, rows, axes, counts) if call.entry == "softmax" else "")
     if call.entry == "multi-head":
         return ""
     if call.entry == "scaled dot product":
-        swapped = any(axes.inputs * axes.windows * call.rows.features in sizes for sizes in counts)
+        swapped = any(axes.inputs * axes.windows * rows.features in sizes for sizes in counts)
         in_place = any(axes.inputs * axes.windows * queries in sizes for sizes in counts)
         return f"it attends over {keys} channels" if swapped and not in_place else ""
     grids = {height * width for height, width in call.grids}
@@ -183,14 +191,13 @@ def _over_channels(call: AttentionCall, keys: int) -> str:
     return ""
 
 
-def _of_channels(call: AttentionCall, axes: Axes, counts: Sequence[set[int]]) -> str:
+def _of_channels(call: AttentionCall, rows: AttentionRows, axes: Axes, counts: Sequence[set[int]]) -> str:
     """Refuse a softmax for each channel, over tokens: that of linear attention, and of lambda layers.
 
     Queries are tokens, too: one, as many as modules were given, those of a grid, or every other row and column of the
     keys' (LeViT).
     """
-    assert call.rows is not None  # noqa: S101
-    *_, queries, keys = call.rows.shape
+    *_, queries, keys = rows.shape
     reason = f"its softmax is for each of {queries} channels, not for each token (linear attention)"
     if queries % keys == 0:  # or grouped queries in one axis
         reason = f"it is not known whether its softmax is for each of {queries} tokens or of {queries} channels"
@@ -251,14 +258,15 @@ def arrangement_of(network: nn.Module, tokens: Tokens | None) -> Arrangement:
     return Arrangement(TokenLayout(network, tokens), class_token_count(network), remark)
 
 
-def places_of(call: AttentionCall, axes: Axes, arrangement: Arrangement) -> tuple[Places | None, Places | None, str]:
+def places_of(
+    call: AttentionCall, rows: AttentionRows, axes: Axes, arrangement: Arrangement
+) -> tuple[Places | None, Places | None, str]:
     """Return where queries and keys lie, and in words why keys have no place where they have none."""
-    assert call.rows is not None  # noqa: S101
-    *_, queries, keys = call.rows.shape
+    *_, queries, keys = rows.shape
     if arrangement.remark:
         return None, None, arrangement.remark
     if axes.windows > 1 or any(cuts_windows(frame.module) for frame in call.running):
-        windows = _windows_of(call, axes)
+        windows = _windows_of(call, rows, axes)
         return (None, None, windows) if isinstance(windows, str) else (windows, windows, "")
     appended = _appended_keys(call)
     of_queries, of_keys = arrangement.tokens.of_attention(
@@ -306,14 +314,13 @@ def _row_by_row(height: int, width: int, prefix: int, suffix: int, *, has_words:
 _UNPLACED = "it is not known where its windows lie on the picture"
 
 
-def _windows_of(call: AttentionCall, axes: Axes) -> Places | str:
+def _windows_of(call: AttentionCall, rows: AttentionRows, axes: Axes) -> Places | str:
     """Return the places of windows that were cut out of a map row by row, after a cyclic shift (Swin's).
 
     The shift is what the network was seen to do; the size of a window is the module's own. The map may be padded before
     it is shifted (torchvision, transformers) or after (timm).
     """
-    assert call.rows is not None  # noqa: S101
-    queries, keys = call.rows.shape[-2:]
+    queries, keys = rows.shape[-2:]
     block = next((frame for frame in call.running if cuts_windows(frame.module)), None)
     size = None if block is None else map_size((*block.args, *block.kwargs.values()))
     window = window_size((frame.module for frame in call.running), keys)

@@ -1,8 +1,8 @@
 """Make the maps of one batch by any method: of layers, or of the picture itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from hookscope.commands.attribute.forward_backward import (
 )
 from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer
 from hookscope.commands.attribute.map_layers import MapLayers
-from hookscope.commands.attribute.pixels import PIXEL_METHODS, ScoredBatch, map_of
+from hookscope.commands.attribute.pixels import PIXEL_METHODS, Pixels, ScoredBatch, map_of
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
@@ -24,6 +24,7 @@ from hookscope.hooks.patterns import exact_operation
 from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
 from hookscope.results.attributions import Method
+from hookscope.results.concentration import Extent
 from hookscope.statistics.token_layout import TokenLayout
 
 _EXACT = (torch.float32, torch.float64)
@@ -36,17 +37,21 @@ class Explained:
     Attributes:
         layers: The layers; () for methods that look at the picture itself.
         maps: By target, then by layer, (N, *grid), float32 on the CPU; where there is no layer, one.
-        pixels: By target, one number for each value of the input, (N, C, *size); () for methods of layers alone.
-        gap: The greatest `Pixels.gap`.
+        pixels: By target, of methods that look at the picture itself, float32 on the CPU; () for others.
     """
 
     targets: Sequence[BatchTarget]
     layers: Sequence[MapLayer]
     maps: Sequence[Sequence[Tensor]]
-    pixels: Sequence[Tensor] = ()
-    unchanged: Mapping[str, str] = field(default_factory=dict)
-    gap: float | None = None
-    notes: tuple[str, ...] = ()
+    pixels: Sequence[Pixels] = ()
+
+    @property
+    def extents(self) -> Sequence[tuple[str, Sequence[Extent]]]:
+        """The label of each layer, and the area that its map covers of each input; "" for the picture itself."""
+        if self.layers:
+            return [(layer.label, layer.extents) for layer in self.layers]
+        count, *size = self.maps[0][0].shape
+        return [("", [(0.0,) * len(size) + (1.0,) * len(size)] * count)]
 
 
 def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
@@ -82,15 +87,8 @@ def _of_pixels(
     """Make maps of the picture itself, of a network like that of the run."""
     with model_errors(passes.inspected, "backward"):
         parts = [PIXEL_METHODS[method](ScoredBatch(network, batch, target.score)) for target in targets]
-    return Explained(
-        targets,
-        (),
-        [[map_of(method, part.values).float().cpu()] for part in parts],
-        [part.values.float().cpu() for part in parts],
-        {label: reason for part in parts for label, reason in part.unchanged.items()},
-        max((float(part.gap.max()) for part in parts if part.gap is not None), default=None),
-        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
-    )
+    pixels = [replace(part, values=part.values.float().cpu()) for part in parts]
+    return Explained(targets, (), [[map_of(method, part.values)] for part in pixels], pixels)
 
 
 def explain_again(

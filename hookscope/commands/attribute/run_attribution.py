@@ -33,7 +33,6 @@ from hookscope.inspection.session import OnError, OnProgress, Session, batch_pro
 from hookscope.inspection.state.preservation import preserved
 from hookscope.parameters import arg
 from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method, Target
-from hookscope.results.concentration import Extent
 from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
 from hookscope.statistics.layouts import parse_tokens
 from hookscope.statistics.token_layout import TokenLayout
@@ -59,22 +58,20 @@ class _Gathered:
         """Add the maps of a batch, by input, then by target, then by layer."""
         first, targets = len(self.records), explained.targets
         self.records.extend(batch.records)
-        self.unchanged.update(explained.unchanged)
-        remarks = [target.remark for target in targets if target.remark]
+        remarks = [note for part in explained.pixels for note in part.notes]
+        remarks += [target.remark for target in targets if target.remark]
         if self.method == "grad-cam" and any(target.is_box for target in targets):
             remarks.append(
                 "grad-cam averages gradients over the whole picture, so that boxes of one class look alike: "
                 "hires-cam and layer-cam keep to the box."
             )
-        self.notes |= dict.fromkeys((*explained.notes, *remarks))
+        self.notes |= dict.fromkeys(remarks)
+        for part in explained.pixels:
+            self.unchanged |= part.unchanged
         for layer in explained.layers:
             choice = LayerChoice(layer.label, layer.output.kind, layer.output.shape, layer.grid, layer.reason)
             self.layers.setdefault(layer.label, choice)
-        axes = explained.maps[0][0].dim() - 1
-        whole = (*((0.0,) * axes), *((1.0,) * axes))
-        layers: list[tuple[str, Sequence[Extent]]] = [(layer.label, layer.extents) for layer in explained.layers]
-        layers = layers or [("", [whole] * len(batch.records))]
-        size = input_size(self.network, batch)
+        axes, size = explained.maps[0][0].dim() - 1, input_size(self.network, batch)
         if axes != PICTURE_AXES and len(size) == axes:
             self.given |= _given(self.network, batch, first)
         for place, record in enumerate(batch.records):
@@ -84,11 +81,11 @@ class _Gathered:
                     self.warnings[f"{safe_text(record.name)} has no such target: it is left out there."] = None
                     continue
                 is_shown = pixels is not None and first + place < SHOWN_INPUTS
-                for (label, extents), maps in zip(layers, by_layer, strict=True):
+                for (label, extents), maps in zip(explained.extents, by_layer, strict=True):
                     values = maps[place].numpy().copy()  # not a part of the batch's
                     if warning := _suspicious(values, wanted, label, record):
                         self.warnings[warning] = None
-                    kept = pixels[place].numpy().copy() if is_shown else None
+                    kept = pixels.values[place].numpy().copy() if is_shown else None
                     positions = values.shape if values.ndim == 1 < len(size) else size  # those of words
                     placed = AttributionMap(first + place, wanted, label, values, extents[place], kept, positions)
                     self.maps.append(placed)

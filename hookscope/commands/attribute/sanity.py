@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -337,8 +336,8 @@ class Checking:
     def add(self, passes: ForwardBackward, batch: Batch, explained: Explained) -> None:
         """Check the maps of a batch. The network itself is not run."""
         self._what = input_word(explained.maps[0][0].dim() - 1)
-        if explained.gap is not None:
-            self._gap = max(explained.gap, self._gap or 0.0)
+        gaps = [float(part.gap.max()) for part in explained.pixels if part.gap is not None]
+        self._gap = max([*gaps, self._gap or 0.0]) if gaps else self._gap
         if self.sanity == "none" or (self.sanity == "quick" and self._began):
             return
         self._began = True
@@ -421,14 +420,14 @@ class Checking:
             output = self._output(passes, copied, batch, (layout.as_given(changed), *batch.args[1:]))
             return probabilities(output, target, self.output_key)
 
-        for layer, maps in zip_longest(explained.layers, explained.maps[at]):
+        for (_, extents), maps in zip(explained.extents, explained.maps[at], strict=True):
             ranking = [place for place in places if puts_places_in_order(maps[place].numpy())]
             if len(ranking) < len(places):
                 self.notes[_NO_ORDER] = None
             if maps[0].dim() < len(layout.size):  # of words
                 self.notes["Sanity: no deletion test of maps that rank no places of the input."] = None
             elif ranking:
-                whole = maps if layer is None else resized(maps, layout.size, layer.extents)
+                whole = resized(maps, layout.size, extents)
                 deleted = deletions(layout.by_channel(argument), whole, probability, self.seed)[:, ranking]
                 likely = deleted[0] >= _LEAST_PROBABILITY
                 for share in deleted[0, ~likely]:
