@@ -154,13 +154,13 @@ class ForwardPass:
                 f"{arg('rollout')} is undefined here: {block.label} {reason}. Leave it out, and look at single blocks."
             )
 
-    def _chosen(self, queries: Places | None, keys: Places | None, query_count: int) -> dict[int, list[Chosen | None]]:
+    def _chosen(self, queries: Places | None, keys: Places | None, query_count: int) -> list[list[Chosen | None]]:
         """Return the tokens that each query means, one for each input."""
         classes = self.wanted.arrangement.class_count
-        return {
-            at: [chosen_in(query, record, queries, keys, query_count, classes) for record in self.records]
-            for at, query in enumerate(self.wanted.queries)
-        }
+        return [
+            [chosen_in(query, record, queries, keys, query_count, classes) for record in self.records]
+            for query in self.wanted.queries
+        ]
 
     def _save(self, label: str, rows: Tensor, begin: int) -> None:
         self.collector.collect_rows(label, rows[:, 0] if rows.size(1) == 1 else rows, begin)

@@ -1,7 +1,7 @@
 """Reduce attention weights to numbers and maps while they are there: a few queries at a time."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +25,7 @@ class CallNumbers:
             the share of each token in front of the grid; of queries on average.
         top_token: (N, heads), the key with the largest share; None for windows.
         received: The share of all queries that each key has, (N, windows, heads, keys); None unless it was asked for.
-        rows: By the query's place among those asked for, its weights for each input, (heads, keys of its window).
+        rows: By query, its weights for each input, (heads, keys of its window).
         chosen: By query, its place in the block for each input; None where the block has no such query.
         whole: All weights, mean over heads, (N, queries, keys), if they were asked for.
     """
@@ -33,8 +33,8 @@ class CallNumbers:
     heads: dict[str, Tensor] = field(default_factory=dict)
     top_token: Tensor | None = None
     received: Tensor | None = None
-    rows: Mapping[int, Sequence[Tensor | None]] = field(default_factory=dict)
-    chosen: Mapping[int, Sequence[Chosen | None]] = field(default_factory=dict)
+    rows: Sequence[Sequence[Tensor | None]] = ()
+    chosen: Sequence[Sequence[Chosen | None]] = ()
     whole: Tensor | None = None
 
 
@@ -60,7 +60,7 @@ def reduced(
     axes: Axes,
     queries: Places | None,
     keys: Places | None,
-    chosen: Mapping[int, Sequence[Chosen | None]],
+    chosen: Sequence[Sequence[Chosen | None]],
     *,
     keeps_whole: bool,
     room: Room,
@@ -81,8 +81,8 @@ def reduced(
     query_count = rows.shape[-2]
     totals: dict[str, Tensor] = {}
     whole: list[Tensor] = []
-    picked: dict[int, list[Tensor | None]] = {place: [None] * axes.inputs for place in chosen}
-    tokens = {choice.token for by_input in chosen.values() for choice in by_input if choice is not None}
+    picked: list[list[Tensor | None]] = [[None] * axes.inputs for _ in chosen]
+    tokens = {choice.token for by_input in chosen for choice in by_input if choice is not None}
     has_received = room.numbers or None in tokens
     needs_all = has_received or keeps_whole or save is not None
     for begin, end in chunks_of(rows) if needs_all else ((token, token + 1) for token in tokens if token is not None):
@@ -117,13 +117,13 @@ def reduced(
 
 
 def _pick(
-    picked: Mapping[int, list[Tensor | None]], part: Tensor, begin: int, chosen: Mapping[int, Sequence[Chosen | None]]
+    picked: Sequence[list[Tensor | None]], part: Tensor, begin: int, chosen: Sequence[Sequence[Chosen | None]]
 ) -> None:
     """Keep the rows that are drawn, of those that a part has."""
-    for place, by_input in chosen.items():
+    for rows, by_input in zip(picked, chosen, strict=True):
         for at, choice in enumerate(by_input):
             if choice is not None and choice.token is not None and 0 <= choice.token - begin < part.size(3):
-                picked[place][at] = part[at, choice.window, :, choice.token - begin].clone()
+                rows[at] = part[at, choice.window, :, choice.token - begin].clone()
 
 
 def _add_distances(

@@ -251,18 +251,18 @@ def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """
     made: dict[int, Tensor] = {}
     held: list[tuple[dict[str, Any], str, Tensor]] = []
+    registers: list[dict[str, Any]] = [module._parameters for module in modules.values()]
+    registers += [module._buffers for module in modules.values()]
     try:
-        for module in modules.values():
-            for name, parameter in module._parameters.items():
-                if parameter is not None and parameter.is_inference():
-                    held.append((module._parameters, name, parameter))
-                    made.setdefault(id(parameter), nn.Parameter(parameter.clone(), requires_grad=False))
-                elif parameter is not None and parameter.requires_grad and parameter.is_leaf:
-                    parameter.requires_grad_(False)
-            for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.is_inference():
-                    held.append((module._buffers, name, buffer))
-                    made.setdefault(id(buffer), buffer.clone())
+        for register in registers:
+            for name, tensor in register.items():
+                is_parameter = isinstance(tensor, nn.Parameter)
+                if tensor is not None and tensor.is_inference():
+                    held.append((register, name, tensor))
+                    copied = tensor.clone()
+                    made[id(tensor)] = nn.Parameter(copied, requires_grad=False) if is_parameter else copied
+                elif is_parameter and tensor.requires_grad and tensor.is_leaf:
+                    tensor.requires_grad_(False)
         for register, name, tensor in held:
             register[name] = made[id(tensor)]
         with unfused():

@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ from torch.utils.hooks import RemovableHandle
 
 from hookscope.errors import UsageError
 from hookscope.hooks.autograd import graph_nodes
-from hookscope.hooks.callers import CALL, caller_of, operation_name, source_line
+from hookscope.hooks.callers import caller_of, operation_name, source_line
+from hookscope.hooks.running import running_modules
 from hookscope.parameters import arg
 from hookscope.text import counted
 
@@ -87,12 +87,9 @@ class ActivationCalls(TorchFunctionMode):
         node = result.grad_fn if isinstance(result, Tensor) else None
         if node is None or node in self.places or not _activation(node):
             return
-        frame: FrameType | None = sys._getframe(2)
-        caller = caller_of(frame)
-        while frame is not None and frame.f_code is not CALL:
-            frame = frame.f_back
-        module = frame.f_locals.get("self") if frame is not None else None
-        name = self._names.get(id(module), type(module).__name__) or "(model)"
+        frame = sys._getframe(2)
+        caller, running = caller_of(frame), running_modules(frame, self._names)
+        name = running[0].name if running and running[0].name else "(model)"
         label = name if caller is None else f"{name}:{operation_name(func)}"
         self.places[node] = label, "" if caller is None else source_line(caller)
 

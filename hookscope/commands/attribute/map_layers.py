@@ -1,7 +1,7 @@
 """Look at layers, batch after batch: those that the user gave, or the last whose output is a map of the picture."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -56,16 +56,17 @@ class NotReachedError(Exception):
         super().__init__(f"the gradient of {_names(targets)} is zero everywhere at {', '.join(labels)}")
 
 
-class _Group(NamedTuple):
-    """What one `--layer` means, or several patterns together."""
+class LayerGroup(NamedTuple):
+    """What one `--layer` means, or several patterns together: modules by name, or operations."""
 
     text: str
-    layers: Collection[str]
+    layers: Mapping[str, nn.Module]
     call: int | None = None
     slot: str | None = None
     operations: OperationChoice | None = None
 
     def means(self, place: RowKey) -> bool:
+        """Tell whether an output is one of them."""
         layer, call, slot = place
         owner, _, name = layer.rpartition(":")
         if self.operations is not None and owner and self.operations.lists(owner, name, call):
@@ -73,33 +74,18 @@ class _Group(NamedTuple):
         return layer in self.layers and self.call in (None, call) and self.slot in (None, slot)
 
 
-@dataclass(frozen=True, slots=True)
-class GivenLayers:
-    """Layers that the user gave."""
-
-    modules: Mapping[str, nn.Module]
-    operations: OperationChoice | None
-    groups: Sequence[_Group]
-
-
 def given_layers(
     inspected: InspectedNetwork, patterns: Sequence[str], order: Callable[[], Sequence[str]]
-) -> GivenLayers | None:
+) -> list[LayerGroup]:
     """Read `--layer`: a name means that layer alone, "layer4", "head#1"; anything else is a pattern.
-
-    Returns:
-        None without patterns.
 
     Raises:
         LayerNotFoundError: If a pattern selects nothing.
         UsageError: If one is malformed.
     """
-    if not patterns:
-        return None
     names = {other: name for name, others in inspected.aliases.items() for other in others}
     names |= {name: name for name in inspected.modules}
-    modules: dict[str, nn.Module] = {}
-    groups: list[_Group] = []
+    groups: list[LayerGroup] = []
     others: list[str] = []
     for text in patterns:
         match = _LABEL.fullmatch(text)
@@ -107,16 +93,13 @@ def given_layers(
         if match is None or not name:
             others.append(text)
             continue
-        modules[name] = inspected.modules[name]
         call = None if match["call"] is None else int(match["call"])
-        groups.append(_Group(text, (name,), call, match["slot"]))
-    operations = None
+        groups.append(LayerGroup(text, {name: inspected.modules[name]}, call, match["slot"]))
     if others:
         of_layers, operations = split_patterns(others, inspected.modules, ops=False)
         selected = {} if of_layers is None else select_from(inspected.modules, inspected.aliases, of_layers, order)
-        modules |= selected
-        groups.append(_Group(", ".join(others), selected, operations=operations))
-    return GivenLayers(modules, operations, groups)
+        groups.append(LayerGroup(", ".join(others), selected, operations=operations))
+    return groups
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,14 +107,14 @@ class MapLayers:
     """How layers are looked at in a run.
 
     Attributes:
-        given: Layers that the user gave; None to choose one.
+        given: Layers that the user gave; () to choose one.
         hooks: Those on the layers.
         chosen: Layers that were chosen so far, with the reason.
         notes: Sentences about layers that were left out.
     """
 
     passes: ForwardBackward
-    given: GivenLayers | None
+    given: Sequence[LayerGroup]
     hooks: ExitStack
     chosen: dict[RowKey, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
@@ -151,7 +134,7 @@ class MapLayers:
         tokens = self.passes.outputs.token_layout.stated
         if tokens is not None and len(tokens.grid) > 1:  # along one axis, they are words
             check_token_axes(tokens, place_axes(batch))
-        targets, layers = self._chosen(batch) if self.given is None else self._given(self.given, batch)
+        targets, layers = self._given(batch) if self.given else self._chosen(batch)
         return targets, [layer._replace(extents=self._extents(layer, batch)) for layer in layers]
 
     # --- Where the cells of a map lie ---
@@ -177,7 +160,11 @@ class MapLayers:
         places = places_of(self.passes.inspected.network, tensor)
         return ReceptiveFields(len(places.size), channel_axis=places.channel_axis).of(output.edge.node)
 
-    def _find_fields(self, means: Callable[[RowKey], bool], captured: Capture[None], batch: Batch) -> None:
+    def _means(self, place: RowKey) -> bool:
+        """Tell whether an output is looked at."""
+        return place in self.chosen or any(group.means(place) for group in self.given)
+
+    def _find_fields(self, captured: Capture[None], batch: Batch) -> None:
         """Find where the cells of outputs lie, for the first batch of each size: run one input, and go back."""
         passes, shape = self.passes, _input_shape(batch)
         if shape in {size for _, size in self._fields}:
@@ -188,7 +175,7 @@ class MapLayers:
         seen = [*passes.outputs.by_place.items()]  # activation checkpointing runs layers again
         is_tracked = any(output.edge is not None for _, output in seen)
         for place, output in seen:
-            if means(place):
+            if self._means(place):
                 self._fields[place, shape] = self._field(output, single)
                 if is_tracked and output.edge is None and isinstance(output.layout, Layout):
                     self.notes[
@@ -212,7 +199,7 @@ class MapLayers:
         passes = self.passes
         for is_last in (False, True):
             if self._captured is not None:
-                self._find_fields(self.chosen.__contains__, self._captured, batch)
+                self._find_fields(self._captured, batch)
                 targets, outputs = run_and_differentiate(passes, self._captured, batch)
                 for place, reason in self.chosen.items():
                     layer = outputs.get(place)
@@ -271,22 +258,23 @@ class MapLayers:
 
     # --- Layers that are given ---
 
-    def _given(self, selection: GivenLayers, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
-        passes = self.passes
-        captured = self._captured or self._watch(selection.modules, selection.operations)
-        self._find_fields(lambda place: any(group.means(place) for group in selection.groups), captured, batch)
-        targets, outputs = run_and_differentiate(passes, captured, batch)
-        if selection.operations is not None and (missing := selection.operations.missing()):
+    def _given(self, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
+        modules = {name: module for group in self.given for name, module in group.layers.items()}
+        operations = self.given[-1].operations  # of the patterns, which come last
+        captured = self._captured or self._watch(modules, operations)
+        self._find_fields(captured, batch)
+        targets, outputs = run_and_differentiate(self.passes, captured, batch)
+        if operations is not None and (missing := operations.missing()):
             raise LayerNotFoundError(missing)
         layers: list[MapLayer] = []
         zero: list[RowKey] = []
         for place, layer in outputs.items():
-            if any(group.means(place) for group in selection.groups):
+            if self._means(place):
                 if bool(reaches(layer.gradients, targets).all(0).any()):
                     layers.append(layer)
                 else:
                     zero.append(place)
-        for group in selection.groups:
+        for group in self.given:
             if group.text not in self._worked:
                 self._check(group, batch, layers, zero, targets)
         partly = [layer.label for layer in layers if not bool(reaches(layer.gradients, targets).all())]
@@ -296,7 +284,7 @@ class MapLayers:
 
     def _check(
         self,
-        group: _Group,
+        group: LayerGroup,
         batch: Batch,
         layers: Sequence[MapLayer],
         zero: Sequence[RowKey],
