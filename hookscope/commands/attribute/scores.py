@@ -89,28 +89,28 @@ def batch_targets(
         UsageError: If the network returns no scores, or has no such target.
         ModelError: If the user's function raises.
     """
+    if wanted and all(query.function is not None for query in wanted):
+        return [_of_function(output, query, count) for query in wanted]
     boxes = _boxes(output, count)
-    needs_scores = not wanted or any(choice.function is None for choice in wanted)
-    targets: list[BatchTarget] = []
-    if needs_scores and boxes is not None:
+    if boxes is not None:
         return _of_boxes(boxes, wanted, top or 1, categories, sizes if len(sizes) == count else ())
-    scores = _scores(output, count, output_key) if needs_scores else None
-    remark = "" if scores is None else _which_output(output, scores, output_key)
-    classes = 0 if scores is None else scores.tensor.shape[1]
+    scores = _scores(output, count, output_key)
+    remark = _which_output(output, scores, output_key)
+    classes = scores.tensor.shape[1]
     names = categories if len(categories) == classes else ()
 
     def of_classes(chosen: Tensor, against: int | None = None) -> BatchTarget:
-        assert scores is not None  # noqa: S101
         return replace(_of_classes(scores, chosen, against, names, output_key, multi_label), remark=remark)
 
-    if scores is not None and not wanted:
+    if not wanted:
         return [of_classes(chosen) for chosen in _best(real(scores.tensor.detach()), top or 1).unbind(1)]
+    targets: list[BatchTarget] = []
     for query in wanted:
         if query.function is not None:
             targets.append(_of_function(output, query, count))
-        elif query.box is not None:
+        elif query.index is None:
             raise UsageError(f"{arg('target')} {query.text!r} asks for a box, but the network returns no boxes.")
-        elif scores is not None and query.index is not None:
+        else:
             if (worst := max(query.index, query.against or 0)) >= classes:
                 raise UsageError(
                     f"{arg('target')} '{safe_text(query.text)}' is class {worst}, but {scores.label} of shape "
