@@ -28,7 +28,7 @@ from hookscope.commands.attention.places import Arrangement, arrangement_of
 from hookscope.commands.attention.queries import read_queries
 from hookscope.commands.attention.reductions import Room
 from hookscope.commands.attribute.forward_backward import model_errors, run_model
-from hookscope.commands.attribute.input_places import check_token_axes, padded_extents
+from hookscope.commands.attribute.input_places import alike_inputs, check_token_axes, padded_extents
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError, nearest
 from hookscope.hooks.attention import AttentionMode
 from hookscope.hooks.forward_hooks import Capture, capture
@@ -52,7 +52,7 @@ from hookscope.results.attention import (
     UnseenBlock,
     census_of,
 )
-from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
+from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
 from hookscope.statistics.layouts import parse_tokens
 from hookscope.text import counted, safe_text
 
@@ -268,6 +268,12 @@ def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
     positions = {label: index for index, label in enumerate(gathered.blocks)}
     for index in drawn:
         _note_about(seen.blocks[index].block, wanted, gathered)
+    pictures = [tensor for tensor in alike_inputs(batch) if tensor.dim() - 2 == PICTURE_AXES]
+    if len(pictures) > 1:
+        gathered.notes[
+            f"The network is given {len(pictures)} tensors with the axes of a picture: maps are drawn over the first, "
+            "though a block may look at another."
+        ] = None
     for place in range(len(batch.records)):
         for at in range(len(wanted.queries)):
             gathered.maps += rollout_maps(seen, place, at, extents)

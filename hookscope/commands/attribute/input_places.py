@@ -65,6 +65,13 @@ def main_input(batch: Batch) -> Tensor | None:
     return max(tensors, key=Tensor.dim, default=None)
 
 
+def alike_inputs(batch: Batch) -> list[Tensor]:
+    """Return the tensors among the arguments that have as many axes as the main input, which is one of them."""
+    main = main_input(batch)
+    arguments = (*batch.args, *batch.kwargs.values())
+    return [item for item in arguments if main is not None and isinstance(item, Tensor) and item.dim() == main.dim()]
+
+
 def place_axes(batch: Batch) -> int:
     """Return how many axes of place the input of a batch has: 1, 2 or 3; 2 for lists."""
     tensor = main_input(batch)

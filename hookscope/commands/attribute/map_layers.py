@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from hookscope.commands.attribute.forward_backward import (
     ForwardBackward,
@@ -16,6 +16,7 @@ from hookscope.commands.attribute.forward_backward import (
     run_output,
 )
 from hookscope.commands.attribute.input_places import (
+    alike_inputs,
     check_token_axes,
     input_size,
     main_input,
@@ -335,12 +336,8 @@ class MapLayers:
 def _input_shape(batch: Batch) -> tuple[int, ...] | None:
     """Return the shape of one of the inputs; None if another argument with so many axes has other places."""
     tensor = main_input(batch)
-    arguments = (*batch.args, *batch.kwargs.values())
-    if tensor is None:
-        return None
-    alike = [item for item in arguments if isinstance(item, Tensor) and item.dim() == tensor.dim()]
-    places = {item.shape[2:] if item.dim() > _SEQUENCE_AXES else item.shape[1:] for item in alike}
-    return tuple(tensor.shape[1:]) if len(places) == 1 else None
+    places = {item.shape[2:] if item.dim() > _SEQUENCE_AXES else item.shape[1:] for item in alike_inputs(batch)}
+    return tuple(tensor.shape[1:]) if tensor is not None and len(places) == 1 else None
 
 
 def _names(targets: Sequence[BatchTarget]) -> str:

@@ -283,6 +283,21 @@ class Blind(nn.Module):
 ONE_ROW_EMPTY = torch.ones(7, 7, dtype=torch.bool).index_fill(0, torch.tensor([1]), value=False)
 
 
+def test_a_network_that_is_given_two_pictures_may_look_at_the_other() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = SmallTransformer(1), SmallTransformer(1)
+
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            return self.first(x) - self.second(other)
+
+    x, other = torch.rand(2, 1, 3, 32, 32)
+    notes = hookscope.attention(Towers(), x, input={"other": other}).notes
+    assert "given 2 tensors with the axes of a picture: maps are drawn over the first" in " ".join(notes)
+    assert hookscope.attention(SmallTransformer(1), x).notes == ()
+
+
 def test_weights_that_are_nan_are_a_warning_that_names_the_first_block() -> None:
     network = nn.Sequential(WrittenOut("plain"), WrittenOut("plain", ONE_ROW_EMPTY), WrittenOut("plain"))
     result = hookscope.attention(network, torch.randn(2, 7, 16), batch_axis=0)
