@@ -128,15 +128,14 @@ def concentration(placed: PlacedMap, record: InputRecord) -> Concentration | Non
     starts, ends = (
         [float(edges[axis][place]) for axis, place in enumerate(corner)] for corner in _smallest_box(sums, cuts)
     )
+    size = (getattr(placed, "size", ()) or record.shape)[-axes:]
     if axes == PICTURE_AXES:
-        return _in_picture(starts, ends, record)
-    size = getattr(placed, "size", ()) or record.shape[-axes:]
+        return _in_picture(starts, ends, record.region or Region(0, 0, *size, *size))
     begins, stops = (tuple(np.multiply(shares, size).tolist()) for shares in (starts, ends))
     return Concentration(min(1.0, float(np.prod(np.subtract(ends, starts)))), Box(begins, stops, tuple(size)))
 
 
-def _in_picture(begin: Sequence[float], end: Sequence[float], record: InputRecord) -> Concentration:
-    shown = record.region or Region(0, 0, *record.shape[-2:], *record.shape[-2:])
+def _in_picture(begin: Sequence[float], end: Sequence[float], shown: Region) -> Concentration:
     tall, wide = shown.bottom - shown.top, shown.right - shown.left
     box = Region(
         max(shown.top + begin[0] * tall, 0.0),

@@ -38,7 +38,8 @@ class InputPlaces:
 
     Attributes:
         size: How many positions there are along each axis of place: (L,), (H, W) or (D, H, W).
-        channel_axis: 1 for channels first, 2 for the (N, T, D) of recurrent layers; None for (N, L).
+        channel_axis: 1 for channels first; the last one for (N, T, D) of recurrent layers, and (N, H, W, C); None for
+            (N, L).
     """
 
     size: tuple[int, ...]
@@ -100,7 +101,7 @@ def places_of(network: nn.Module, tensor: Tensor) -> InputPlaces:
     shape = tuple(tensor.shape)
     if len(shape) == _FEWEST_AXES:
         return InputPlaces(shape[1:], None)
-    axis = _channel_axis(network, shape) if len(shape) == _SEQUENCE_AXES else 1
+    axis = _channel_axis(network, shape)
     return InputPlaces(tuple(size for place, size in enumerate(shape) if place not in (0, axis)), axis)
 
 
@@ -111,20 +112,23 @@ def input_size(network: nn.Module, batch: Batch) -> tuple[int, ...]:
 
 
 def _channel_axis(network: nn.Module, shape: Sequence[int]) -> int:
-    """Return the axis of (N, C, L) or (N, T, D) whose size the first layer counts; where that is open, its usual one.
+    """Return the axis, 1 or the last, whose size the first layer counts; where that is open, its usual one.
 
-    A linear layer that fits neither takes the flattened signal.
+    A linear layer that fits neither takes the flattened signal. Pictures and volumes have fewer channels than places.
     """
+    last = len(shape) - 1
     match first_layer_with_input(network):
         case nn.Conv1d(in_channels=count) | nn.ConvTranspose1d(in_channels=count):
             usual = 1
-        case nn.RNNBase(input_size=count) | nn.MultiheadAttention(embed_dim=count):
+        case nn.Conv2d(in_channels=count) | nn.Conv3d(in_channels=count) if count < shape[1]:
+            usual = 1
+        case nn.RNNBase(input_size=count) | nn.MultiheadAttention(embed_dim=count) if last == 2:
             usual = 2
-        case nn.Linear(in_features=count):
+        case nn.Linear(in_features=count) if last == 2:
             usual = 2 if count in shape[1:] else 1
         case _:
             return 1
-    fits = [axis for axis in (1, 2) if shape[axis] == count]
+    fits = [axis for axis in (1, last) if shape[axis] == count]
     return fits[0] if len(fits) == 1 else usual
 
 

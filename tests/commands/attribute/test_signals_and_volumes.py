@@ -17,6 +17,7 @@ from hookscope.inspection.receptive_fields import ReceptiveFields
 from hookscope.results.attributions import AttributionMap, Method, Target
 from hookscope.results.concentration import Box, concentration
 from hookscope.results.inputs import InputRecord
+from tests.commands.attribute.small_network import Small
 from tests.networks import Written
 
 CAMS: tuple[Method, ...] = ("grad-cam", "grad-cam++", "layer-cam", "hires-cam")
@@ -162,6 +163,26 @@ def test_an_input_without_channels_and_one_with_channels_last_have_maps_over_tim
     assert of_steps.pixels is not None
     assert np.allclose(of_steps.pixels, expected[0].T, atol=1e-7)
     assert hookscope.attribute(network, recurrent, sanity="none").maps[0].values.shape == (30,)
+
+
+class ChannelsLast(Small):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("method", ["grad-cam", "gradient"])
+def test_pictures_with_channels_last_have_the_maps_of_those_with_channels_first(method: Method) -> None:
+    torch.manual_seed(0)
+    network, last, pictures = Small(), ChannelsLast(), torch.randn(2, 3, 20, 28)
+    last.load_state_dict(network.state_dict())
+    first = hookscope.attribute(network, pictures, method=method)
+    other = hookscope.attribute(last, pictures.permute(0, 2, 3, 1).contiguous(), method=method, batch_axis=0)
+    for one, another in zip(first.maps, other.maps, strict=True):
+        np.testing.assert_allclose(one.values, another.values, atol=1e-6)
+    assert [(half.share, half.region) for half in other.halves if half] == [
+        (pytest.approx(half.share), half.region) for half in first.halves if half
+    ]
+    assert [check.value for check in other.sanity] == pytest.approx([check.value for check in first.sanity], abs=1e-5)
 
 
 def test_tokens_have_a_map_at_their_embedding() -> None:
