@@ -38,9 +38,6 @@ class Axes(NamedTuple):
     heads: int
 
 
-_AXES = 2  # of a grid on a picture
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
     """Where tokens lie: the cell of each on a grid, row by row. Blocks whose tokens lie alike have the same object.

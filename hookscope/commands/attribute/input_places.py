@@ -25,7 +25,6 @@ from hookscope.text import printable, shape_text
 
 # (N, L) has no axis for channels; (N, C, L), (N, C, H, W) and (N, C, D, H, W) have one.
 _FEWEST_AXES, _MOST_AXES = 2, 5
-_SEQUENCE_AXES = 3
 # Gives pictures of a batch one size: zeros are added below and at the right.
 _DETECTORS_TRANSFORM = "torchvision.models.detection.transform.GeneralizedRCNNTransform"
 # Swin's name for the layer that halves a grid; to one of odd size it adds a row below or a column at the right.
