@@ -120,12 +120,17 @@ class Run:
 
 def _has_problem(result: Any) -> bool:
     """Tell whether `--strict` fails, for the results of commands without a switch of their own."""
+    import numpy as np
+
     from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions
     from hookscope.results.survey import Survey
 
+    if isinstance(result, Attributions | Attention) and not all(np.isfinite(item.values).all() for item in result.maps):
+        return True
     if isinstance(result, Attributions):
-        return any(check.passed is False for check in result.sanity)
+        scores = [heat_map.target.score for heat_map in result.maps]
+        return not np.isfinite(scores).all() or any(check.passed is False for check in result.sanity)
     if isinstance(result, Survey):
         spoilt = any(row.activation.nan_count or row.activation.inf_count for row in result.rows)
         return spoilt or bool(result.nonfinite_inputs) or bool(result.dead_count and result.can_call_dead)

@@ -230,6 +230,15 @@ def test_several_inputs_have_an_overview_each(command: Run, tmp_path: Path, netw
     assert [len(record["inputs"]), len(record["unusable_inputs"])] == [4, 1]
 
 
+@pytest.mark.parametrize(("value", "code"), [(0.5, 0), (float("nan"), 1)])
+def test_with_strict_a_map_of_nan_is_a_problem(
+    command: Run, tmp_path: Path, network: Path, value: float, code: int
+) -> None:
+    np.save(tmp_path / "a.npy", np.full((1, 3, 64, 64), value, np.float32))
+    ended = command("attribute", f"{network}:painted", "a.npy", *AS_THEY_ARE, "--strict", "--out", "out", cwd=tmp_path)
+    assert ended.code == code, ended.stderr
+
+
 def test_checks_have_a_row_and_a_failed_one_a_warning(command: Run, tmp_path: Path, network: Path) -> None:
     paint(tmp_path / "a.png", (64, 64), (8, 8, 30, 24))
     arguments = (
