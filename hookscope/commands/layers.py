@@ -60,11 +60,10 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
     else:
         kwargs: dict[str, Any] = {"arch": option.arch, "model_arguments": option.model_arg}
         kwargs["options"] = file_options(option)
-        is_named = option.weights not in ("auto", "none")
         loaded = real = (
-            load_model(str(model), weights=option.weights, **kwargs)
-            if is_named
-            else build_on_meta(str(model), **kwargs)
+            build_on_meta(str(model), **kwargs)
+            if option.weights in ("auto", "none")
+            else load_model(str(model), weights=option.weights, **kwargs)
         )
         weights = "auto" if parse_model(str(model)).form == "weights" else "none"
         warnings, notes = loaded.warnings, loaded.notes

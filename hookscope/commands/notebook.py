@@ -123,8 +123,7 @@ def _table(table: Table) -> str:
         )
         lines.append(f"<tr>{''.join(row)}</tr>")
     lines.append("</tbody>")
-    body = "\n".join(lines)
-    return f'<div tabindex="0" style="{_FRAME}"><table style="{_TABLE}">\n{body}\n</table></div>\n'
+    return "\n".join([f'<div tabindex="0" style="{_FRAME}"><table style="{_TABLE}">', *lines, "</table></div>\n"])
 
 
 def _words(cell: RenderableType) -> str:
