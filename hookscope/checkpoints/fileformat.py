@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
 
 from hookscope import regular_files
-from hookscope.errors import CheckpointError, nearest
+from hookscope.errors import CheckpointError, InputError, nearest
 from hookscope.parameters import arg
 from hookscope.regular_files import NotRegularError
 from hookscope.text import counted, printable
@@ -154,24 +154,23 @@ def file_kind(path: Path) -> FileKind:
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[BufferedReader]:
-    """Open a regular file for reading; anything else could block for ever, and is a CheckpointError."""
+def open_regular(path: Path, wanted: str = "", failure: type[InputError] = CheckpointError) -> Iterator[BufferedReader]:
+    """Open a regular file for reading; anything else could block for ever, and is a `failure`.
+
+    Messages ask for what is `wanted` instead; by default for weights.
+    """
     name = printable(str(path))
+    if "\0" in str(path):
+        raise failure(f"{name} cannot be read: not a path.")
     try:
-        file = regular_files.open_regular(path)
-    except NotRegularError as error:
-        raise CheckpointError(f"{name} is {error.strerror}; give a weights file.") from error
-    except IsADirectoryError as error:
-        raise CheckpointError(f"{name} is a folder; {_inside(path)}.") from error
-    except OSError as error:
-        raise CheckpointError(f"{name} {_failure(path, error)}.") from error
-    except ValueError as error:  # a null byte
-        raise CheckpointError(f"{name} cannot be read: not a path.") from error
-    with file:
-        try:
+        with regular_files.open_regular(path) as file:
             yield file
-        except OSError as error:
-            raise CheckpointError(f"{name} {_failure(path, error)}.") from error
+    except NotRegularError as error:
+        raise failure(f"{name} is {error.strerror}; give {wanted or 'a weights file'}.") from error
+    except IsADirectoryError as error:
+        raise failure(f"{name} is a folder; {f'give {wanted}' if wanted else _inside(path)}.") from error
+    except OSError as error:
+        raise failure(f"{name} {_failure(path, error)}.") from error
 
 
 def _failure(path: Path, error: OSError) -> str:
@@ -190,7 +189,7 @@ def nearest_file(path: Path) -> str:
     """Return a sentence naming what lies next to a missing file and has nearly its name; "" for nothing."""
     names: list[str] = []
     with suppress(OSError, ValueError), os.scandir(path.parent) as entries:
-        names = [printable(entry.name, 80) for entry in islice(entries, _NEIGHBOURS_LIMIT)]
+        names = [printable(entry.name, 80) for entry in islice(entries, _NEIGHBOURS_LIMIT) if entry.name != path.name]
     return nearest(path.name, names, 1, cutoff=0.75)
 
 
@@ -454,7 +453,7 @@ def _writer(names: list[str], name: str) -> ArchiveKind:
         kind = "a Keras archive"
     else:
         kind = f"a zip archive of {printable(names[0], 60)}{', …' if names[1:] else ''}" if names else "an empty zip"
-    raise CheckpointError(f"{name} is {kind}, not one that torch.save wrote; give a file of PyTorch weights.")
+    raise CheckpointError(f"{name} is {kind}, not one that torch.save wrote; convert it with torch.save.")
 
 
 def _check_name(member: zipfile.ZipInfo, name: str) -> None:

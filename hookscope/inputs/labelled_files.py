@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hookscope.checkpoints.fileformat import open_regular
-from hookscope.errors import CheckpointError, InputError
+from hookscope.errors import InputError
 from hookscope.inputs.clips import digest_of
 from hookscope.inputs.find_files import find_inputs
 from hookscope.parameters import arg
@@ -124,11 +124,8 @@ def _digest(path: str) -> str:
 
 def _content(path: Path) -> str:
     shown = f"{arg('data')} {printable(str(path))}"
-    try:
-        with open_regular(path) as file:
-            content = file.read(_MOST_BYTES + 1)
-    except CheckpointError as error:  # as `open_regular` raises it, with the reason
-        raise InputError(f"{arg('data')} cannot be read: {error}") from error
+    with open_regular(path, "a CSV or JSON file of labels", InputError) as file:
+        content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise InputError(f"{shown} is over the limit of {_MOST_BYTES} bytes for a file of labels.")
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hookscope.checkpoints.fileformat import open_regular
-from hookscope.errors import CheckpointError, InputError, UsageError
+from hookscope.errors import InputError, UsageError
 from hookscope.models.construction import LoadedModel
 from hookscope.text import counted, printable
 
@@ -60,13 +60,11 @@ def read_classes(path: Path) -> tuple[str, ...]:
     """
     shown = printable(str(path))
     try:
-        with open_regular(path) as file:
+        with open_regular(path, "a file of class names", InputError) as file:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise InputError(f"{shown} is over the limit of {_MOST_BYTES} bytes for a file of class names.")
         return _parsed(content.decode("utf-8-sig"), is_json=path.suffix.lower() == ".json")
-    except CheckpointError as error:  # as `open_regular` raises it, with the reason
-        raise InputError(f"Class names cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else printable(str(error))
         raise InputError(f"{shown} does not name classes: {reason}. Give a name on each line, or JSON.") from error
