@@ -60,7 +60,7 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
     """
     is_file = source.endswith(".py")
     name = f"{Path(source).name if is_file else source}:{factory}"
-    if weights := options.weights_name:
+    if (weights := options.weights_name) is not None:
         raise UsageError(f"{name} has no weights '{printable(weights)}'; give auto, none or a file.")
     if is_file:
         check_readable(Path(source))

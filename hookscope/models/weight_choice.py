@@ -52,11 +52,11 @@ class BuildOptions:
         return bool(self.arguments) or self.input_channels is not None
 
     @property
-    def weights_name(self) -> str:
-        """The name of trained weights; "" for "auto", "none" and a file."""
+    def weights_name(self) -> str | None:
+        """The name of trained weights; None for "auto", "none" and a file."""
         weights = self.weights
         is_other = not isinstance(weights, str) or weights in ("auto", "none") or looks_like_file(weights)
-        return "" if is_other else str(weights)
+        return None if is_other else str(weights)
 
     def file_weights(self) -> "ChosenWeights | None":
         """Return the weights of the file that `weights` names or is; None for "auto" and "none"."""
@@ -73,8 +73,8 @@ class BuildOptions:
         `trained` returns those that the network's library recommends, or raises DownloadError. Raises UsageError for
         the name of trained weights, with what `others` says of them.
         """
-        if weights := printable(self.weights_name):
-            raise UsageError(f"{name} has no weights '{weights}'; {others}give auto, none or a file.")
+        if (weights := self.weights_name) is not None:
+            raise UsageError(f"{name} has no weights '{printable(weights)}'; {others}give auto, none or a file.")
         reason = ""
         if self.weights == "auto":
             reason = f"trained weights are not used together with {arg('model_arg')} or other input channels."
