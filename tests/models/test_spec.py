@@ -66,7 +66,7 @@ def test_unknown_model_is_not_found_and_says_where_to_look(text: str) -> None:
     ("model", "options", "error", "says"),
     [
         ("resnet43", {}, ModelNotFoundError, r"No model is called 'resnet43'\. Nearest: 'resnet34'"),
-        ("min.py:build", {}, InputError, r"min\.py does not exist\. Nearest: 'mine\.py'\. Give FILE\.py:NAME"),
+        ("min.py:build", {}, InputError, r"min\.py does not exist; check the path\. Nearest: 'mine\.py'"),
         ("net.py", {}, UsageError, r"net\.py:NAME"),
         ("mine.py:", {}, UsageError, r"needs the name of a factory: mine\.py:NAME\.$"),
         ("mine.py:build:x", {}, ModelNotFoundError, r"'mine\.py:build:x'\. List them"),
