@@ -11,6 +11,7 @@ from typing import Any
 from hookscope.checkpoints.fileformat import open_regular
 from hookscope.errors import InputError, UsageError
 from hookscope.models.construction import LoadedModel
+from hookscope.options import ClassNames, ScoreOptions
 from hookscope.text import counted, printable
 
 Classes = str | Path | Sequence[str] | Mapping[int, str]
@@ -30,12 +31,14 @@ _LONGEST_NAME = 200
 _MOST_BYTES = 2**24
 
 
-def with_classes(loaded: LoadedModel, classes: Classes | None, *, multi_label: bool = False) -> LoadedModel:
-    """Return a network with the names of its classes; with `multi_label` each class is a label by itself.
+def with_classes(loaded: LoadedModel, option: object) -> LoadedModel:
+    """Return a network with the class names that options give, and with what they say of how scores are read.
 
     Raises InputError if a file cannot be read or does not name classes, UsageError if the names given do not.
     """
-    loaded = replace(loaded, multi_label=multi_label)
+    if isinstance(option, ScoreOptions):
+        loaded = replace(loaded, multi_label=option.multi_label)
+    classes = option.classes if isinstance(option, ClassNames) else None
     if classes is None:
         return loaded
     if isinstance(classes, str | Path):
