@@ -1,7 +1,7 @@
 """Shared by all networks with a name: building, choice of weights, and the record."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,12 +150,10 @@ def load_named(
     """
     notes: list[str] = []
     misfits: tuple[str, ...] = ()
-    with ExitStack() as stack:
-        stack.enter_context(seeded(options.seed))
-        stack.enter_context(silenced_known_warnings())
-        if not (chosen.random or quantised or options.file.allow_missing):
-            stack.enter_context(skipped_initialisation())
-        module = build()
+    keeps_initial_values = chosen.random or quantised or options.file.allow_missing
+    with seeded(options.seed), silenced_known_warnings():
+        with nullcontext() if keeps_initial_values else skipped_initialisation():
+            module = build()
         if chosen.checkpoint and chosen.published is None:
             state, plain = chosen.checkpoint.state, name.removeprefix("timm:")
             misfits = load_into(module, state, chosen.origin, options.file, name=plain, notes=notes)
