@@ -37,7 +37,7 @@ def test_importing_hookscope_does_not_import_torch() -> None:
 
 @pytest.mark.parametrize("name", hookscope.__all__)
 def test_every_public_name_is_what_its_home_defines(name: str) -> None:
-    home = import_module(f"hookscope.{hookscope._HOME_BY_NAME[name]}")
+    home = import_module(f"hookscope.{hookscope._HOMES[name]}")
     assert inspect.unwrap(getattr(hookscope, name)) is inspect.unwrap(getattr(home, name))
     assert callable(getattr(hookscope, name))
     assert getattr(hookscope, name).__doc__
