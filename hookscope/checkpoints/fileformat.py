@@ -173,6 +173,18 @@ def open_regular(path: Path, wanted: str = "", failure: type[InputError] = Check
         raise failure(f"{name} {_failure(path, error)}.") from error
 
 
+def read_text(path: Path, wanted: str, limit: int) -> str:
+    """Return the UTF-8 text in a file of at most `limit` bytes; InputError, asking for what is `wanted`, for others."""
+    with open_regular(path, wanted, InputError) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise InputError(f"{printable(str(path))} is over the limit of {limit} bytes for {wanted}.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{printable(str(path))} is not UTF-8; give {wanted}.") from error
+
+
 def _failure(path: Path, error: OSError) -> str:
     if error.errno == errno.ENOENT and path.is_symlink():
         return f"is a dangling link: '{printable(str(path.readlink()))}' does not exist"
@@ -301,11 +313,7 @@ def is_hugging_face(path: Path) -> bool:
 
 def is_utf8(path: Path) -> bool:
     """Tell whether a path is valid UTF-8: libraries that memory-map files take no other."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return str(path).encode(errors="ignore") == os.fsencode(path)
 
 
 def stored_files(path: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hookscope.checkpoints.fileformat import open_regular
+from hookscope.checkpoints.fileformat import open_regular, read_text
 from hookscope.errors import InputError, UsageError
 from hookscope.models.construction import LoadedModel
 from hookscope.options import ClassNames, ScoreOptions
@@ -61,15 +61,11 @@ def read_classes(path: Path) -> tuple[str, ...]:
     it), indices by name, or an object that holds one of these as `stored_classes` finds it. Raises InputError if the
     file cannot be read or holds no such thing.
     """
-    shown = printable(str(path))
+    text = read_text(path, "a file of class names", _MOST_BYTES)
     try:
-        with open_regular(path, "a file of class names", InputError) as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise InputError(f"{shown} is over the limit of {_MOST_BYTES} bytes for a file of class names.")
-        return _parsed(content.decode("utf-8-sig"), is_json=path.suffix.lower() == ".json")
+        return _parsed(text, is_json=path.suffix.lower() == ".json")
     except (ValueError, RecursionError) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else printable(str(error))
+        shown, reason = printable(str(path)), printable(str(error))
         raise InputError(f"{shown} does not name classes: {reason}. Give a name on each line, or JSON.") from error
 
 
