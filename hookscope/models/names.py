@@ -40,8 +40,9 @@ def model_names(pattern: str | None = None) -> list[str]:
     is_glob = any(c in folded for c in "*?[")
     matching = [name for name in names if (fnmatchcase(name, folded) if is_glob else folded in name)]
     if not matching:
+        close = nearest(pattern, names, prefix="timm:")
         raise NothingMatchedError(
-            f"No model name matches '{printable(pattern)}'.{nearest(pattern, names)} List all with `hookscope models`."
+            f"No model name matches '{printable(pattern)}'.{close} List all with `hookscope models`."
         )
     return matching
 

@@ -42,7 +42,7 @@ def published(name: str) -> Any:
     if not timm.is_model(architecture):
         names = [f"timm:{model}" for model in timm.list_models()]
         raise ModelNotFoundError(
-            f"timm has no network '{printable(architecture)}'.{nearest(f'timm:{architecture}', names)}"
+            f"timm has no network '{printable(architecture)}'.{nearest(architecture, names, prefix='timm:')}"
             " List them with `hookscope models timm:`."
         )
     try:
