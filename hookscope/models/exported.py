@@ -81,17 +81,19 @@ def load_exported_program(path: Path, seed: int) -> LoadedModel:
     It runs once on its example inputs, if the file has them, to see that the tree computes the same. Raises
     CheckpointError.
     """
-    module, remarks, shape = read_exported_program(path, seed)
-    preprocessing = default_preprocessing(module)
-    if shape is not None:
-        preprocessing = _fitting(preprocessing, shape, path)
-        if shape and isinstance(shape[0], int) and shape[0] != 1:
-            shown = ", ".join("any" if size is None else str(size) for size in shape)
-            remarks = (*remarks, f"exported for inputs of shape ({shown}), so it takes batches of exactly {shape[0]}.")
-    sizes = (1, *shape[1:]) if shape and shape[0] is None else shape or ()
-    fixed = tuple(size for size in sizes if size is not None)
-    loaded = _described(path, module, preprocessing, remarks)
-    return replace(loaded, example_shape=fixed if fixed and len(fixed) == len(sizes) else None)
+    module, remarks, described = read_exported_program(path, seed)
+    preprocessing, example = default_preprocessing(module), None
+    if described is not None:
+        example, takes_any_count = described
+        preprocessing = _fitting(preprocessing, example, path)
+        if takes_any_count:
+            example = (1, *example[1:])
+        elif example and example[0] != 1:
+            remarks = (
+                *remarks,
+                f"exported for inputs of shape {example}, so it takes batches of exactly {example[0]}.",
+            )
+    return replace(_described(path, module, preprocessing, remarks), example_shape=example or None)
 
 
 def given_program(program: Any) -> LoadedModel:
@@ -120,16 +122,14 @@ def _holds_what_it_does_not_call(graph: torch.fx.GraphModule) -> bool:
     )
 
 
-def _fitting(base: Preprocessing, shape: tuple[int | None, ...], path: Path) -> Preprocessing:
+def _fitting(base: Preprocessing, shape: tuple[int, ...], path: Path) -> Preprocessing:
     if len(shape) not in (4, 5) or shape[1] not in (1, 3):
         return base
-    channels, frames, (height, width) = shape[1], shape[2] if len(shape) == 5 else 1, shape[-2:]
-    base = with_channels(base, channels)
-    base = replace(base, kind="image" if len(shape) == 4 else "video", frames=frames or base.frames)
-    if height is None or width is None:
-        return base
+    height, width = shape[-2:]
     return replace(
-        base,
+        with_channels(base, shape[1]),
+        kind="image" if len(shape) == 4 else "video",
+        frames=1 if len(shape) == 4 else shape[2],
         resize=height if height == width else (height, width),
         crop=(height, width),
         source=f"the input that {printable(path.name)} was exported for",
