@@ -85,20 +85,23 @@ def read_torchscript(path: Path, seed: int) -> tuple[nn.Module, tuple[str, ...]]
 def read_exported_program(
     path: Path, seed: int
 ) -> tuple[nn.Module, tuple[str, ...], tuple[tuple[int, ...], bool] | None]:
-    """Return an exported program (.pt2) and remarks, as `unflattened` does, and its only input; None if it has others.
+    """Return an exported program (.pt2) and remarks, as `unflattened` does, and what `only_input` does.
 
-    Of that there are the shape and whether the first size may vary; other sizes that may are those of the export. It
-    runs once on its example inputs, if the file has them, with random number generators seeded by `seed`. Raises
+    It runs once on its example inputs, if the file has them, with random number generators seeded by `seed`. Raises
     CheckpointError.
     """
     from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
 
     with _loading(path, "an exported program", "export"), seeded(seed), open_regular(path) as file:
         program: Any = torch.export.load(file)
-        return (*unflattened(program, seed), _only_input(program))
+        return (*unflattened(program, seed), only_input(program))
 
 
-def _only_input(program: Any) -> tuple[tuple[int, ...], bool] | None:
+def only_input(program: Any) -> tuple[tuple[int, ...], bool] | None:
+    """Return the shape of the only input of a program, and whether its first size may vary; None if it has others.
+
+    Other sizes that may vary are those of the export.
+    """
     names = program.graph_signature.user_inputs
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     if len(values) != 1 or len(names) != 1 or not isinstance(values[0], Tensor):

@@ -84,6 +84,14 @@ def test_a_size_that_may_vary_is_that_of_the_export_and_no_reason_to_warn(tmp_pa
     torch.testing.assert_close(loaded.module(x), eager(x))
 
 
+def test_a_program_that_is_given_gets_the_input_that_it_was_exported_for() -> None:
+    with quiet():
+        program: Any = torch.export.export(conv_net().eval(), (torch.randn(2, 3, 8, 10),))
+    gradients = hookscope.grads(program)
+    assert [record.shape for record in gradients.inputs] == [(3, 8, 10)] * 2
+    assert gradients.warnings[0].endswith("of shape (2, 3, 8, 10), so it takes batches of exactly 2.")
+
+
 @pytest.mark.parametrize(
     ("shape", "channels", "crop", "resize", "kind", "mean"),
     [
