@@ -47,8 +47,6 @@ def read_pickle(path: Path) -> object:
             if file_kind(path) == "pickle":
                 return pickle.load(file)  # noqa: S301 - trusted
             return torch.load(file, map_location="cpu", weights_only=False)
-    except CheckpointError:
-        raise
     except ModuleNotFoundError as error:
         raise CheckpointError(
             f"{shown} needs the Python module '{printable(str(error.name), 80)}', which cannot be imported here: "

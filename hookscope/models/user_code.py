@@ -79,8 +79,7 @@ def import_file(path: Path) -> ModuleType:
     shown = printable(str(path))
     name = f"hookscope_model_{next(_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise InputError(f"{shown} cannot be imported.")
+    assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - its name ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up
     try:

@@ -16,7 +16,7 @@ from torch import nn
 from torchvision.models import WeightsEnum
 
 from hookscope.errors import CheckpointError, HookscopeError, UsageError
-from hookscope.models.checkpoint import Checkpoint, read_checkpoint
+from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import LoadedModel, replaced
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
 from hookscope.models.input_spec import set_input_channels
@@ -116,16 +116,14 @@ def _torchvision_weights(name: str, options: BuildOptions) -> ChosenWeights:
         return _trained_weights(enum, on_meta=options.on_meta)
     trained = partial(_trained_weights, choices.DEFAULT, on_meta=options.on_meta, probes=True)
     chosen = options.usual_weights(name, trained, f"it has {', '.join(choices.__members__)}; or ")
-    is_file = weights not in ("auto", "none") and not (options.are_altered or options.on_meta)
-    return replace(chosen, published=_published(choices, chosen.checkpoint)) if is_file else chosen
+    if chosen.is_file and chosen.checkpoint and not (options.are_altered or options.on_meta):
+        return replace(chosen, published=_published(choices, chosen.checkpoint.sha256))
+    return chosen
 
 
-def _published(choices: type[WeightsEnum], checkpoint: Checkpoint | None) -> WeightsEnum | None:
-    for enum in choices:
-        digest = re.search(r"-([a-f0-9]{8,})\.", enum.url)
-        if digest and checkpoint and checkpoint.sha256.startswith(digest[1]):
-            return enum
-    return None
+def _published(choices: type[WeightsEnum], sha256: str) -> WeightsEnum | None:
+    digests = {enum: re.search(r"-([a-f0-9]{8,})\.", enum.url) for enum in choices}
+    return next((enum for enum, digest in digests.items() if digest and sha256.startswith(digest[1])), None)
 
 
 def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) -> ChosenWeights:
