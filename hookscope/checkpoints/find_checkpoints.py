@@ -14,12 +14,10 @@ from hookscope.checkpoints.fileformat import (
     open_regular,
     read_weight_map,
 )
-from hookscope.checkpoints.folders import files_below, files_of
+from hookscope.checkpoints.folders import PICTURE_SUFFIXES, files_below, files_of
 from hookscope.errors import CheckpointError, NothingMatchedError
 from hookscope.parameters import arg
 from hookscope.text import printable
-
-_PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 # How DeepSpeed names the files of an optimiser's state, one for each process, beside those of the weights.
 _STATES_OF_OPTIMISERS = re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")
@@ -48,7 +46,7 @@ def _expand(source: str) -> list[str]:
         )
     if not files:
         remedy = f"Looked for {', '.join(WEIGHTS_SUFFIXES)}."
-        if files_below(Path(source), _PICTURE_SUFFIXES):
+        if files_below(Path(source), PICTURE_SUFFIXES):
             remedy = f"Pictures are given with {arg('images')} {printable(source)}."
         raise NothingMatchedError(f"No weights file in folder '{printable(source)}'. {remedy}")
     with_weights = [file for file in files if not _STATES_OF_OPTIMISERS.fullmatch(file.name)]

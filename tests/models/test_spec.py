@@ -14,7 +14,7 @@ from hookscope.models.spec import ModelSpec, build_on_meta, load_model, parse_mo
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".safetensors.index.json", ".bin.index.json")
 
 
-@pytest.mark.parametrize("text", ["cat.jpg", "photos/Cat.PNG", "./cat.webp"])
+@pytest.mark.parametrize("text", ["cat.jpg", "photos/Cat.PNG", "./cat.webp", "cat.heic", "cat.jfif"])
 def test_a_picture_where_the_network_belongs_is_said_to_be_one(text: str) -> None:
     with pytest.raises(UsageError, match=f"^MODEL '{text}' is a picture. Name the network first, then pictures "):
         parse_model(text)
