@@ -157,12 +157,12 @@ class InertUnpickler:
         target = self._stack[-1]
         if type(target) is StandIn:
             target.elements += items
-        elif type(target) is not kind:
-            raise UnreadablePickleError(f"elements for a {type(target).__name__}")
-        elif kind is set:
+        elif kind is list and type(target) is list:
+            target += items
+        elif kind is set and type(target) is set:
             target.update(map(_hashable, items))
         else:
-            target += items
+            raise UnreadablePickleError(f"elements for a {type(target).__name__}")
 
     def _set(self, items: list[Any]) -> None:
         target = self._stack[-1]
