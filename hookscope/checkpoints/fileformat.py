@@ -48,6 +48,9 @@ _PRETRAINED = (
     *("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors"),
 )
 
+# How DeepSpeed names the files of an optimiser's state, one for each process, beside those of the weights.
+STATES_OF_OPTIMISERS = re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")
+
 METADATA = ".metadata"
 """The name of `torch.distributed.checkpoint`'s index of slices and files."""
 _SLICES_SUFFIX = ".distcp"
@@ -206,7 +209,7 @@ def nearest_file(path: Path) -> str:
 
 
 def _inside(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir() if not STATES_OF_OPTIMISERS.fullmatch(path.name))
     if any(name.endswith(_SLICES_SUFFIX) for name in names):
         return f"its {_SLICES_SUFFIX} files belong to a distributed checkpoint, whose {METADATA} is missing; add it"
     for ending in (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
@@ -215,7 +218,7 @@ def _inside(folder: Path) -> str:
             return f"give the weights file in it, such as '{printable(str(folder / matching[0]))}'"
     if "data.pkl" in names:
         return "it looks like an unpacked torch.save file; give the file as it was before"
-    return "there are no weights in it; give a weights file"
+    return "no weights lie directly in it; give a weights file"
 
 
 def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
