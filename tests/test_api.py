@@ -258,6 +258,8 @@ def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
         hookscope.activations(network, values, weights="none")
     with pytest.raises(hookscope.UsageError, match="MODEL is of type Tensor"):
         hookscope.activations(values, network)
+    with pytest.raises(hookscope.UsageError, match="MODEL is of type ndarray"):  # which compares element by element
+        hookscope.activations(values.numpy(), network)
     with pytest.raises(hookscope.UsageError, match="MODEL is the class Linear"):
         hookscope.activations(nn.Linear, values)
     with pytest.raises(hookscope.LayerNotFoundError, match="No row is called 0"):
