@@ -163,8 +163,6 @@ def open_regular(path: Path, wanted: str = "", failure: type[InputError] = Check
     Messages ask for what is `wanted` instead; by default for weights.
     """
     name = printable(str(path))
-    if "\0" in str(path):
-        raise failure(f"{name} cannot be read: not a path.")
     try:
         with regular_files.open_regular(path) as file:
             yield file
@@ -176,7 +174,7 @@ def open_regular(path: Path, wanted: str = "", failure: type[InputError] = Check
         raise failure(f"{name} {_failure(path, error)}.") from error
 
 
-def read_text(path: Path, wanted: str, limit: int) -> str:
+def bounded_text(path: Path, wanted: str, limit: int) -> str:
     """Return the UTF-8 text in a file of at most `limit` bytes; InputError, asking for what is `wanted`, for others."""
     with open_regular(path, wanted, InputError) as file:
         content = file.read(limit + 1)

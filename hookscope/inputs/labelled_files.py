@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookscope.checkpoints.fileformat import read_text
+from hookscope.checkpoints.fileformat import bounded_text
 from hookscope.errors import InputError
 from hookscope.inputs.clips import digest_of
 from hookscope.inputs.find_files import find_inputs
@@ -68,7 +68,7 @@ def find_labelled(source: Path, *, multi_label: bool = False) -> LabelledFiles:
     """
     if source.is_dir():
         return _in_folders(source, multi_label)
-    content = read_text(source, "a folder of class folders, or a CSV or JSON file of labels", _MOST_BYTES)
+    content = bounded_text(source, "a folder of class folders, or a CSV or JSON file of labels", _MOST_BYTES)
     read = _in_json if source.suffix.lower() == ".json" else _in_csv
     labelled = read(content, source, multi_label)
     if not any(labelled.labels.values()):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hookscope.checkpoints.fileformat import open_regular, read_text
+from hookscope.checkpoints.fileformat import bounded_text, open_regular
 from hookscope.errors import InputError, UsageError
 from hookscope.models.construction import LoadedModel
 from hookscope.options import ClassNames, ScoreOptions
@@ -61,7 +61,7 @@ def read_classes(path: Path) -> tuple[str, ...]:
     it), indices by name, or an object that holds one of these as `stored_classes` finds it. Raises InputError if the
     file cannot be read or holds no such thing.
     """
-    text = read_text(path, "a file of class names", _MOST_BYTES)
+    text = bounded_text(path, "a file of class names", _MOST_BYTES)
     try:
         return _parsed(text, is_json=path.suffix.lower() == ".json")
     except (ValueError, RecursionError) as error:

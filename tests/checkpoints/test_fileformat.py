@@ -226,3 +226,9 @@ def test_of_deepspeeds_folder_the_weights_are_named_and_not_the_optimisers_state
     (tmp_path / "mp_rank_00_model_states.pt").touch()
     with pytest.raises(CheckpointError, match=r"such as '.*mp_rank_00_model_states\.pt'"):
         file_kind(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_what_cannot_be_a_path_is_said_to_be_none(name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be read: not a path\.$"):
+        file_kind(Path(name))
