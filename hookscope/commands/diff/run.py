@@ -70,8 +70,7 @@ def diff(
     has_images, given_b = are_given(images), are_given(option.input_b)
     if (option.loss is not None or option.target is not None) and not option.grads:
         raise UsageError(f"{arg('loss')} and {arg('target')} need {arg('grads')}.")
-    of_inputs = ["IMAGE"] * has_images + ["input"] * bool(option.input)
-    of_inputs += ["input_shape"] * (option.input_shape is not None)
+    of_inputs = ["IMAGE"] * has_images + [name for name in ("input", "input_shape") if options.is_given(option, name)]
     of_passes = [name for name in _OF_PASSES if options.is_given(option, name)] + ["input_b"] * given_b
     if any(isinstance(model, str | Path) and is_run(Path(model)) for model in (a, b)):
         of_models = [name for name in _OF_MODELS if options.is_given(option, name)]
