@@ -107,55 +107,32 @@ __all__ = [
     "watch",
 ]
 
-# Where each name lives.
+# Where each name lives: the functions in `api`, but for these.
 _HOMES = {
-    "api": (
-        "activations",
-        "attention",
-        "attribute",
-        "check",
-        "checkpoint",
-        "diff",
-        "features",
-        "grads",
-        "history",
-        "layers",
-        "report",
-        "survey",
-        "watch",
-    ),
-    "hooks.forward_hooks": ("capture",),
-    "hooks.selection": ("select_layers",),
-    "hooks.tensor_gradients": ("tensor_gradients",),
-    "statistics.reducer": ("tensor_statistics",),
-    "models.construction": ("LoadedModel",),
-    "models.spec": ("load_model",),
-    "reporting.grids": ("draw_grid",),
-    "results.activations": ("Activations",),
-    "results.attention": ("Attention",),
-    "results.attributions": ("Attributions",),
-    "results.gradients": ("Gradients",),
-    "results.check": ("CheckReport",),
-    "results.contents": ("CheckpointContents",),
-    "results.differences": ("Differences",),
-    "results.history": ("History",),
-    "results.network": ("ModuleTable",),
-    "results.survey": ("Survey",),
-    "results.training": ("TrainingLog",),
-    "commands.watch.watch": ("Watch",),
-    "inspection.forward": ("ForwardError",),
-    "inspection.backward": ("PassError",),
-    "errors": (
-        "CheckpointError",
-        "HookscopeError",
-        "InputError",
-        "LayerNotFoundError",
-        "ModelError",
-        "UntrustedFileError",
-        "UsageError",
-    ),
+    **dict.fromkeys(__all__, "api"),
+    **{name: "errors" for name in __all__ if name.endswith("Error")},
+    "Activations": "results.activations",
+    "Attention": "results.attention",
+    "Attributions": "results.attributions",
+    "CheckReport": "results.check",
+    "CheckpointContents": "results.contents",
+    "Differences": "results.differences",
+    "ForwardError": "inspection.forward",
+    "Gradients": "results.gradients",
+    "History": "results.history",
+    "LoadedModel": "models.construction",
+    "ModuleTable": "results.network",
+    "PassError": "inspection.backward",
+    "Survey": "results.survey",
+    "TrainingLog": "results.training",
+    "Watch": "commands.watch.watch",
+    "capture": "hooks.forward_hooks",
+    "draw_grid": "reporting.grids",
+    "load_model": "models.spec",
+    "select_layers": "hooks.selection",
+    "tensor_gradients": "hooks.tensor_gradients",
+    "tensor_statistics": "statistics.reducer",
 }
-_HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
 
 # How results print, convert, save and show themselves.
 RENDERERS.update(
@@ -171,7 +148,7 @@ RENDERERS.update(
 
 
 def __getattr__(name: str) -> object:
-    home = _HOME_BY_NAME.get(name)
+    home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'hookscope' has no attribute {name!r}")
     value: object = getattr(import_module(f"hookscope.{home}"), name)

@@ -26,10 +26,12 @@ def open_regular(path: Path, *, follow_links: bool = True) -> BufferedReader:
     Raises:
         IsADirectoryError: For a folder.
         NotRegularError: For a pipe, a socket or a device.
-        OSError: For whatever the system refuses, a link too unless `follow_links`.
-        ValueError: For a path with a null byte.
+        OSError: For whatever the system refuses, a link too unless `follow_links`, and for what cannot be a path.
     """
-    _check_regular(path.stat(follow_symlinks=follow_links), path)  # to open a device can do things of its own
+    try:
+        _check_regular(path.stat(follow_symlinks=follow_links), path)  # to open a device can do things of its own
+    except ValueError as error:  # a null byte, or a lone surrogate
+        raise OSError(errno.EINVAL, "not a path", str(path)) from error
     flags = _NONBLOCK | (0 if follow_links else _NOFOLLOW)
     file = open(path, "rb", opener=lambda name, requested: os.open(name, requested | flags))  # noqa: SIM115 - returned
     try:

@@ -37,7 +37,7 @@ def test_importing_hookscope_does_not_import_torch() -> None:
 
 @pytest.mark.parametrize("name", hookscope.__all__)
 def test_every_public_name_is_what_its_home_defines(name: str) -> None:
-    home = import_module(f"hookscope.{hookscope._HOME_BY_NAME[name]}")
+    home = import_module(f"hookscope.{hookscope._HOMES[name]}")
     assert inspect.unwrap(getattr(hookscope, name)) is inspect.unwrap(getattr(home, name))
     assert callable(getattr(hookscope, name))
     assert getattr(hookscope, name).__doc__
@@ -258,6 +258,8 @@ def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
         hookscope.activations(network, values, weights="none")
     with pytest.raises(hookscope.UsageError, match="MODEL is of type Tensor"):
         hookscope.activations(values, network)
+    with pytest.raises(hookscope.UsageError, match="MODEL is of type ndarray"):  # which compares element by element
+        hookscope.activations(values.numpy(), network)
     with pytest.raises(hookscope.UsageError, match="MODEL is the class Linear"):
         hookscope.activations(nn.Linear, values)
     with pytest.raises(hookscope.LayerNotFoundError, match="No row is called 0"):

@@ -112,7 +112,8 @@ def texts(path: Path) -> Iterator[str]:
 
 
 def arguments() -> set[str]:
-    return {name for each in hookscope._HOMES["api"] for name in signature(getattr(api, each)).parameters}
+    functions = [getattr(api, name) for name, home in hookscope._HOMES.items() if home == "api"]
+    return {name for function in functions for name in signature(function).parameters}
 
 
 def messages() -> list[Path]:

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
 
 from hookscope import regular_files
-from hookscope.errors import CheckpointError, nearest
+from hookscope.errors import CheckpointError, InputError, nearest
 from hookscope.parameters import arg
 from hookscope.regular_files import NotRegularError
 from hookscope.text import counted, printable
@@ -47,6 +47,9 @@ _PRETRAINED = (
     *("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin"),
     *("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors"),
 )
+
+# How DeepSpeed names the files of an optimiser's state, one for each process, beside those of the weights.
+STATES_OF_OPTIMISERS = re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")
 
 METADATA = ".metadata"
 """The name of `torch.distributed.checkpoint`'s index of slices and files."""
@@ -154,24 +157,33 @@ def file_kind(path: Path) -> FileKind:
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[BufferedReader]:
-    """Open a regular file for reading; anything else could block for ever, and is a CheckpointError."""
+def open_regular(path: Path, wanted: str = "", failure: type[InputError] = CheckpointError) -> Iterator[BufferedReader]:
+    """Open a regular file for reading; anything else could block for ever, and is a `failure`.
+
+    Messages ask for what is `wanted` instead; by default for weights.
+    """
     name = printable(str(path))
     try:
-        file = regular_files.open_regular(path)
-    except NotRegularError as error:
-        raise CheckpointError(f"{name} is {error.strerror}; give a weights file.") from error
-    except IsADirectoryError as error:
-        raise CheckpointError(f"{name} is a folder; {_inside(path)}.") from error
-    except OSError as error:
-        raise CheckpointError(f"{name} {_failure(path, error)}.") from error
-    except ValueError as error:  # a null byte
-        raise CheckpointError(f"{name} cannot be read: not a path.") from error
-    with file:
-        try:
+        with regular_files.open_regular(path) as file:
             yield file
-        except OSError as error:
-            raise CheckpointError(f"{name} {_failure(path, error)}.") from error
+    except NotRegularError as error:
+        raise failure(f"{name} is {error.strerror}; give {wanted or 'a weights file'}.") from error
+    except IsADirectoryError as error:
+        raise failure(f"{name} is a folder; {f'give {wanted}' if wanted else _inside(path)}.") from error
+    except OSError as error:
+        raise failure(f"{name} {_failure(path, error)}.") from error
+
+
+def bounded_text(path: Path, wanted: str, limit: int) -> str:
+    """Return the UTF-8 text in a file of at most `limit` bytes; InputError, asking for what is `wanted`, for others."""
+    with open_regular(path, wanted, InputError) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise InputError(f"{printable(str(path))} is over the limit of {limit} bytes for {wanted}.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{printable(str(path))} is not UTF-8; give {wanted}.") from error
 
 
 def _failure(path: Path, error: OSError) -> str:
@@ -190,12 +202,12 @@ def nearest_file(path: Path) -> str:
     """Return a sentence naming what lies next to a missing file and has nearly its name; "" for nothing."""
     names: list[str] = []
     with suppress(OSError, ValueError), os.scandir(path.parent) as entries:
-        names = [printable(entry.name, 80) for entry in islice(entries, _NEIGHBOURS_LIMIT)]
+        names = [printable(entry.name, 80) for entry in islice(entries, _NEIGHBOURS_LIMIT) if entry.name != path.name]
     return nearest(path.name, names, 1, cutoff=0.75)
 
 
 def _inside(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir() if not STATES_OF_OPTIMISERS.fullmatch(path.name))
     if any(name.endswith(_SLICES_SUFFIX) for name in names):
         return f"its {_SLICES_SUFFIX} files belong to a distributed checkpoint, whose {METADATA} is missing; add it"
     for ending in (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
@@ -204,7 +216,7 @@ def _inside(folder: Path) -> str:
             return f"give the weights file in it, such as '{printable(str(folder / matching[0]))}'"
     if "data.pkl" in names:
         return "it looks like an unpacked torch.save file; give the file as it was before"
-    return "there are no weights in it; give a weights file"
+    return "no weights lie directly in it; give a weights file"
 
 
 def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
@@ -302,11 +314,7 @@ def is_hugging_face(path: Path) -> bool:
 
 def is_utf8(path: Path) -> bool:
     """Tell whether a path is valid UTF-8: libraries that memory-map files take no other."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return str(path).encode(errors="ignore") == os.fsencode(path)
 
 
 def stored_files(path: Path) -> list[Path]:
@@ -454,7 +462,7 @@ def _writer(names: list[str], name: str) -> ArchiveKind:
         kind = "a Keras archive"
     else:
         kind = f"a zip archive of {printable(names[0], 60)}{', …' if names[1:] else ''}" if names else "an empty zip"
-    raise CheckpointError(f"{name} is {kind}, not one that torch.save wrote; give a file of PyTorch weights.")
+    raise CheckpointError(f"{name} is {kind}, not one that torch.save wrote; save its weights or tensors with that.")
 
 
 def _check_name(member: zipfile.ZipInfo, name: str) -> None:

@@ -1,28 +1,23 @@
 """Find the checkpoints that CHECKPOINT arguments stand for, without loading torch."""
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from hookscope.checkpoints.fileformat import (
+    STATES_OF_OPTIMISERS,
     WEIGHTS_SUFFIXES,
     is_distributed,
     is_hugging_face,
     open_regular,
     read_weight_map,
 )
-from hookscope.checkpoints.folders import files_below, files_of
+from hookscope.checkpoints.folders import PICTURE_SUFFIXES, files_below, files_of
 from hookscope.errors import CheckpointError, NothingMatchedError
 from hookscope.parameters import arg
 from hookscope.text import printable
-
-_PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-
-# How DeepSpeed names the files of an optimiser's state, one for each process, beside those of the weights.
-_STATES_OF_OPTIMISERS = re.compile(r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")
 
 
 def find_checkpoints(sources: Sequence[str]) -> list[str]:
@@ -48,10 +43,10 @@ def _expand(source: str) -> list[str]:
         )
     if not files:
         remedy = f"Looked for {', '.join(WEIGHTS_SUFFIXES)}."
-        if files_below(Path(source), _PICTURE_SUFFIXES):
+        if files_below(Path(source), PICTURE_SUFFIXES):
             remedy = f"Pictures are given with {arg('images')} {printable(source)}."
         raise NothingMatchedError(f"No weights file in folder '{printable(source)}'. {remedy}")
-    with_weights = [file for file in files if not _STATES_OF_OPTIMISERS.fullmatch(file.name)]
+    with_weights = [file for file in files if not STATES_OF_OPTIMISERS.fullmatch(file.name)]
     return [str(file) for file in with_weights or files]
 
 

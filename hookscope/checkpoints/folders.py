@@ -9,6 +9,14 @@ from pathlib import Path
 
 from hookscope.regular_files import read_bounded
 
+PICTURE_SUFFIXES = frozenset(
+    {
+        *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff"),
+        *(".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),  # JPEG 2000
+    }
+)
+HEIF_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
+
 # How the run.json of a run directory begins, and the plan.json of the chunks of an unfinished survey.
 _START = re.compile(rb'\{\s*"(schema_version": \d+,\s*"tool": "hookscope"|format": \d+,\s*"signature": \{"hookscope")')
 

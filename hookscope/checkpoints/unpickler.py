@@ -153,23 +153,16 @@ class InertUnpickler:
 
     # ------------------------------------------------------------------------------------------------------ containers
 
-    def _append(self, items: list[Any]) -> None:
+    def _extend(self, kind: type, items: list[Any]) -> None:
         target = self._stack[-1]
-        if type(target) is list:
-            target += items
-        elif type(target) is StandIn:
+        if type(target) is StandIn:
             target.elements += items
+        elif kind is list and type(target) is list:
+            target += items
+        elif kind is set and type(target) is set:
+            target.update(map(_hashable, items))
         else:
             raise UnreadablePickleError(f"elements for a {type(target).__name__}")
-
-    def _add(self, items: list[Any]) -> None:
-        target = self._stack[-1]
-        if type(target) is set:
-            target.update(map(_hashable, items))
-        elif type(target) is StandIn:
-            target.elements += items
-        else:
-            raise UnreadablePickleError(f"members for a {type(target).__name__}")
 
     def _set(self, items: list[Any]) -> None:
         target = self._stack[-1]
@@ -390,14 +383,14 @@ _HANDLERS: dict[bytes, _Handler] = {
     pickle.TUPLE: _pushing(lambda m: tuple(m._since_mark())),
     pickle.EMPTY_LIST: _pushing(lambda _: []),
     pickle.LIST: _pushing(_M._since_mark),
-    pickle.APPEND: lambda m: m._append(m._popped(1)),
-    pickle.APPENDS: lambda m: m._append(m._since_mark()),
+    pickle.APPEND: lambda m: m._extend(list, m._popped(1)),
+    pickle.APPENDS: lambda m: m._extend(list, m._since_mark()),
     pickle.EMPTY_DICT: _pushing(lambda _: {}),
     pickle.DICT: _M._dict,
     pickle.SETITEM: lambda m: m._set(m._popped(2)),
     pickle.SETITEMS: lambda m: m._set(m._since_mark()),
     pickle.EMPTY_SET: _pushing(lambda _: set()),
-    pickle.ADDITEMS: lambda m: m._add(m._since_mark()),
+    pickle.ADDITEMS: lambda m: m._extend(set, m._since_mark()),
     pickle.FROZENSET: _pushing(lambda m: frozenset(map(_hashable, m._since_mark()))),
     # The stack and the memo
     pickle.MARK: _M._mark,

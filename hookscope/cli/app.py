@@ -160,7 +160,12 @@ def main() -> NoReturn:
         except OSError as error:
             code = _stream_failed(error, stream)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _leave(code)
+    # Taking the interpreter apart takes half a second once torch is loaded.
+    atexit._run_exitfuncs()  # noqa: SLF001 - runs what others have registered with atexit
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _watch_script() -> NoReturn:
@@ -175,15 +180,6 @@ def _watch_script() -> NoReturn:
             sys.exit(report(error))
         sys.exit()
     sys.exit(result if isinstance(result, int) else EXIT_DONE)
-
-
-def _leave(code: int) -> NoReturn:
-    """Exit without taking the interpreter apart, which takes half a second once torch is loaded."""
-    atexit._run_exitfuncs()  # noqa: SLF001 - runs what others have registered with atexit
-    with suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

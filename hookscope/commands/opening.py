@@ -42,10 +42,11 @@ def open_inputs(
 ) -> Session:
     """Load a network, and find the inputs to run it over; further arguments are those of `open_session`."""
     from hookscope.inspection.session import open_session
+    from hookscope.models.classes import with_classes
 
     began = time.perf_counter()
     images = images_or_demo(model, images, option)
-    loaded = with_class_names(load(model, option, option), option)
+    loaded = with_classes(load(model, option, option), option)
     return open_session(loaded, images, option, began=began, seed=option.seed, **further)
 
 
@@ -53,17 +54,8 @@ def images_or_demo(model: object, images: T, option: options.InputOptions | opti
     """Return the inputs; for "demo" without any, the bundled photograph of a cat."""
     by_name = isinstance(option, options.InputOptions) and (option.input or option.input_shape)
     is_given = by_name or are_given(cast("Images", images))
-    return images if model != DEMO or is_given or isinstance(option, options.Grads) else [str(DEMO_PICTURE)]
-
-
-def with_class_names(loaded: LoadedModel, option: options.ModelOptions) -> LoadedModel:
-    """Return the network with the class names that the options give."""
-    from hookscope.models.classes import with_classes
-
-    if not isinstance(option, options.ClassNames):
-        return loaded
-    multi_label = option.multi_label if isinstance(option, options.ScoreOptions) else loaded.multi_label
-    return with_classes(loaded, option.classes, multi_label=multi_label)
+    is_demo = isinstance(model, str) and model == DEMO  # anything else may have an `__eq__` of its own
+    return [str(DEMO_PICTURE)] if is_demo and not (is_given or isinstance(option, options.Grads)) else images
 
 
 def load(model: Model, option: options.ModelOptions, run: options.RunOptions) -> LoadedModel:

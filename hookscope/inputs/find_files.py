@@ -10,23 +10,15 @@ from pathlib import Path
 from PIL import Image
 
 from hookscope.checkpoints.fileformat import nearest_file
-from hookscope.checkpoints.folders import files_of
+from hookscope.checkpoints.folders import HEIF_SUFFIXES, PICTURE_SUFFIXES, files_of
 from hookscope.errors import ImageError, NothingMatchedError
 from hookscope.inputs.pictures import looks_like_picture
 from hookscope.parameters import arg
 from hookscope.text import counted, one_line, printable
 
-IMAGE_SUFFIXES = frozenset(
-    {
-        *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff"),
-        *(".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),  # JPEG 2000
-    }
-)
 TENSOR_SUFFIXES = frozenset({".npy", ".pt", ".pth", ".safetensors"})
 
 AUDIO_SUFFIXES = frozenset({".wav", ".flac"})
-
-_HEIF_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
 
 _NUMBERS = re.compile(r"[-+\d.eE ]+(?:[,x][-+\d.eE ]+)+")  # what somebody may give who thinks of numbers, or of a shape
 _NAMED_KINDS = 5  # kinds that a sentence names
@@ -45,7 +37,7 @@ def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = 
     NothingMatchedError if a folder holds no image, tensor or recording, or a glob matches nothing.
     """
     reads_heif = "HEIF" in Image.OPEN or find_spec("pillow_heif") is not None
-    suffixes = IMAGE_SUFFIXES | TENSOR_SUFFIXES | AUDIO_SUFFIXES | (_HEIF_SUFFIXES if reads_heif else frozenset())
+    suffixes = PICTURE_SUFFIXES | TENSOR_SUFFIXES | AUDIO_SUFFIXES | (HEIF_SUFFIXES if reads_heif else frozenset())
     paths: list[Path] = []
     for source in sources:
         skipped: list[Path] = []
@@ -81,7 +73,7 @@ def _skipped_text(source: str, skipped: Sequence[Path]) -> str:
     named = [f"{count} {printable(suffix, 20) or 'without a suffix'}" for suffix, count in kinds[:_NAMED_KINDS]]
     if rest := sum(count for _, count in kinds[_NAMED_KINDS:]):
         named.append(f"{rest} of other kinds")
-    hint = " HEIC needs pillow-heif." if any(suffix in _HEIF_SUFFIXES for suffix, _ in kinds) else ""
+    hint = " HEIC needs pillow-heif." if any(suffix in HEIF_SUFFIXES for suffix, _ in kinds) else ""
     return f"{printable(source)}: {counted(len(skipped), 'file')} skipped: {', '.join(named)}.{hint}"
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookscope.checkpoints.fileformat import open_regular
-from hookscope.errors import CheckpointError, InputError
+from hookscope.checkpoints.fileformat import bounded_text
+from hookscope.errors import InputError
 from hookscope.inputs.clips import digest_of
 from hookscope.inputs.find_files import find_inputs
 from hookscope.parameters import arg
@@ -68,7 +68,7 @@ def find_labelled(source: Path, *, multi_label: bool = False) -> LabelledFiles:
     """
     if source.is_dir():
         return _in_folders(source, multi_label)
-    content = _content(source)
+    content = bounded_text(source, "a folder of class folders, or a CSV or JSON file of labels", _MOST_BYTES)
     read = _in_json if source.suffix.lower() == ".json" else _in_csv
     labelled = read(content, source, multi_label)
     if not any(labelled.labels.values()):
@@ -120,23 +120,6 @@ def _digest(path: str) -> str:
         return digest_of(Path(path))
     except OSError:
         return path
-
-
-def _content(path: Path) -> str:
-    shown = f"{arg('data')} {printable(str(path))}"
-    try:
-        with open_regular(path) as file:
-            content = file.read(_MOST_BYTES + 1)
-    except CheckpointError as error:  # as `open_regular` raises it, with the reason
-        raise InputError(f"{arg('data')} cannot be read: {error}") from error
-    if len(content) > _MOST_BYTES:
-        raise InputError(f"{shown} is over the limit of {_MOST_BYTES} bytes for a file of labels.")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{shown} is not a CSV of labels: it is not UTF-8. Give a folder of class folders, or lines of path,label."
-        ) from error
 
 
 def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:

@@ -14,6 +14,7 @@ from PIL import Image
 from hookscope.errors import ImageError, UsageError
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing, Region
+from hookscope.text import counted
 
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -148,10 +149,8 @@ def check_suits_pictures(preprocessing: Preprocessing) -> None:
         raise UsageError(f"The network takes {channels} channels; a picture has 1 or 3. Give tensor files instead.")
     for name, values in (("mean", preprocessing.mean), ("std", preprocessing.std)):
         if len(values) not in {0, channels}:
-            raise UsageError(
-                f"Preprocessing from {preprocessing.source} has {len(values)} {name} values for {channels} channels. "
-                f"Give --{name}."
-            )
+            held = f"Preprocessing from {preprocessing.source} has {counted(len(values), f'{name} value')}"
+            raise UsageError(f"{held} for {channels} channels. Give {arg(name)}.")
 
 
 def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> list[NDArray[np.uint8]]:

@@ -54,7 +54,6 @@ _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
 OnError = Callable[[HookscopeError], None]
 OnProgress = Callable[[int, int], None]
 Run = TypeVar("Run", Activations, Gradients)
-Options = TypeVar("Options", bound=InspectionOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +148,11 @@ def run_forward(
     Raises:
         ForwardError: If the model raised; carries what was seen until then.
     """
-    reported = _reported(option, ForwardOptions(summaries=True, tokens=True, seed=session.seed))
+    base = ForwardOptions(summaries=True, tokens=True, seed=session.seed)
     run, collector = partial(inspect, session.loaded), TensorCollector(input_count(session.inputs), on_progress)
-    report = reporter(session.unusable, on_error)
-    plain, inspection = _without_and_with_edits(session, option, run, reported, collector, report)
-    verdicts = judge(inspection)
-    inspection = _compared(plain, inspection, option.edit, repeats=option.repeats)
+    inspection = _measured(session, option, run, base, judge, collector, reporter(session.unusable, on_error))
     inspection = replace(
         inspection,
-        verdicts=verdicts,
-        timings={"load": session.load_seconds, **inspection.timings},
         tensors=collector.joined(row.label for row in inspection.rows),
         provenance=provenance_of(session, option.layer, {"edits": [*option.edit]} if inspection.comparison else {}),
     )
@@ -198,13 +192,11 @@ def run_backward(
         session = replace(session, loaded=replace(loaded, warnings=(*loaded.warnings, warning)), inputs=inputs)
     dtype: torch.dtype | None = getattr(torch, option.autocast) if option.autocast else None
     alone = GradientOptions(layers=option.layer, seed=session.seed, mode=option.mode, autocast=dtype)
-    reported = _reported(option, replace(alone, include_inputs=option.inputs))
+    base = replace(alone, include_inputs=option.inputs)
     run = partial(inspect_gradients, session.loaded, loss=loss)
     collector, report = TensorCollector(input_count(session.inputs), on_progress), reporter(session.unusable, on_error)
-    plain, inspection = _without_and_with_edits(session, option, run, reported, collector, report)
+    inspection = _measured(session, option, run, base, judge, collector, report)
     collector.end()  # gradients of parameters come last
-    verdicts = judge(inspection)
-    inspection = _compared(plain, inspection, option.edit, repeats=option.repeats)
     if option.per_image and inspection.inputs:
         values, others = split_edits(option.edit)
         with edited_parameters(session.loaded.module, values):
@@ -212,20 +204,25 @@ def run_backward(
             inspection = _with_inputs_alone(session, inspection, run, report)
     outputs = (f"{row.label} grad_{row.role}" for row in inspection.gradients)
     labels = chain(outputs, (f"{row.name} grad" for row in inspection.parameters))
-    return replace(
-        inspection,
-        verdicts=verdicts,
-        timings={"load": session.load_seconds, **inspection.timings},
-        tensors=collector.joined(labels),
-        provenance=provenance_of(
-            session, option.layer, {"edits": [*option.edit], **settings, "autocast": option.autocast}
-        ),
-    )
+    settings = {"edits": [*option.edit], **settings, "autocast": option.autocast}
+    provenance = provenance_of(session, option.layer, settings)
+    return replace(inspection, tensors=collector.joined(labels), provenance=provenance)
 
 
-def _reported(option: options.Activations | options.Grads, base: Options) -> Options:
-    """Return `base` with the options that `activations` and `grads` share."""
-    return replace(
+def _measured(
+    session: Session,
+    option: options.Activations | options.Grads,
+    run: Callable[..., Run],
+    base: InspectionOptions,
+    judge: Callable[[Run], tuple[Finding, ...]],
+    collector: TensorCollector,
+    report: OnError | None,
+) -> Run:
+    """Run over all inputs, without edits first if there are any; judge and compare the run with them.
+
+    `base` has the options of the run that `activations` and `grads` do not share.
+    """
+    reported = replace(
         base,
         layers=option.layer,
         ops=option.ops,
@@ -237,17 +234,6 @@ def _reported(option: options.Activations | options.Grads, base: Options) -> Opt
         grids_for=option.grids_for,
         max_channels=option.max_channels,
     )
-
-
-def _without_and_with_edits(
-    session: Session,
-    option: options.Activations | options.Grads,
-    run: Callable[..., Run],
-    reported: InspectionOptions,
-    collector: TensorCollector,
-    report: OnError | None,
-) -> tuple[Run | None, Run]:
-    """Run without edits first, if any are given, and then with them and the `reported` options."""
     values, others = split_edits(option.edit)
     on_tensor = collector.collect if option.save_tensors else None
     made: ParameterEdits
@@ -259,16 +245,18 @@ def _without_and_with_edits(
         with edited_parameters(session.loaded.module, values) as made:
             inputs, reported = queued(session.inputs, option.batch_size, report), replace(reported, edits=others)
             edited: Run = run(inputs=inputs, options=reported, on_tensor=on_tensor, on_batch=collector.end_batch)
-        notes, module = [*edited.notes, *made.notes], session.loaded.module
-        has_parts = next(module.children(), None) is not None or type(module).__module__.startswith("torch.")
-        if not option.ops and not has_parts:  # no more than its output has a row
-            notes.append(f"{type(module).__name__} has no modules inside: {arg('ops')} shows its operations.")
-        return plain, replace(edited, warnings=(*edited.warnings, *made.warnings), notes=tuple(notes))
     except (ForwardError, PassError) as error:
         seen: Any = error.inspection
         shown = _shown(seen, repeats=option.repeats)
         error.inspection = replace(shown, timings={"load": session.load_seconds, **shown.timings})
         raise
+    notes, module = [*edited.notes, *made.notes], session.loaded.module
+    has_parts = next(module.children(), None) is not None or type(module).__module__.startswith("torch.")
+    if not option.ops and not has_parts:  # no more than its output has a row
+        notes.append(f"{type(module).__name__} has no modules inside: {arg('ops')} shows its operations.")
+    edited = replace(edited, warnings=(*edited.warnings, *made.warnings), notes=tuple(notes))
+    result = _compared(plain, edited, option.edit, repeats=option.repeats)
+    return replace(result, verdicts=judge(edited), timings={"load": session.load_seconds, **result.timings})
 
 
 def choose_session_loss(

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hookscope.checkpoints.fileformat import open_regular
-from hookscope.errors import CheckpointError, InputError, UsageError
+from hookscope.checkpoints.fileformat import bounded_text, open_regular
+from hookscope.errors import InputError, UsageError
 from hookscope.models.construction import LoadedModel
+from hookscope.options import ClassNames, ScoreOptions
 from hookscope.text import counted, printable
 
 Classes = str | Path | Sequence[str] | Mapping[int, str]
@@ -30,12 +31,14 @@ _LONGEST_NAME = 200
 _MOST_BYTES = 2**24
 
 
-def with_classes(loaded: LoadedModel, classes: Classes | None, *, multi_label: bool = False) -> LoadedModel:
-    """Return a network with the names of its classes; with `multi_label` each class is a label by itself.
+def with_classes(loaded: LoadedModel, option: object) -> LoadedModel:
+    """Return a network with the class names that options give, and with what they say of how scores are read.
 
     Raises InputError if a file cannot be read or does not name classes, UsageError if the names given do not.
     """
-    loaded = replace(loaded, multi_label=multi_label)
+    if isinstance(option, ScoreOptions):
+        loaded = replace(loaded, multi_label=option.multi_label)
+    classes = option.classes if isinstance(option, ClassNames) else None
     if classes is None:
         return loaded
     if isinstance(classes, str | Path):
@@ -58,17 +61,11 @@ def read_classes(path: Path) -> tuple[str, ...]:
     it), indices by name, or an object that holds one of these as `stored_classes` finds it. Raises InputError if the
     file cannot be read or holds no such thing.
     """
-    shown = printable(str(path))
+    text = bounded_text(path, "a file of class names", _MOST_BYTES)
     try:
-        with open_regular(path) as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise InputError(f"{shown} is over the limit of {_MOST_BYTES} bytes for a file of class names.")
-        return _parsed(content.decode("utf-8-sig"), is_json=path.suffix.lower() == ".json")
-    except CheckpointError as error:  # as `open_regular` raises it, with the reason
-        raise InputError(f"Class names cannot be read: {error}") from error
+        return _parsed(text, is_json=path.suffix.lower() == ".json")
     except (ValueError, RecursionError) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else printable(str(error))
+        shown, reason = printable(str(path)), printable(str(error))
         raise InputError(f"{shown} does not name classes: {reason}. Give a name on each line, or JSON.") from error
 
 

@@ -17,7 +17,7 @@ from hookscope.models.classes import packed_classes
 from hookscope.models.construction import LoadedModel, loaded_module, parameter_count, seeded, silenced_known_warnings
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.torchscript import hookable
-from hookscope.models.trusted_files import read_exported_program, read_torchscript
+from hookscope.models.trusted_files import only_input, read_exported_program, read_torchscript
 from hookscope.models.weight_choice import IMAGENET_CLASSES
 from hookscope.models.weight_sets import state_shapes
 from hookscope.results.inputs import Preprocessing
@@ -32,7 +32,7 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
     those were. Code in the file runs with random number generators seeded by `seed`. Raises CheckpointError.
     """
     module, remarks = read_torchscript(path, seed)
-    loaded = _described(path, module, default_preprocessing(module), remarks)
+    loaded = _described(path, module, remarks)
     names, note = _class_names(path, module)
     if not names:
         return loaded
@@ -82,16 +82,7 @@ def load_exported_program(path: Path, seed: int) -> LoadedModel:
     CheckpointError.
     """
     module, remarks, shape = read_exported_program(path, seed)
-    preprocessing = default_preprocessing(module)
-    if shape is not None:
-        preprocessing = _fitting(preprocessing, shape, path)
-        if shape and isinstance(shape[0], int) and shape[0] != 1:
-            shown = ", ".join("any" if size is None else str(size) for size in shape)
-            remarks = (*remarks, f"exported for inputs of shape ({shown}), so it takes batches of exactly {shape[0]}.")
-    sizes = (1, *shape[1:]) if shape and shape[0] is None else shape or ()
-    fixed = tuple(size for size in sizes if size is not None)
-    loaded = _described(path, module, preprocessing, remarks)
-    return replace(loaded, example_shape=fixed if fixed and len(fixed) == len(sizes) else None)
+    return _with_input(_described(path, module, remarks), shape)
 
 
 def given_program(program: Any) -> LoadedModel:
@@ -109,7 +100,7 @@ def given_program(program: Any) -> LoadedModel:
 
     with silenced_known_warnings(), seeded(0):
         module, remarks = unflattened(program, 0)
-    return _with_remarks(loaded_module(module), remarks)
+    return _with_input(_with_remarks(loaded_module(module), remarks), only_input(program))
 
 
 def _holds_what_it_does_not_call(graph: torch.fx.GraphModule) -> bool:
@@ -120,26 +111,36 @@ def _holds_what_it_does_not_call(graph: torch.fx.GraphModule) -> bool:
     )
 
 
-def _fitting(base: Preprocessing, shape: tuple[int | None, ...], path: Path) -> Preprocessing:
+def _with_input(loaded: LoadedModel, only: tuple[tuple[int, ...], bool] | None) -> LoadedModel:
+    """Return a program with an example of its only input, as `only_input` returns that, and pictures prepared so."""
+    if only is None:
+        return loaded
+    shape, takes_any_count = only
+    if shape and shape[0] != 1 and not takes_any_count:
+        remark = f"{loaded.info.name}: exported for inputs of shape {shape}, so it takes batches of exactly {shape[0]}."
+        loaded = replace(loaded, warnings=(*loaded.warnings, remark))
+    example = (1, *shape[1:]) if takes_any_count else shape
+    return replace(loaded, preprocessing=_fitting(loaded, shape), example_shape=example or None)
+
+
+def _fitting(loaded: LoadedModel, shape: tuple[int, ...]) -> Preprocessing:
     if len(shape) not in (4, 5) or shape[1] not in (1, 3):
-        return base
-    channels, frames, (height, width) = shape[1], shape[2] if len(shape) == 5 else 1, shape[-2:]
-    base = with_channels(base, channels)
-    base = replace(base, kind="image" if len(shape) == 4 else "video", frames=frames or base.frames)
-    if height is None or width is None:
-        return base
+        return loaded.preprocessing
+    height, width = shape[-2:]
     return replace(
-        base,
+        with_channels(loaded.preprocessing, shape[1]),
+        kind="image" if len(shape) == 4 else "video",
+        frames=1 if len(shape) == 4 else shape[2],
         resize=height if height == width else (height, width),
         crop=(height, width),
-        source=f"the input that {printable(path.name)} was exported for",
+        source=f"the input that {loaded.info.name} was exported for",
     )
 
 
-def _described(path: Path, module: nn.Module, preprocessing: Preprocessing, remarks: tuple[str, ...]) -> LoadedModel:
+def _described(path: Path, module: nn.Module, remarks: tuple[str, ...]) -> LoadedModel:
     name, kind, count = printable(path.name), type(module).__name__, parameter_count(module)
     info = ModelInfo(name, kind, name, random=False, sha256=digest_of(path), parameter_count=count)
-    return _with_remarks(LoadedModel(module, info, preprocessing), remarks)
+    return _with_remarks(LoadedModel(module, info, default_preprocessing(module)), remarks)
 
 
 def _with_remarks(loaded: LoadedModel, remarks: Iterable[str]) -> LoadedModel:

@@ -24,7 +24,7 @@ _SAMPLES = 16_000  # of speech, a second
 _Layer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 
 # First layers whose input's shape, or whose place in the network, does not follow from their own.
-_OPAQUE = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_OPAQUE = nn.Embedding | nn.EmbeddingBag | nn.RNNBase | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
 def infer_channels(module: nn.Module) -> int | None:
@@ -176,13 +176,11 @@ def set_input_channels(module: nn.Module, channels: int) -> None:
 
 
 def _first_layer(module: nn.Module) -> _Layer | None:
-    for child in module.modules():
-        if isinstance(child, _Layer):
-            size = child.in_features if isinstance(child, nn.Linear) else child.in_channels
-            return child if size else None  # a lazy layer has 0 until it sees an input
-        if isinstance(child, _OPAQUE):
-            return None
-    return None
+    first = next((child for child in module.modules() if isinstance(child, _Layer | _OPAQUE)), None)
+    if not isinstance(first, _Layer):
+        return None
+    size = first.in_features if isinstance(first, nn.Linear) else first.in_channels
+    return first if size else None  # a lazy layer has 0 until it sees an input
 
 
 def example_shape(module: nn.Module, preprocessing: Preprocessing) -> tuple[int, ...] | None:

@@ -8,15 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+from hookscope.checkpoints.folders import HEIF_SUFFIXES, PICTURE_SUFFIXES
 from hookscope.errors import NothingMatchedError, UsageError, nearest
 from hookscope.parameters import arg
 from hookscope.regular_files import read_bounded
 from hookscope.text import printable, some_of
 
 DEMO = "demo"
-
-# Suffixes of pictures: MODEL and IMAGE were swapped.
-_PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 _MOST_SOURCE = 2**20  # bytes of a file whose names are listed
 
@@ -40,15 +38,16 @@ def model_names(pattern: str | None = None) -> list[str]:
     is_glob = any(c in folded for c in "*?[")
     matching = [name for name in names if (fnmatchcase(name, folded) if is_glob else folded in name)]
     if not matching:
+        close = nearest(pattern, names, prefix="timm:")
         raise NothingMatchedError(
-            f"No model name matches '{printable(pattern)}'.{nearest(pattern, names)} List all with `hookscope models`."
+            f"No model name matches '{printable(pattern)}'.{close} List all with `hookscope models`."
         )
     return matching
 
 
 def refuse_by_form(text: str) -> None:
     """Raise UsageError for a MODEL that is a picture, or a Python file without the name of what builds the network."""
-    if text.lower().endswith(_PICTURE_SUFFIXES):
+    if text.lower().endswith((*PICTURE_SUFFIXES, *HEIF_SUFFIXES)):  # MODEL and IMAGE were swapped
         raise UsageError(
             f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures (in `check`: "
             f"{arg('images')})."

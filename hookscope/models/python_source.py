@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from hookscope.errors import UsageError
 from hookscope.models.construction import LoadedModel, replaced, seeded
 from hookscope.models.input_spec import default_preprocessing
-from hookscope.models.statedict import load_into
 from hookscope.models.user_code import check_readable, find_attribute, import_file, import_module, importable, user_code
-from hookscope.models.weight_choice import BuildOptions, ChosenWeights
+from hookscope.models.weight_choice import BuildOptions, ChosenWeights, load_named
 from hookscope.options import Arguments
 from hookscope.parameters import arg
 from hookscope.text import an, counted, printable, some_of
@@ -60,7 +59,7 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
     """
     is_file = source.endswith(".py")
     name = f"{Path(source).name if is_file else source}:{factory}"
-    if weights := options.weights_name:
+    if (weights := options.weights_name) is not None:
         raise UsageError(f"{name} has no weights '{printable(weights)}'; give auto, none or a file.")
     if is_file:
         check_readable(Path(source))
@@ -70,17 +69,10 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
         made = find_attribute(home, factory, source)
         with seeded(options.seed), _watched_loading() as loads:
             module = _make(made, options.arguments, name, on_meta=options.on_meta)
-    chosen = options.file_weights() or ChosenWeights(f"as built by {name}")
-    checkpoint, notes = chosen.checkpoint, list[str]()
-    misfits: tuple[str, ...] = ()
-    if checkpoint is not None:
-        built = _samples(module) if loads and not options.on_meta else {}
-        misfits = load_into(module, checkpoint.state, chosen.origin, options.file, notes=notes)
-        notes += _kept_remark(built, module, name)
-    if options.on_meta:  # not before: on the way, tied weights become separate ones
-        chosen, module = replace(chosen, origin="not loaded"), module.to("meta")
-    preprocessing, categories = default_preprocessing(module), checkpoint.categories if checkpoint else ()
-    return chosen.loaded(name, module, preprocessing, categories, options.arguments, warnings=misfits, notes=notes)
+    chosen = options.file_weights() or ChosenWeights("not loaded" if options.on_meta else f"as built by {name}")
+    built = _samples(module) if loads and chosen.checkpoint and not options.on_meta else {}
+    loaded = load_named(name, chosen, options, lambda: module, lambda network: (default_preprocessing(network), (), ()))
+    return replace(loaded, notes=(*loaded.notes, *_kept_remark(built, loaded.module, name)))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,28 +10,25 @@ from typing import Any
 
 from torch import nn
 
-from hookscope.errors import (
-    CheckpointError,
-    HookscopeError,
-    MisfitError,
-    ModelError,
-    ModelNotFoundError,
-    UsageError,
-    nearest,
-)
+from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError, nearest
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
 from hookscope.models.download import DownloadError, download_remedy, fetch, is_cached, unreachable
 from hookscope.models.names import import_timm
-from hookscope.models.weight_choice import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
+from hookscope.models.weight_choice import (
+    IMAGENET_CLASSES,
+    BuildOptions,
+    ChosenWeights,
+    Description,
+    building,
+    load_named,
+)
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import exception_line, printable
 
 # hookscope gives these itself, or they would be a way around --weights.
 _RESERVED_ARGUMENTS = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
-
-_TRAINED = "timm "
 
 
 def published(name: str) -> Any:
@@ -45,7 +42,7 @@ def published(name: str) -> Any:
     if not timm.is_model(architecture):
         names = [f"timm:{model}" for model in timm.list_models()]
         raise ModelNotFoundError(
-            f"timm has no network '{printable(architecture)}'.{nearest(f'timm:{architecture}', names)}"
+            f"timm has no network '{printable(architecture)}'.{nearest(architecture, names, prefix='timm:')}"
             " List them with `hookscope models timm:`."
         )
     try:
@@ -64,17 +61,9 @@ def build_timm(name: str, arguments: Mapping[str, Any], *, input_channels: int |
     """Build an untrained network of timm's, by its name with or without a tag; raises as `build_torchvision`."""
     published(name)
     kwargs = dict(arguments) if input_channels is None else dict(arguments) | {"in_chans": input_channels}
-    return _created(name, kwargs, ModelError(f"timm:{name} cannot be built"), pretrained=False)
-
-
-def _created(name: str, kwargs: Mapping[str, Any], otherwise: HookscopeError, **options: Any) -> nn.Module:
-    try:
-        module: nn.Module = import_timm().create_model(name, **options, **kwargs)
-    except Exception as error:
-        if kwargs:
-            raise UsageError(f"timm:{name} cannot be built with {shown(kwargs)}: {exception_line(error)}") from error
-        raise type(otherwise)(f"{otherwise}: {exception_line(error)}") from error
-    return module
+    create: Callable[..., nn.Module] = import_timm().create_model
+    with building(f"timm:{name}", kwargs):
+        return create(name, pretrained=False, **kwargs)
 
 
 def load_timm(name: str, options: BuildOptions) -> LoadedModel:
@@ -96,23 +85,22 @@ def load_timm(name: str, options: BuildOptions) -> LoadedModel:
             raise UsageError(f"{error} Or give auto, none or a file.") from error
     else:
         chosen = options.usual_weights(f"timm:{name}", partial(trained, config))
-    is_trained = chosen.origin.startswith(_TRAINED) and not isinstance(options.weights, Checkpoint)
-    if chosen.checkpoint and is_trained:
+    if chosen.checkpoint and chosen.published:
         build = partial(_build_trained, name, chosen.checkpoint, options)
     else:
         build = partial(build_timm, name, options.arguments, input_channels=options.input_channels)
     count = options.arguments.get("num_classes", config.num_classes)
-    describe = partial(_describe, name, is_trained or (chosen.is_file and count == IMAGENET_CLASSES))
-    return load_named(f"timm:{name}", chosen, options, build, describe, builder_loads=is_trained)
+    has_names = chosen.published is not None or (chosen.is_file and count == IMAGENET_CLASSES)
+    return load_named(f"timm:{name}", chosen, options, build, partial(_describe, name, has_names))
 
 
 def _trained_weights(config: Any, *, on_meta: bool) -> ChosenWeights:
     if on_meta:  # timm builds the same network with all of its weights
         return ChosenWeights("not loaded")
     path = _weights_file(config)
-    origin = f"{_TRAINED}{config.architecture}.{config.tag}" if config.tag else f"{_TRAINED}{config.architecture}"
+    origin = f"timm {config.architecture}.{config.tag}" if config.tag else f"timm {config.architecture}"
     try:
-        return ChosenWeights(origin, checkpoint=read_checkpoint(path))
+        return ChosenWeights(origin, config, read_checkpoint(path))
     except CheckpointError as error:
         raise CheckpointError(f"{error} Delete this file to have {origin} downloaded again.") from error
 
@@ -156,8 +144,9 @@ def _build_trained(name: str, checkpoint: Checkpoint, options: BuildOptions) -> 
     if options.input_channels is not None or arguments.get("num_classes", config.num_classes) != config.num_classes:
         raise UsageError(f"timm's weights of {name} are for {config.num_classes} classes and 3 input channels.")
     overlay = {"state_dict": dict(checkpoint.state)}
-    misfit = MisfitError(f"timm's weights of {name} do not fit it")
-    module = _created(name, arguments, misfit, pretrained=True, pretrained_cfg_overlay=overlay)
+    create: Callable[..., nn.Module] = import_timm().create_model
+    with building(f"timm:{name}", arguments, f"timm's weights of {name} do not fit it"):
+        module = create(name, pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
     getattr(module, "pretrained_cfg", {}).pop("state_dict", None)  # it would hold the weights a second time
     return module
 

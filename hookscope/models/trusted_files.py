@@ -47,8 +47,6 @@ def read_pickle(path: Path) -> object:
             if file_kind(path) == "pickle":
                 return pickle.load(file)  # noqa: S301 - trusted
             return torch.load(file, map_location="cpu", weights_only=False)
-    except CheckpointError:
-        raise
     except ModuleNotFoundError as error:
         raise CheckpointError(
             f"{shown} needs the Python module '{printable(str(error.name), 80)}', which cannot be imported here: "
@@ -82,25 +80,33 @@ def read_torchscript(path: Path, seed: int) -> tuple[nn.Module, tuple[str, ...]]
         return hookable(load)
 
 
-def read_exported_program(path: Path, seed: int) -> tuple[nn.Module, tuple[str, ...], tuple[int | None, ...] | None]:
-    """Return an exported program (.pt2) and remarks, as `unflattened` does, and the shape of its only input, or None.
+def read_exported_program(
+    path: Path, seed: int
+) -> tuple[nn.Module, tuple[str, ...], tuple[tuple[int, ...], bool] | None]:
+    """Return an exported program (.pt2) and remarks, as `unflattened` does, and what `only_input` does.
 
-    It runs once on its example inputs, if the file has them, with random number generators seeded by `seed`. A size
-    that may vary is None. Raises CheckpointError.
+    It runs once on its example inputs, if the file has them, with random number generators seeded by `seed`. Raises
+    CheckpointError.
     """
     from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
 
     with _loading(path, "an exported program", "export"), seeded(seed), open_regular(path) as file:
         program: Any = torch.export.load(file)
-        return (*unflattened(program, seed), _input_shape(program))
+        return (*unflattened(program, seed), only_input(program))
 
 
-def _input_shape(program: Any) -> tuple[int | None, ...] | None:
+def only_input(program: Any) -> tuple[tuple[int, ...], bool] | None:
+    """Return the shape of the only input of a program, and whether its first size may vary; None if it has others.
+
+    Other sizes that may vary are those of the export.
+    """
     names = program.graph_signature.user_inputs
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     if len(values) != 1 or len(names) != 1 or not isinstance(values[0], Tensor):
         return None
-    return tuple(size if isinstance(size, int) else None for size in values[0].shape)
+    sizes: tuple[Any, ...] = tuple(values[0].shape)
+    shape = tuple(size if isinstance(size, int) else int(size.node.hint) for size in sizes)
+    return shape, bool(sizes) and not isinstance(sizes[0], int)
 
 
 @contextmanager

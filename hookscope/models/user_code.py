@@ -13,9 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hookscope.checkpoints.fileformat import nearest_file
+from hookscope.checkpoints.fileformat import open_regular
 from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError, nearest
-from hookscope.regular_files import NotRegularError, open_regular
 from hookscope.text import an, exception_line, printable, some_of
 
 _numbers = itertools.count()
@@ -71,16 +70,8 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
 
 def check_readable(path: Path) -> None:
     """Raise InputError unless a path is a file that can be read."""
-    try:
-        open_regular(path).close()
-    except (NotRegularError, IsADirectoryError) as error:
-        raise InputError(f"{printable(str(path))} is not a file.") from error
-    except FileNotFoundError as error:
-        remedy = f"{nearest_file(path)} Give FILE.py:NAME, a function in a Python file."
-        raise InputError(f"{printable(str(path))} does not exist.{remedy}") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a path"
-        raise InputError(f"{printable(str(path))} cannot be read: {reason}.") from error
+    with open_regular(path, "FILE.py:NAME, a function in a Python file", InputError):
+        pass
 
 
 def import_file(path: Path) -> ModuleType:
@@ -88,8 +79,7 @@ def import_file(path: Path) -> ModuleType:
     shown = printable(str(path))
     name = f"hookscope_model_{next(_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise InputError(f"{shown} cannot be imported.")
+    assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - its name ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up
     try:

@@ -1,14 +1,14 @@
 """Shared by all networks with a name: building, choice of weights, and the record."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
-from hookscope.errors import UsageError
+from hookscope.errors import MisfitError, ModelError, UsageError
 from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
 from hookscope.models.construction import (
     FileOptions,
@@ -24,10 +24,7 @@ from hookscope.models.statedict import load_into
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
-from hookscope.text import printable
-
-if TYPE_CHECKING:
-    from torchvision.models import WeightsEnum
+from hookscope.text import exception_line, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +49,11 @@ class BuildOptions:
         return bool(self.arguments) or self.input_channels is not None
 
     @property
-    def weights_name(self) -> str:
-        """The name of trained weights; "" for "auto", "none" and a file."""
+    def weights_name(self) -> str | None:
+        """The name of trained weights; None for "auto", "none" and a file."""
         weights = self.weights
         is_other = not isinstance(weights, str) or weights in ("auto", "none") or looks_like_file(weights)
-        return "" if is_other else str(weights)
+        return None if is_other else str(weights)
 
     def file_weights(self) -> "ChosenWeights | None":
         """Return the weights of the file that `weights` names or is; None for "auto" and "none"."""
@@ -73,8 +70,8 @@ class BuildOptions:
         `trained` returns those that the network's library recommends, or raises DownloadError. Raises UsageError for
         the name of trained weights, with what `others` says of them.
         """
-        if weights := printable(self.weights_name):
-            raise UsageError(f"{name} has no weights '{weights}'; {others}give auto, none or a file.")
+        if (weights := self.weights_name) is not None:
+            raise UsageError(f"{name} has no weights '{printable(weights)}'; {others}give auto, none or a file.")
         reason = ""
         if self.weights == "auto":
             reason = f"trained weights are not used together with {arg('model_arg')} or other input channels."
@@ -95,12 +92,13 @@ class BuildOptions:
 class ChosenWeights:
     """The weights of a network that has a name, and their origin, for people and the record.
 
-    `enum` is torchvision's trained weights, which also decide how their builder configures the network; `checkpoint` is
-    None for random weights, and when nothing is loaded; `is_file`: the weights come from a file of the user's.
+    `published` is what a library has of its trained weights, which its builder loads and configures the network for:
+    torchvision's enum, timm's configuration. `checkpoint` is None for random weights, and when nothing is loaded;
+    `is_file`: the weights come from a file of the user's.
     """
 
     origin: str
-    enum: "WeightsEnum | None" = None
+    published: Any = None
     checkpoint: Checkpoint | None = None
     random: bool = False
     warnings: tuple[str, ...] = ()
@@ -143,23 +141,20 @@ def load_named(
     build: Callable[[], nn.Module],
     describe: Callable[[nn.Module], Description],
     *,
-    builder_loads: bool = False,
     quantised: bool = False,
 ) -> LoadedModel:
     """Build a network that has a name, for messages and the record, and load its weights.
 
-    `describe` is given the network; `builder_loads`: `build` loads the weights; `quantised`: building calibrates on
-    what the parameters hold, and the network must stay on the CPU.
+    `describe` is given the network; `quantised`: building calibrates on what the parameters hold, and the network must
+    stay on the CPU.
     """
     notes: list[str] = []
     misfits: tuple[str, ...] = ()
-    with ExitStack() as stack:
-        stack.enter_context(seeded(options.seed))
-        stack.enter_context(silenced_known_warnings())
-        if not (chosen.random or quantised or options.file.allow_missing):
-            stack.enter_context(skipped_initialisation())
-        module = build()
-        if chosen.checkpoint and not builder_loads:
+    keeps_initial_values = chosen.random or quantised or options.file.allow_missing
+    with seeded(options.seed), silenced_known_warnings():
+        with nullcontext() if keeps_initial_values else skipped_initialisation():
+            module = build()
+        if chosen.checkpoint and chosen.published is None:
             state, plain = chosen.checkpoint.state, name.removeprefix("timm:")
             misfits = load_into(module, state, chosen.origin, options.file, name=plain, notes=notes)
     if options.on_meta and not quantised:
@@ -167,9 +162,9 @@ def load_named(
     preprocessing, categories, warnings = describe(module)
     if chosen.checkpoint is not None and chosen.checkpoint.categories:
         categories = chosen.checkpoint.categories
-    elif categories and chosen.is_file and chosen.enum is None and options.file.allow_missing:
+    elif categories and chosen.is_file and chosen.published is None and options.file.allow_missing:
         categories = ()  # of a head that may be random
-    elif categories and chosen.is_file and chosen.enum is None:
+    elif categories and chosen.is_file and chosen.published is None:
         notes.append(f"{chosen.origin}: has as many classes as ImageNet, and takes their names.")
     if options.input_channels is not None:
         preprocessing = with_channels(preprocessing, options.input_channels)
@@ -177,6 +172,18 @@ def load_named(
     return chosen.loaded(name, module, preprocessing, categories, options.arguments, warnings=warnings, notes=notes)
 
 
-def shown(arguments: Mapping[str, Any]) -> str:
-    """Return a builder's arguments as they are written in Python."""
-    return printable(", ".join(f"{key}={value!r}" for key, value in arguments.items()))
+@contextmanager
+def building(name: str, arguments: Mapping[str, Any], misfit: str = "") -> Iterator[None]:
+    """Turn whatever a library's builder raises into one line.
+
+    It is a UsageError where it was given arguments, else a MisfitError that begins with `misfit`, or a ModelError.
+    """
+    try:
+        yield
+    except Exception as error:
+        if arguments:
+            written = printable(", ".join(f"{key}={value!r}" for key, value in arguments.items()))
+            raise UsageError(f"{name} cannot be built with {written}: {exception_line(error)}") from error
+        if misfit:
+            raise MisfitError(f"{misfit}: {exception_line(error)}") from error
+        raise ModelError(f"{name} cannot be built: {exception_line(error)}") from error

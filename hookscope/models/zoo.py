@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,17 +15,25 @@ import torchvision.models
 from torch import nn
 from torchvision.models import WeightsEnum
 
-from hookscope.errors import CheckpointError, HookscopeError, MisfitError, ModelError, UsageError
-from hookscope.models.checkpoint import Checkpoint, read_checkpoint
+from hookscope.errors import CheckpointError, HookscopeError, UsageError
+from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import LoadedModel, replaced
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
 from hookscope.models.input_spec import set_input_channels
 from hookscope.models.names import DEMO, optional_package
+from hookscope.models.network_table import COLOURS
 from hookscope.models.statedict import fits
-from hookscope.models.weight_choice import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
+from hookscope.models.weight_choice import (
+    IMAGENET_CLASSES,
+    BuildOptions,
+    ChosenWeights,
+    Description,
+    building,
+    load_named,
+)
 from hookscope.parameters import arg
 from hookscope.results.inputs import InputKind, Preprocessing
-from hookscope.text import counted, exception_line, printable
+from hookscope.text import counted, printable
 
 # torchvision trained its ResNet-3D and MViT weights on 16 frames; S3D and Swin3D take any number from 14 up, so these
 # get the same.
@@ -51,17 +59,15 @@ def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
     if reserved := _RESERVED_ARGUMENTS & options.arguments.keys():
         raise UsageError(f"{arg('model_arg')} {min(reserved)} is not for torchvision's networks; use {arg('weights')}.")
     chosen = _torchvision_weights(name, options)
-    if chosen.enum and options.input_channels is not None:
-        raise UsageError(
-            f"{chosen.enum} is not for pictures of {counted(options.input_channels, 'channel')}; give a file or none."
-        )
+    if chosen.published and options.input_channels is not None:
+        channels = counted(options.input_channels, "channel")
+        raise UsageError(f"{chosen.published} is not for pictures of {channels}; give a file or none.")
     build = partial(_build_with_weights, name, chosen, options)
     has_names = chosen.is_file and options.arguments.get("num_classes", IMAGENET_CLASSES) == IMAGENET_CLASSES
-    describe = partial(_describe, name, chosen.enum, has_names)
-    quantised, loads = name.startswith("quantized_"), chosen.enum is not None
+    describe = partial(_describe, name, chosen.published, has_names)
     # The quantised builders switch the int8 engine for the whole process.
     with replaced(torch.backends.quantized, "engine", torch.backends.quantized.engine):
-        return load_named(name, chosen, options, build, describe, builder_loads=loads, quantised=quantised)
+        return load_named(name, chosen, options, build, describe, quantised=name.startswith("quantized_"))
 
 
 def load_demo(options: BuildOptions) -> LoadedModel:
@@ -90,13 +96,9 @@ def load_demo(options: BuildOptions) -> LoadedModel:
 def build_demo(arguments: Mapping[str, Any], *, input_channels: int | None = None) -> nn.Module:
     """Build an untrained EfficientNet-Lite0; UsageError if its package is missing, or an argument cannot be right."""
     package = optional_package("efficientnet_lite_pytorch", _NEEDED)
-    try:
-        module: nn.Module = package.EfficientNet.from_name(
-            "efficientnet-lite0", in_channels=input_channels or 3, **arguments
-        )
-    except Exception as error:
-        raise UsageError(f"demo cannot be built with {shown(arguments)}: {exception_line(error)}") from error
-    return module
+    build: Callable[..., nn.Module] = package.EfficientNet.from_name
+    with building(DEMO, arguments):
+        return build("efficientnet-lite0", in_channels=input_channels or COLOURS, **arguments)
 
 
 def _demo_weights(*, on_meta: bool) -> ChosenWeights:
@@ -114,16 +116,14 @@ def _torchvision_weights(name: str, options: BuildOptions) -> ChosenWeights:
         return _trained_weights(enum, on_meta=options.on_meta)
     trained = partial(_trained_weights, choices.DEFAULT, on_meta=options.on_meta, probes=True)
     chosen = options.usual_weights(name, trained, f"it has {', '.join(choices.__members__)}; or ")
-    is_file = weights not in ("auto", "none") and not (options.are_altered or options.on_meta)
-    return replace(chosen, enum=_published(choices, chosen.checkpoint)) if is_file else chosen
+    if chosen.is_file and chosen.checkpoint and not (options.are_altered or options.on_meta):
+        return replace(chosen, published=_published(choices, chosen.checkpoint.sha256))
+    return chosen
 
 
-def _published(choices: type[WeightsEnum], checkpoint: Checkpoint | None) -> WeightsEnum | None:
-    for enum in choices:
-        digest = re.search(r"-([a-f0-9]{8,})\.", enum.url)
-        if digest and checkpoint and checkpoint.sha256.startswith(digest[1]):
-            return enum
-    return None
+def _published(choices: type[WeightsEnum], sha256: str) -> WeightsEnum | None:
+    digests = {enum: re.search(r"-([a-f0-9]{8,})\.", enum.url) for enum in choices}
+    return next((enum for enum, digest in digests.items() if digest and sha256.startswith(digest[1])), None)
 
 
 def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) -> ChosenWeights:
@@ -151,13 +151,13 @@ def _build_with_weights(name: str, chosen: ChosenWeights, options: BuildOptions)
     build = partial(build_torchvision, name, options.arguments, input_channels=options.input_channels)
     if chosen.checkpoint is None:
         with _nothing_loaded():
-            return build(chosen.enum)
+            return build(chosen.published)
     state = chosen.checkpoint.state
-    if chosen.enum is not None:
+    if chosen.published is not None:
         # The builder is left to load its own weights (some rename keys, some drop heads afterwards), but not to read
         # them: torchvision unpickles whatever the file holds.
         with replaced(WeightsEnum, "get_state_dict", lambda *_, **__: state):
-            return build(chosen.enum)
+            return build(chosen.published)
     module = build()
     if fits(module, state):
         return module
@@ -188,14 +188,8 @@ def build_torchvision(
     defaults: dict[str, Any] = {"quantize": True} if name.startswith("quantized_") else {}
     if "weights_backbone" in accepted and not on_trained_backbone:
         defaults["weights_backbone"] = None  # torchvision's default downloads
-    try:
+    with building(name, arguments, f"{enum} does not fit {name}; its file may be damaged" if enum else ""):
         module: nn.Module = torchvision.models.get_model(name, weights=enum, **(defaults | dict(arguments)))
-    except Exception as error:
-        if arguments:
-            raise UsageError(f"{name} cannot be built with {shown(arguments)}: {exception_line(error)}") from error
-        if "in loading state_dict" in str(error):
-            raise MisfitError(f"{enum} does not fit {name}; its file may be damaged.") from error
-        raise ModelError(f"{name} cannot be built: {exception_line(error)}") from error
     if input_channels is not None:
         set_input_channels(module, input_channels)
     return module

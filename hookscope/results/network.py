@@ -157,7 +157,8 @@ class Failure:
         if missing:
             return _by_name(missing, files_only=not arguments)
         if only := _ONE_ARGUMENT.search(text):
-            return f". Give it the dict of a file by {arg('input')} {only[1]}=FILE" if arguments else ""
+            fits = "as in a dict" in text or all(shape.startswith("['") for shape in self.input_shapes)
+            return f". Give it the dict of a file by {arg('input')} {only[1]}=FILE" if arguments and fits else ""
         is_named = any("[" in shape for shape in self.input_shapes)
         # Whether it is the case, the advice, and what else the options for arguments and noise can do.
         noise = f"{arg('input_shape')} for noise"

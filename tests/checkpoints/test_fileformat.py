@@ -216,3 +216,19 @@ def test_a_missing_file_has_its_nearest_neighbour_named(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError) as caught:
             file_kind(tmp_path / name)
         assert str(caught.value).endswith(f"{name} does not exist; check {said}")
+
+
+def test_of_deepspeeds_folder_the_weights_are_named_and_not_the_optimisers_states(tmp_path: Path) -> None:
+    states = tmp_path / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    states.touch()
+    with pytest.raises(CheckpointError, match="is a folder; no weights lie directly in it"):
+        file_kind(tmp_path)
+    (tmp_path / "mp_rank_00_model_states.pt").touch()
+    with pytest.raises(CheckpointError, match=r"such as '.*mp_rank_00_model_states\.pt'"):
+        file_kind(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_what_cannot_be_a_path_is_said_to_be_none(name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be read: not a path\.$"):
+        file_kind(Path(name))

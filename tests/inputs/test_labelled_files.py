@@ -60,7 +60,7 @@ def test_a_csv_file_has_a_path_and_a_label_on_each_line(tmp_path: Path, text: st
         (b"a.png,cat,1\n", "line 1: 3 fields, .* or --multi-label for several labels of a picture"),
         (b"a.png,cat\nb.png,dog\na.png,dog\n", r"line 3: '.*a\.png' is listed twice"),
         (b"", "lists no picture"),
-        (b"a.png,\xff\n", "is not a CSV of labels: it is not UTF-8"),
+        (b"a.png,\xff\n", "is not UTF-8; give a folder of class folders, or a CSV"),
         (b'a.png,"cat\n', "is not a CSV of labels: unexpected end of data"),
     ],
 )

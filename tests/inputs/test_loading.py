@@ -49,7 +49,7 @@ def test_missing_files_links_and_folders(tmp_path):
     save(tmp_path / "photo.png", random_pixels(2, 2))
     assert failure(tmp_path / "phto.png").endswith("no such file. Check the path. Nearest: 'photo.png'.")
     (tmp_path / "dangling.jpg").symlink_to("nowhere.jpg")
-    assert "link to a file that does not exist" in failure(tmp_path / "dangling.jpg")
+    assert failure(tmp_path / "dangling.jpg").endswith("link to a file that does not exist. Check the path.")
     (tmp_path / "loop.jpg").symlink_to("loop.jpg")
     assert "symbolic links" in failure(tmp_path / "loop.jpg")
     assert "it is a folder" in failure(tmp_path)

@@ -13,6 +13,8 @@ from hookscope.errors import UsageError
 from hookscope.inputs.batches import load_batches
 from hookscope.inputs.find_files import find_inputs
 from hookscope.inputs.loading import load_input
+from hookscope.inputs.preprocessing import check_suits_pictures
+from hookscope.parameters import called_from_python
 from hookscope.results.inputs import Preprocessing
 from tests.inputs.written import SAMPLES, as_input, failure, random_pixels, save
 
@@ -150,3 +152,11 @@ def test_preprocessing_that_does_not_suit_pictures_is_a_usage_error(tmp_path, pr
     path = save(tmp_path / "a.png", random_pixels(2, 2))
     with pytest.raises(UsageError):
         load_input(path, preprocessing)
+
+
+def test_means_that_do_not_suit_the_channels_name_the_option_as_the_caller_writes_it() -> None:
+    one_mean = Preprocessing(mean=(0.5,), source="a processor")
+    with pytest.raises(UsageError, match=r"a processor has 1 mean value for 3 channels\. Give --mean\.$"):
+        check_suits_pictures(one_mean)
+    with pytest.raises(UsageError, match=r"Give `mean`\.$"):
+        called_from_python(check_suits_pictures)(one_mean)

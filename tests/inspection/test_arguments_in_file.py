@@ -150,6 +150,8 @@ def test_a_network_that_takes_a_whole_dict_is_told_how_to_get_it(
     torch.save(arguments, tmp_path / "x.pt")
     with pytest.raises(HookscopeError, match=r"argument is batch\. Give it the dict of a file by `input` batch=FILE"):
         hookscope.activations(OneDict(), tmp_path / "x.pt")
+    with pytest.raises(HookscopeError, match=r"argument is batch$"):  # which is given by position here
+        hookscope.activations(OneDict(), torch.ones(2, 3), input={"x": 1}, batch_axis=0)
     rows = hookscope.activations(OneDict(), [], input=[f"batch={tmp_path / 'x.pt'}"])
     assert rows["numbers"].shape == (2, 4)
 

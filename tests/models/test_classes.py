@@ -1,6 +1,7 @@
 """Names of classes, from files and out of checkpoints: what every form means, and what is refused or passed over."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,14 @@ def test_a_file_that_does_not_name_classes_is_refused_in_one_line(
         read_classes(tmp_path / name)
     assert len(str(caught.value).splitlines()) == 1
     assert name in str(caught.value)
+
+
+def test_a_pipe_or_a_folder_in_place_of_class_names_is_refused_as_such(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "names.txt")
+    with pytest.raises(InputError, match=r"a named pipe \(FIFO\), not a regular file; give a file of class names"):
+        read_classes(tmp_path / "names.txt")
+    with pytest.raises(InputError, match="is a folder; give a file of class names"):
+        read_classes(tmp_path)
 
 
 def test_names_are_made_safe_and_cut(tmp_path: Path) -> None:

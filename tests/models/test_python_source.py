@@ -167,8 +167,8 @@ def test_missing_file_is_an_input_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.py")
     for name, subject in {
         "absent": "absent.py does not exist",
-        "folder": "not a file",
-        "pipe": "not a file",
+        "folder": "a folder; give FILE.py:NAME",
+        "pipe": r"a named pipe \(FIFO\), not a regular file; give FILE.py:NAME",
         "a\0": "not a path",
     }.items():
         with pytest.raises(InputError, match=subject):

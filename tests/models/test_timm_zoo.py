@@ -54,6 +54,8 @@ def test_names_are_listed_only_when_timm_is_asked_for() -> None:
     assert "resnet34" in model_names("resnet34")
     assert model_names("timm:convnext_tin?") == ["timm:convnext_tiny"]
     assert model_names("timm:") == [f"timm:{name}" for name in sorted(timm.list_models())]
+    with pytest.raises(NothingMatchedError, match=r"matches 'timm:zzz'\. List all"):  # "timm:" makes no name alike
+        model_names("timm:zzz")
     with pytest.raises(NothingMatchedError, match="Nearest: 'timm:resnet"):
         model_names("timm:resnet43b")
 
@@ -62,6 +64,8 @@ def test_names_are_listed_only_when_timm_is_asked_for() -> None:
 def test_unknown_network_is_an_error_and_nothing_is_looked_up(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="hookscope models timm:"):
         load_model(f"timm:{name}")
+    with pytest.raises(ModelNotFoundError, match=r"no network 'zzz'\. List them"):
+        load_model("timm:zzz")
     with pytest.raises(ModelNotFoundError, match="Nearest: 'timm:resnet18'"):
         load_model("timm:resnet_18")
 

@@ -71,16 +71,25 @@ def test_further_calls_of_a_layer_are_calls_of_one_module_at_every_depth(tmp_pat
     ]
 
 
-def test_a_size_that_may_vary_is_no_reason_to_warn(tmp_path: Path) -> None:
+def test_a_size_that_may_vary_is_that_of_the_export_and_no_reason_to_warn(tmp_path: Path) -> None:
     eager = conv_net().eval()
     sizes = {"input": {0: torch.export.Dim("batch", min=2, max=64), 2: torch.export.Dim("height", min=8, max=64)}}
     with quiet(), (tmp_path / "model.pt2").open("wb") as file:
         torch.export.save(torch.export.export(eager, (torch.randn(2, 3, 8, 10),), dynamic_shapes=sizes), file)
     loaded = load_exported_program(tmp_path / "model.pt2", 0)
     assert loaded.warnings == ()
-    assert loaded.preprocessing.source == "defaults"
+    assert loaded.example_shape == (1, 3, 8, 10)
+    assert loaded.preprocessing.crop == loaded.preprocessing.resize == (8, 10)  # 224 pixels are more than 64
     x = torch.randn(5, 3, 12, 10)
     torch.testing.assert_close(loaded.module(x), eager(x))
+
+
+def test_a_program_that_is_given_gets_the_input_that_it_was_exported_for() -> None:
+    with quiet():
+        program: Any = torch.export.export(conv_net().eval(), (torch.randn(2, 3, 8, 10),))
+    gradients = hookscope.grads(program)
+    assert [record.shape for record in gradients.inputs] == [(3, 8, 10)] * 2
+    assert gradients.warnings[0].endswith("of shape (2, 3, 8, 10), so it takes batches of exactly 2.")
 
 
 @pytest.mark.parametrize(

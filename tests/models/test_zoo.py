@@ -166,6 +166,8 @@ def test_weights_asked_for_by_name_are_had_or_an_error_that_names_those_there_ar
         load_model(SMALL, weights="IMAGENET1K_V1")
     with pytest.raises(UsageError, match="IMAGENET1K_V1, IMAGENET1K_V2, DEFAULT"):
         load_model("resnet50", weights="IMAGENET22K_V1")
+    with pytest.raises(UsageError, match="resnet50 has no weights ''; it has IMAGENET1K_V1"):  # of an unset variable
+        load_model("resnet50", weights="")
 
 
 def test_weights_are_downloaded_and_a_download_that_is_cut_off_leaves_no_file_and_random_weights(

@@ -12,11 +12,10 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
-from queue import SimpleQueue
 from typing import IO, Any, NoReturn, TypeVar
 
 from hookscope.checkpoints.sandbox.worker import (
@@ -61,36 +60,25 @@ def run_jobs(
     `preload` are imported once before any work begins; `environment` is added to this process's own.
     """
     team = _Team(limits, [*preload], {**os.environ, **(environment or {})})
-    waiting = deque(enumerate(items))
-    finished: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    of_thread = threading.local()
 
-    def work_off() -> None:
-        host: _Host | None = None
-        while not team.dismissed:
-            try:
-                position, item = waiting.popleft()
-            except IndexError:
-                return
-            outcome: Any
-            try:
-                request = pickle.dumps((work, item))
-                host = host if host is not None and host.is_alive else team.start()
-                outcome = host.outcome(request)
-            except Exception:  # noqa: BLE001 - a thread's exception would be lost, and the item with it
-                outcome = WorkerFailure("raised", "internal error", traceback.format_exc())
-            finished.put((position, outcome))
+    def outcome_of(item: Item) -> Any:
+        try:
+            request = pickle.dumps((work, item))
+            host: _Host | None = getattr(of_thread, "host", None)
+            of_thread.host = host if host is not None and host.is_alive else team.start()
+            return of_thread.host.outcome(request)
+        except Exception:  # noqa: BLE001 - the item's own failure, among the results
+            return WorkerFailure("raised", "internal error", traceback.format_exc())
 
-    threads = [threading.Thread(target=work_off, daemon=True) for _ in range(min(at_once, len(items)))]
+    pool = ThreadPoolExecutor(at_once)
     try:
-        for thread in threads:
-            thread.start()
-        for _ in items:
-            yield finished.get()
+        running = {pool.submit(outcome_of, item): position for position, item in enumerate(items)}
+        for finished in as_completed(running):
+            yield running[finished], finished.result()
     finally:
         team.dismiss()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+        pool.shutdown(cancel_futures=True)
         for host in team.hosts:
             host.close()
 

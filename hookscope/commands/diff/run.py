@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookscope import options
-from hookscope.commands.opening import are_given, file_options, given_network, load, with_class_names
+from hookscope.commands.opening import are_given, file_options, given_network, load
 from hookscope.errors import UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.parameters import arg
@@ -63,14 +63,14 @@ def diff(
     from hookscope.commands.diff.compare_networks import compare_networks
     from hookscope.commands.diff.compare_weights import compare_weights
     from hookscope.inspection.session import choose_session_loss, open_session
+    from hookscope.models.classes import with_classes
     from hookscope.results.runs.reading import is_run
 
     began = time.perf_counter()
     has_images, given_b = are_given(images), are_given(option.input_b)
     if (option.loss is not None or option.target is not None) and not option.grads:
         raise UsageError(f"{arg('loss')} and {arg('target')} need {arg('grads')}.")
-    of_inputs = ["IMAGE"] * has_images + ["input"] * bool(option.input)
-    of_inputs += ["input_shape"] * (option.input_shape is not None)
+    of_inputs = ["IMAGE"] * has_images + [name for name in ("input", "input_shape") if options.is_given(option, name)]
     of_passes = [name for name in _OF_PASSES if options.is_given(option, name)] + ["input_b"] * given_b
     if any(isinstance(model, str | Path) and is_run(Path(model)) for model in (a, b)):
         of_models = [name for name in _OF_MODELS if options.is_given(option, name)]
@@ -84,7 +84,7 @@ def diff(
         return compare_weights(*weights, maps=option.map, fail_over=option.fail_over)
     if given_b and not has_images:
         _refuse(["input_b"], "without IMAGE both sides get the same noise, or inputs by name")
-    loaded, other = (with_class_names(model, option) for model in _two_models(a, of_a, b, of_b, option))
+    loaded, other = (with_classes(model, option) for model in _two_models(a, of_a, b, of_b, option))
     opened = partial(open_session, loaded, option=option, began=began, seed=option.seed)
     session = opened(images)
     loss = option.loss or "projection"

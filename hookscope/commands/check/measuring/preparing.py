@@ -63,7 +63,7 @@ def prepare(
     Raises HookscopeError if the network cannot be loaded, or its inputs are not found or not known.
     """
     began = time.perf_counter()
-    loaded = with_classes(_load(model, settings, trust=trust), settings.classes, multi_label=settings.multi_label)
+    loaded = with_classes(_load(model, settings, trust=trust), settings)
     if device is not None:
         move_to(loaded, device)
     batch_size = settings.batch_size
