@@ -52,9 +52,9 @@ def input_shape_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "a number"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: "1 row", "1,234 rows"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: "1 row", "1,234 rows"; some nouns need their plural."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"
 
 
 def an(name: str) -> str:

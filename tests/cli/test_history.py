@@ -73,3 +73,12 @@ def test_an_error_of_every_file_is_printed_once(run: Run, tmp_path: Path) -> Non
     (error,) = ended.errors
     assert "1.pt (net.py:build) has an unknown input shape" in error
     assert error.endswith("The same holds for 2 more files.")
+
+
+def test_files_that_were_not_checked_to_the_end_get_no_all_clear(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("", "utf-8")
+    for at in (1, 2):
+        torch.save({"weight": torch.randn(2, 3)}, f"{at}.pt")
+    ended = run("history", "?.pt", "--arch", "net.py:build", "--input-shape", "1,3")
+    assert ended.code == 5
+    assert ended.stdout.startswith("No problems in what could be checked of 2 files.")

@@ -345,6 +345,8 @@ def headline(result: History) -> str:
         return sentence_of(most, result)
     if not any(file.judged for file in result.read):
         return f"No rule could be judged in any of {count}."
+    if any(file.error for file in result.read):
+        return f"No problems in what could be checked of {count}."
     if read == len(result.files):
         return f"No problems in any of {count}."
     clause = "that were read" if result.searched else "that could be read"

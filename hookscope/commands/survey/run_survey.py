@@ -43,6 +43,7 @@ from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import OnProgress, Session, package_versions
 from hookscope.parameters import arg
 from hookscope.results.cost import ReceptiveField
+from hookscope.results.runs.atomic import check_writable
 from hookscope.results.survey import Survey
 from hookscope.text import counted, exception_line, plain, safe_text, some_of
 
@@ -135,6 +136,7 @@ def run_survey(
     model: "Model", images: Images, option: options.Survey, folder: ChunkFolder, on_progress: OnProgress | None
 ) -> Survey | None:
     """Do as `survey` in run.py; finished chunks wait in the folder."""
+    check_writable(folder.path, kind="folder")
     target = None
     if option.features is not None:
         target = FeatureTarget(Path(option.features), option.pool, option.features_dtype)

@@ -151,7 +151,7 @@ def class_target(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, str]
     if target.kind == "default":
         classes = rows.detach().argmax(1)
         if len(shape) > 1:
-            return classes, f"argmax at each position, of {rows.shape[1]} classes"
+            return classes, f"argmax at each position, of {counted(rows.shape[1], 'class', 'classes')}"
         return classes, f"argmax: {classes_text(classes.tolist(), names)}"
     if target.tensor is None:
         chosen, text = per_input(shape[0], task, names)

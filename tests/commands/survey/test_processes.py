@@ -192,6 +192,15 @@ def test_finished_chunks_are_not_lost_by_a_run_without_resume(data: Path, tmp_pa
         hookscope.survey(network(), data, **SIZE, chunks=tmp_path / "c")
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_any_pass(data: Path, tmp_path: Path) -> None:
+    chunks, subject, passes = tmp_path / "c", network(), []
+    chunks.touch()
+    subject.register_forward_pre_hook(lambda *_: passes.append(1))
+    with pytest.raises(OutputError, match=r"c' is not a folder\. Name another folder\."):
+        hookscope.survey(subject, data, **SIZE, chunks=chunks)
+    assert not passes
+
+
 def test_an_interrupt_keeps_finished_chunks_and_resuming_gives_the_same_bits(
     data: Path, tmp_path: Path, whole: dict[str, Any]
 ) -> None:

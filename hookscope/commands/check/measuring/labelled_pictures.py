@@ -23,7 +23,7 @@ from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult, 
 from hookscope.results.comparison import Reading
 from hookscope.results.inputs import InputRecord
 from hookscope.rules.settings import CheckSettings
-from hookscope.text import printable
+from hookscope.text import counted, printable
 
 _WORST = 8  # wrong pictures that are kept with their details, as many as a reader looks through
 _DIGEST_DIGITS = 16  # of a SHA-256: among a million pictures two are alike once in ten million times
@@ -112,22 +112,21 @@ def classes_of(
         remark = f", not in sorted order, where '{in_order[2]}' is class 2" if otherwise else ""
         return numbers, f"labels are indices of classes{remark}"
     if not matched and in_folders and len(labels) == class_count:
-        first = _first(in_order[0]) + (f", '{categories[0]}'" if categories else "")
+        first = f"'{printable(in_order[0], 80)}' is class 0" + (f", '{categories[0]}'" if categories else "")
         return {label: (index,) for index, label in enumerate(in_order)}, f"folders in sorted order: {first}"
     if not matched and len(columns) == class_count:
-        return {label: (index,) for index, label in enumerate(columns)}, f"columns in order: {_first(columns[0])}"
-    wrong = next(label for label in labels if label not in matched)
+        first = f"'{printable(columns[0], 80)}' is class 0"
+        return {label: (index,) for index, label in enumerate(columns)}, f"columns in order: {first}"
+    unmatched = [label for label in labels if label not in matched]
+    wrong = max(unmatched, key=lambda label: are_numbers and int(label) >= class_count)
     names = f"its names of classes are not known ({arg('classes')} FILE)" if not categories else "none has that name"
     hint = (nearest(wrong, categories) if categories else "") or " Name labels by one of these."
+    folders = f"there would have to be as many folders, not {len(labels)}" if in_folders else "labels must be folders"
     raise UsageError(
-        f"The label '{printable(wrong, 80)}' is no class of the network, which has"
-        f" {class_count:,} classes: {names}, indices are 0 to {class_count - 1}, and"
-        f" for sorted order there would have to be as many folders, not {len(labels)}.{hint}"
+        f"The label '{printable(wrong, 80)}' is no class of the network, which has "
+        f"{counted(class_count, 'class', 'classes')}: {names}, indices are 0 to {class_count - 1}, "
+        f"and for sorted order {folders}.{hint}"
     )
-
-
-def _first(label: str) -> str:
-    return f"'{printable(label, 80)}' is class 0"
 
 
 def _folded(name: str) -> str:
