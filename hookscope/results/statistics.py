@@ -50,6 +50,7 @@ class TensorStatistics:
         distribution: Counts of values over bins, for quantiles and histograms; None if it was not measured.
         kept_values: Up to 256 values of each input at fixed places, (N, K), to compare with another run; (1, all of
             them) if inputs differ in shape. None if none were kept.
+        reduction: What they follow from, which merges with that of other inputs; None if values were kept.
     """
 
     shape: tuple[int, ...]
@@ -71,7 +72,7 @@ class TensorStatistics:
     unmeasured: str | None = None
     distribution: Distribution | None = field(default=None, repr=False, compare=False)
     kept_values: NDArray[np.floating] | None = field(default=None, repr=False, compare=False)
-    channel_nonzero: NDArray[np.float64] | None = field(default=None, repr=False, compare=False, metadata=UNSTORED)
+    reduction: Any = field(default=None, repr=False, compare=False, metadata=UNSTORED)
 
     @property
     def max_abs(self) -> float | None:

@@ -289,7 +289,7 @@ def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> Tensor
 def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> TensorStatistics:
     shape, dtype, elements, count = reduction.shape, reduction.dtype, reduction.element_count, reduction.finite_count
     if reduction.unmeasured or not elements:
-        return TensorStatistics(shape, dtype, elements, unmeasured=reduction.unmeasured)
+        return TensorStatistics(shape, dtype, elements, unmeasured=reduction.unmeasured, reduction=reduction)
     channels = dead = None
     if reduction.channel_nonzero is not None:
         channels = reduction.channel_nonzero.size
@@ -316,5 +316,5 @@ def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> Te
         None,
         reduction.distribution,
         None if reduction.kept is None else joined(reduction.kept),
-        reduction.channel_nonzero,
+        reduction if reduction.kept is None else None,
     )

@@ -27,7 +27,7 @@ from hookscope.results.runs.atomic import reason_of, whole_file
 from hookscope.results.runs.store import checked, parse_json
 from hookscope.text import safe_text, some_of, strict_json
 
-FORMAT = 5
+FORMAT = 6
 """Of chunks: it changes when what is in them changes its meaning."""
 
 # A sidecar of a chunk of a million inputs, and the arrays of one of a million channels, are smaller.
@@ -113,7 +113,8 @@ def write_chunk(
         with whole_file(files.arrays) as file:
             file.write(content)
         if chunk.features is not None:
-            shapes = chunk.features.write(files.features, [row.row.label for row in chunk.rows if not row.repeats])
+            rows = [part.row for part in chunk.rows]
+            shapes = chunk.features.write(files.features, [row.label for row in rows if not row.duplicate_of])
             features = digest_of(files.features)
         digest = hashlib.sha256(content).hexdigest()
         sidecar = Sidecar(FORMAT, files.index, signature, digest, features, shapes, tuple(chunk.inputs), left_out)

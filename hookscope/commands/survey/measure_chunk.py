@@ -1,6 +1,5 @@
 """Run a network over one chunk of the inputs, and gather what its outputs and their channels do."""
 
-import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,13 +26,9 @@ from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
 from hookscope.results.json_form import UNSTORED
-from hookscope.results.repeats import fold_repeats
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import NONFINITE_OUTPUT, Unusable
 from hookscope.statistics.reduction import Reduction
-
-# Sums of the squares of so many larger values as there may be are beyond float64.
-_LARGEST_SQUARED = 1e140
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +62,11 @@ class ChunkRow:
         row: Without statistics, but for the shape and why it was not measured.
         reduction: Of all values, in bins; without channels.
         totals: Of its channels; None without them.
-        repeats: The label of the row that it repeats in this chunk; "" for none.
     """
 
     row: LayerRow
     reduction: Reduction
     totals: ChannelTotals | None
-    repeats: str
 
 
 @dataclass(slots=True)
@@ -257,15 +250,10 @@ def measure_chunk(
         warnings = (*warnings, NONFINITE_OUTPUT + where)
     if judge is not None and judge.reason:
         notes = (*notes, f"Whether inputs are classified right is not known. {judge.reason}")
-    folded = {row.label: row for row in fold_repeats(run).rows}
-    repeats = {label: row.label for row in folded.values() for label in row.duplicates}
     return MeasuredChunk(
         inputs=recorder.inputs,
         place_count=max([len(inputs.files), *(record.number + 1 for record in recorder.inputs)]),
-        rows=[
-            _chunk_row(folded.get(row.label, row), recorder.totals.get(row.label), repeats.get(row.label, ""))
-            for row in run.rows
-        ],
+        rows=[_chunk_row(row, recorder.totals.get(row.label)) for row in run.rows],
         unusable=unusable,
         uncalled=run.uncalled,
         warnings=warnings,
@@ -285,49 +273,14 @@ def _advising_files(error: ForwardError) -> ForwardError:
     return ForwardError(str(error).replace(failure.remedy, failure.remedy_in_files), error.inspection)
 
 
-def _chunk_row(row: LayerRow, totals: ChannelTotals | None, repeats: str) -> ChunkRow:
+def _chunk_row(row: LayerRow, totals: ChannelTotals | None) -> ChunkRow:
     statistics = row.activation
-    described = TensorStatistics(statistics.shape, statistics.dtype, 0, unmeasured=statistics.unmeasured)
-    is_known = totals is not None and totals.is_of_one_size
-    row = replace(row, activation=described, duplicates=())
-    return ChunkRow(row, _reduction_of(statistics), totals if is_known else None, repeats)
-
-
-def _reduction_of(statistics: TensorStatistics) -> Reduction:
-    """Return the numbers that statistics follow from, values in bins, so that they merge."""
-    reduction = Reduction(
-        statistics.shape, statistics.dtype, statistics.element_count, unmeasured=statistics.unmeasured
-    )
-    if statistics.unmeasured or not statistics.element_count:
-        return reduction
-    nonfinite = (statistics.nan_count or 0) + (statistics.inf_count or 0)
-    count = statistics.element_count - nonfinite
-    reduction = reduction._replace(
-        channel_axis=statistics.channel_axis,
-        nan_count=statistics.nan_count or 0,
-        nonzero_count=statistics.element_count - round((statistics.zero_fraction or 0.0) * statistics.element_count),
-        channel_nonzero=statistics.channel_nonzero,
-    )
-    low, high = statistics.min, statistics.max
-    if statistics.mean is None or statistics.std is None or low is None or high is None:
-        return reduction
-    largest = max(abs(low), abs(high))
-    exponent = math.frexp(largest)[1] if largest > _LARGEST_SQUARED else 0
-    std, mean_abs, l2 = (
-        math.ldexp(value or 0.0, -exponent) for value in (statistics.std, statistics.mean_abs, statistics.l2)
-    )
+    reduction = statistics.reduction or Reduction((), statistics.dtype, 0)  # where no tensor was returned
     spread = statistics.distribution
     if spread is not None and spread.values is not None:
         keys, counts = spread.binned()
         spread = replace(spread, values=None, keys=keys, counts=counts)
-    return reduction._replace(
-        finite_count=count,
-        mean=statistics.mean,
-        squared_deviations=std**2 * count,
-        min=low,
-        max=high,
-        abs_sum=mean_abs * count,
-        square_sum=l2**2,
-        distribution=spread,
-        exponent=exponent,
-    )
+    reduction = reduction._replace(shape=statistics.shape, distribution=spread)
+    described = TensorStatistics(statistics.shape, statistics.dtype, 0, unmeasured=statistics.unmeasured)
+    is_known = totals is not None and totals.is_of_one_size
+    return ChunkRow(replace(row, activation=described), reduction, totals if is_known else None)

@@ -99,11 +99,11 @@ class Merging:
             input_count = row.totals.input_count if row.totals.is_by_input else input_count  # that passed the layer
         merged = self.rows.get(row.row.label)
         if merged is None:
-            merged = self.rows[row.row.label] = _MergedRow(row.row, row.reduction, row.totals, row.repeats)
+            merged = self.rows[row.row.label] = _MergedRow(row.row, row.reduction, row.totals)
         else:
             flags = dict.fromkeys((*merged.row.flags, *row.row.flags))
-            merged.row = replace(merged.row, flags=tuple(flags))
-            merged.repeats = merged.repeats if merged.repeats == row.repeats else ""
+            repeated = merged.row.duplicate_of if merged.row.duplicate_of == row.row.duplicate_of else ""
+            merged.row = replace(merged.row, flags=tuple(flags), duplicate_of=repeated)
             merged.reduction = merge(merged.reduction, row.reduction)
             merged.totals = _merged_totals(merged.totals, row.totals)
         merged.shapes.add(input_count, row.reduction.shape)
@@ -170,7 +170,7 @@ class Merging:
     def _fold(self) -> None:
         """Leave out the rows that repeat the same other one in all chunks, and name them in that."""
         for label, merged in [*self.rows.items()]:
-            stays = self.rows.get(merged.repeats)
+            stays = self.rows.get(merged.row.duplicate_of)
             if stays is not None and stays.reduction.element_count == merged.reduction.element_count:
                 stays.row = replace(stays.row, duplicates=(*stays.row.duplicates, label))
                 del self.rows[label]
