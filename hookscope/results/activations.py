@@ -13,8 +13,8 @@ from hookscope.results.cost import NetworkCost
 from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord
 from hookscope.results.json_form import UNSTORED
-from hookscope.results.network import Failure, NetworkResult, row_label, row_of
-from hookscope.results.renderers import rendered
+from hookscope.results.network import Failure, NetworkResult, row_label
+from hookscope.results.renderers import Entry, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 from hookscope.results.token_norms import TokenMap, TokenNorms
 from hookscope.text import counted
@@ -193,7 +193,7 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Run(NetworkResult):
+class Run(NetworkResult[Entry]):
     """What runs have with or without a backward pass.
 
     Attributes:
@@ -241,7 +241,7 @@ class Run(NetworkResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Activations(Run):
+class Activations(Run[LayerRow]):
     """The outputs of layers in one run; `feature_maps` only if requested.
 
     Attributes:
@@ -255,11 +255,3 @@ class Activations(Run):
     map_summaries: tuple[MapSummary, ...] = field(default=(), metadata=UNSTORED)
     token_maps: tuple[TokenMap, ...] = ()
     cost: NetworkCost | None = None
-
-    def __getitem__(self, label: str) -> LayerRow:
-        """Return the row of an output: "layer1.0.conv1", "relu#1".
-
-        Raises:
-            LayerNotFoundError: If no row has this label; with the nearest ones.
-        """
-        return row_of(label, self.rows)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.results.concentration import Extent, MapValues
 from hookscope.results.inputs import InputRecord
 from hookscope.results.json_form import UNSTORED, in_json
@@ -159,7 +158,7 @@ class PatchWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Attention(NetworkResult):
+class Attention(NetworkResult[AttentionMap]):
     """The attention of a network: numbers by head, and maps on the inputs.
 
     Attributes:
@@ -183,6 +182,8 @@ class Attention(NetworkResult):
     patches: tuple[PatchWeights, ...] = ()
     tensors: Mapping[str, Any] = field(default_factory=dict, metadata=UNSTORED)
 
+    _noun = "map"
+
     @property
     @in_json
     def census(self) -> str:
@@ -193,19 +194,9 @@ class Attention(NetworkResult):
         parts = (counted(len(self.blocks), "block"), counted(len(self.maps), "map"), counted(len(self.inputs), "input"))
         return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
 
-    def __getitem__(self, label: str) -> AttentionMap:
-        """Return the first map of a block or a query: "blocks.11.attn", "class token", "rollout".
-
-        Raises:
-            LayerNotFoundError: If there is none; with the nearest labels.
-        """
-        for heat_map in self.maps:
-            if label in (heat_map.block, heat_map.query, heat_map.label):
-                return heat_map
-        names = dict.fromkeys(
-            text for attention_map in self.maps for text in (attention_map.block, attention_map.query)
-        )
-        raise LayerNotFoundError(f"There is no map of {label!r}.{nearest(label, names)}")
+    def by_label(self) -> dict[str, AttentionMap]:
+        """Return the first map of each block and query: "blocks.11.attn", "class token", "rollout"."""
+        return {label: place for place in reversed(self.maps) for label in (place.label, place.query, place.block)}
 
 
 def census_of(blocks: tuple[AttentionBlock, ...], unseen: tuple[UnseenBlock, ...]) -> str:

@@ -7,13 +7,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.results.comparison import Reading
 from hookscope.results.concentration import Concentration, Extent, MapValues, concentration
 from hookscope.results.inputs import InputRecord
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import NetworkResult
-from hookscope.text import counted, some_of
+from hookscope.text import counted
 
 Method = Literal[
     "grad-cam",
@@ -124,7 +123,7 @@ class SanityCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Attributions(NetworkResult):
+class Attributions(NetworkResult[AttributionMap]):
     """The maps of where a network looks, with the tests of these maps.
 
     Attributes:
@@ -145,6 +144,8 @@ class Attributions(NetworkResult):
     unchanged: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[int, NDArray[np.float32]] = field(default_factory=dict, repr=False, metadata=UNSTORED)
 
+    _noun = "map"
+
     def __repr__(self) -> str:
         parts = (self.method, counted(len(self.maps), "map"), counted(len(self.inputs), "input"))
         return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
@@ -158,15 +159,6 @@ class Attributions(NetworkResult):
     def _items(self) -> tuple[AttributionMap, ...]:
         return self.maps
 
-    def __getitem__(self, target: str) -> AttributionMap:
-        """Return the first map of a target: "Egyptian cat".
-
-        Raises:
-            LayerNotFoundError: If no map has this target; with the nearest ones.
-        """
-        for heat_map in self.maps:
-            if heat_map.target.label == target:
-                return heat_map
-        labels = dict.fromkeys(attribution_map.target.label for attribution_map in self.maps)
-        hint = nearest(target, labels) or f" There are {some_of([*map(repr, labels)], 3)}."
-        raise LayerNotFoundError(f"There is no map of {target!r}.{hint}")
+    def by_label(self) -> dict[str, AttributionMap]:
+        """Return the first map of each target: "Egyptian cat"."""
+        return {heat_map.target.label: heat_map for heat_map in reversed(self.maps)}

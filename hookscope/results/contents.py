@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hookscope.errors import NothingMatchedError, nearest
 from hookscope.results.json_form import in_json
 from hookscope.results.renderers import RowContainer
 from hookscope.text import counted
@@ -83,7 +82,7 @@ class StoredEntry:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class CheckpointContents(RowContainer):
+class CheckpointContents(RowContainer[StoredTensor]):
     """The contents of a weights file.
 
     Attributes:
@@ -104,6 +103,8 @@ class CheckpointContents(RowContainer):
     metadata: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
+    _noun = "tensor"
+
     @property
     def tensors(self) -> tuple[StoredTensor, ...]:
         """The tensors of all parts."""
@@ -118,16 +119,9 @@ class CheckpointContents(RowContainer):
     def _items(self) -> tuple[StoredTensor, ...]:
         return self.tensors
 
-    def __getitem__(self, key: str) -> StoredTensor:
-        """Return a tensor by its name, "conv1.weight", that of weights before others of the same name.
-
-        Raises:
-            NothingMatchedError: If there is none; with the nearest names.
-        """
-        tensors = {tensor.key: tensor for tensor in reversed(self.tensors)}
-        if key not in tensors:
-            raise NothingMatchedError(f"No tensor is called {key!r}.{nearest(key, tensors)}")
-        return tensors[key]
+    def by_label(self) -> dict[str, StoredTensor]:
+        """Return the tensors by name, "conv1.weight", those of weights before others of the same name."""
+        return {tensor.key: tensor for tensor in reversed(self.tensors)}
 
     def __repr__(self) -> str:
         return f"<CheckpointContents of {self.name}: {counted(len(self.tensors), 'tensor')}>"

@@ -10,7 +10,7 @@ from hookscope.results.comparison import Prediction
 from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
-from hookscope.results.network import ModelInfo, row_of
+from hookscope.results.network import ModelInfo
 from hookscope.results.renderers import RunResult
 from hookscope.text import counted
 
@@ -285,7 +285,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Differences(RunResult):
+class Differences(RunResult[DifferenceRow]):
     """The differences between A and B.
 
     Attributes:
@@ -334,14 +334,6 @@ class Differences(RunResult):
     def __repr__(self) -> str:
         many = counted(len(self.weights), "tensor") if self.way == "weights" else counted(len(self.rows), "row")
         return f"<{type(self).__name__} of {self.a.model.name} and {self.b.model.name}: {many}>"
-
-    def __getitem__(self, label: str) -> DifferenceRow:
-        """Return the row with a label of A, or else of B.
-
-        Raises:
-            LayerNotFoundError: If there is none; with the nearest labels.
-        """
-        return row_of(label, self.rows)
 
 
 def spread(items: Sequence[T], count: int, comes_first: Callable[[T], bool], size: Callable[[T], float]) -> list[T]:

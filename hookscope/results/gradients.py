@@ -6,7 +6,7 @@ from typing import Literal
 
 from hookscope.results.activations import FeatureMaps, Run
 from hookscope.results.json_form import UNSTORED
-from hookscope.results.network import row_label, row_of
+from hookscope.results.network import row_label
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 
 GradientStatus = Literal["gradient", "zero", "no gradient path", "not reached", "unknown"]
@@ -174,7 +174,7 @@ class StepsRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Gradients(Run):
+class Gradients(Run[GradientRow | ParameterRow]):
     """The gradients of one run, with the loss that was differentiated.
 
     Attributes:
@@ -196,11 +196,3 @@ class Gradients(Run):
 
     def _items(self) -> tuple[GradientRow | ParameterRow, ...]:
         return (*(row for row in self.gradients if row.role == "output"), *self.parameters)
-
-    def __getitem__(self, label: str) -> GradientRow | ParameterRow:
-        """Return the gradient of an output, "layer1.0.conv1", or of a parameter, "layer1.0.conv1.weight".
-
-        Raises:
-            LayerNotFoundError: If no row has this label; with the nearest ones.
-        """
-        return row_of(label, self._items())

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, NothingMatchedError, most_severe, nearest
+from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, most_severe
 from hookscope.results.comparison import Prediction
 from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord, Provenance
@@ -164,7 +164,7 @@ class HistoryFinding(Finding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class History(RunResult):
+class History(RunResult[tuple[WeightPoint, ...]]):
     """A training, followed by its checkpoints.
 
     Attributes:
@@ -191,6 +191,8 @@ class History(RunResult):
     notes: tuple[str, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
     provenance: Provenance | None = field(default=None, metadata=UNSTORED)
+
+    _noun = "tensor"
 
     @property
     def read(self) -> tuple[HistoryFile, ...]:
@@ -231,20 +233,12 @@ class History(RunResult):
         errors = [f"{file.label}: {file.error}" for file in self.unreadable]
         raise AssertionError("\n".join((f"{counted(len(self.files), 'file')} did not all pass.", *errors, *failures)))
 
-    def _items(self) -> tuple[WeightPoint, ...]:
-        return self.rows
-
-    def __getitem__(self, label: str) -> tuple[WeightPoint, ...]:
-        """Return a tensor in the order of the files: "layer1.0.conv1.weight".
-
-        Raises:
-            NothingMatchedError: If no file holds a tensor of that name; with the nearest names.
-        """
-        points = tuple(row for row in self.rows if row.name == label)
-        if not points:
-            names = dict.fromkeys(row.name for row in self.rows)
-            raise NothingMatchedError(f"No tensor is called {label!r}.{nearest(label, names)}")
-        return points
+    def by_label(self) -> dict[str, tuple[WeightPoint, ...]]:
+        """Return each tensor in the order of the files, by name: "layer1.0.conv1.weight"."""
+        points: dict[str, list[WeightPoint]] = {}
+        for row in self.rows:
+            points.setdefault(row.name, []).append(row)
+        return {name: tuple(rows) for name, rows in points.items()}
 
     def __repr__(self) -> str:
         return f"<History of {counted(len(self.files), 'file')}: {counted(len(self.verdicts), 'verdict')}>"

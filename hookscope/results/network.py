@@ -1,16 +1,15 @@
 """Which network ran, the modules in it, how rows about them are called, and where its forward pass raised."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.parameters import arg
 from hookscope.results.cost import NetworkCost, depth_of
 from hookscope.results.inputs import Provenance
 from hookscope.results.json_form import UNSTORED
-from hookscope.results.renderers import RowContainer, RunResult
+from hookscope.results.renderers import Entry, RowContainer, RunResult
 from hookscope.text import counted
 
 
@@ -38,7 +37,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class NetworkResult(RunResult):
+class NetworkResult(RunResult[Entry]):
     """What the results of commands that run one network share.
 
     Attributes:
@@ -222,7 +221,7 @@ def _missing_arguments(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ModuleTable(RowContainer):
+class ModuleTable(RowContainer[ModuleRow]):
     """The modules of a network.
 
     Attributes:
@@ -243,14 +242,6 @@ class ModuleTable(RowContainer):
         rows = tuple(row for row in self.rows if depth_of(row.layer if row.owner is None else row.owner) <= depth)
         return replace(self, rows=rows, cost=self.cost and self.cost.down_to(depth))
 
-    def __getitem__(self, layer: str) -> ModuleRow:
-        """Return the row of a module by its dotted name.
-
-        Raises:
-            LayerNotFoundError: If there is none; with the nearest names.
-        """
-        return row_of(layer, self.rows)
-
     def __repr__(self) -> str:
         return f"<ModuleTable of {self.model.name}: {counted(len(self.rows), 'module')}>"
 
@@ -262,29 +253,3 @@ def row_label(layer: str, call: int, slot: str) -> str:
     """
     called = f"#{call}" if call else "()" if layer and slot.startswith(".") else ""
     return f"{layer or '(model)'}{called}{slot}"
-
-
-class _Labelled(Protocol):
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def duplicates(self) -> tuple[str, ...]: ...
-
-
-Row = TypeVar("Row", bound=_Labelled)
-
-
-def row_of(label: str, rows: Iterable[Row]) -> Row:
-    """Return the row with a label, or the one that it was folded into.
-
-    Raises:
-        LayerNotFoundError: If there is none; with the nearest labels.
-    """
-    by_label: dict[str, Row] = {}
-    for row in rows:
-        for name in (row.label, *row.duplicates):
-            by_label.setdefault(name, row)
-    if label not in by_label:
-        raise LayerNotFoundError(f"No row is called {label!r}.{nearest(label, by_label)}")
-    return by_label[label]

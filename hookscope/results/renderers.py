@@ -9,16 +9,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from hookscope.errors import NothingMatchedError
+from hookscope.errors import LayerNotFoundError, nearest
+from hookscope.text import some_of
 
 RENDERERS: dict[str, str] = {}
 """For each form ("text", "html", "dict", "frame", "picture", "save") the "module:function" that makes it."""
 
-
-# Attributes that rows are found by.
-_LABELS = ("label", "layer", "name", "key", "block", "query", "target")
+Entry = TypeVar("Entry")
 
 
 def rendered(result: object, form: str, *args: Any, **options: Any) -> Any:
@@ -67,23 +66,36 @@ class RenderedResult:
         return rendered(self, "frame", full=full)
 
 
-class RowContainer(RenderedResult):
+class RowContainer(RenderedResult, Generic[Entry]):
     """A result that holds rows: `len(run)`, `for row in run`, `"layer1.0.conv1" in run`."""
 
     __slots__ = ()
+
+    _noun = "row"
 
     def _items(self) -> Sequence[Any]:
         rows: Sequence[Any] = self.rows  # type: ignore[attr-defined]  # a field of the subclasses
         return rows
 
-    def __getitem__(self, label: str) -> Any:
-        raise NotImplementedError
+    def by_label(self) -> dict[str, Entry]:
+        """Return what `run[label]` finds, by label and by those of the rows that repeat it; of equal ones the first."""
+        return {label: row for row in reversed(self._items()) for label in (row.label, *row.duplicates)}
+
+    def __getitem__(self, label: str) -> Entry:
+        """Return the row of an output, "layer1.0.conv1" or "relu#1", or of what else the result holds.
+
+        Raises:
+            LayerNotFoundError: If there is none; with the nearest labels.
+        """
+        rows = self.by_label()
+        if label not in rows:
+            hint = nearest(label, rows) or (f" Known: {some_of([*map(repr, reversed(rows))], 3)}." if rows else "")
+            raise LayerNotFoundError(f"No {self._noun} is called {label!r}.{hint}")
+        return rows[label]
 
     def _ipython_key_completions_(self) -> list[str]:
-        """Return what IPython completes after `run["`: labels of rows, else names, blocks or targets."""
-        values = (getattr(row, kind, None) for kind in _LABELS for row in (*self._items(), *getattr(self, "maps", ())))
-        labels = dict.fromkeys(str(getattr(value, "label", value)) for value in values if value)
-        return [label for label in labels if label in self]
+        """Return what IPython completes after `run["`."""
+        return [label for label in reversed(self.by_label()) if label]
 
     def __len__(self) -> int:
         return len(self._items())
@@ -95,16 +107,10 @@ class RowContainer(RenderedResult):
         return iter(self._items())
 
     def __contains__(self, label: object) -> bool:
-        if not isinstance(label, str):
-            return False
-        try:
-            self[label]
-        except NothingMatchedError:
-            return False
-        return True
+        return isinstance(label, str) and label in self.by_label()
 
 
-class RunResult(RowContainer):
+class RunResult(RowContainer[Entry]):
     """A result that its command writes as a run directory."""
 
     __slots__ = ()

@@ -16,7 +16,7 @@ from hookscope.results.cost import ReceptiveField
 from hookscope.results.failures import Failures
 from hookscope.results.headroom import Headroom
 from hookscope.results.json_form import UNSTORED, in_json
-from hookscope.results.network import NetworkResult, row_of
+from hookscope.results.network import NetworkResult
 from hookscope.results.renderers import rendered
 from hookscope.results.table_rows import TableRows
 from hookscope.text import counted
@@ -355,7 +355,7 @@ class FeatureFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Survey(NetworkResult):
+class Survey(NetworkResult[SurveyRow]):
     """What layers and their channels do over a data set.
 
     Attributes:
@@ -410,18 +410,6 @@ class Survey(NetworkResult):
     def save(self, path: str | Path, *, crops: int | None = None) -> Path:
         """Write the run directory, as `RunResult.save`; `crops` channels of each row have crops, None makes 128."""
         return Path(rendered(self, "save", path, crops=crops).folder)
-
-    def __getitem__(self, label: str) -> SurveyRow:
-        """Return the row of an output: "layer1.0.conv1", "relu#1".
-
-        Raises:
-            LayerNotFoundError: If no row has this label; with the nearest ones.
-        """
-        return row_of(label, self.rows)
-
-    def by_label(self) -> dict[str, SurveyRow]:
-        """Return the rows by their labels, and by those of the rows that repeat them."""
-        return {label: row for row in self.rows for label in (row.label, *row.duplicates)}
 
     @property
     @in_json
