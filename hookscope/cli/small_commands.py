@@ -52,7 +52,7 @@ def layers(model: str, *, option: options.Layers) -> int:
         return 0
     messages.print(failure_panel(table.failure))
     listed = f"{table.model.name} raised in a forward pass; the shapes up to there are listed"
-    return report_error(ModelError(f"{listed}{table.failure.remedy_in_arguments}."))
+    return report_error(ModelError(f"{listed}{table.failure.remedy(files=False)}."))
 
 
 def checkpoint(file: str, *, option: options.Checkpoint) -> int:

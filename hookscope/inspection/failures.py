@@ -109,4 +109,4 @@ def failure_message(model: str, failure: Failure, error: BaseException, phase: s
     if is_out_of_memory(error):
         hint = "give fewer inputs at a time (a smaller batch) or smaller ones"
         return f"{model} ran out of memory {place}: {hint}. {failure.error}"
-    return f"{model} raised {place}: {failure.error}{failure.remedy}"
+    return f"{model} raised {place}: {failure.error}{failure.remedy()}"

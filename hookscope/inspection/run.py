@@ -27,7 +27,7 @@ from hookscope.inspection.rows import Recorder, Rows, merge_observations, predic
 from hookscope.inspection.state.preservation import Mode, Preserved
 from hookscope.inspection.verification import Outcome, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer
-from hookscope.results.activations import UncalledLayer, Verification
+from hookscope.results.activations import NO_ROWS, NOT_SEEN, UncalledLayer, Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure
@@ -200,13 +200,13 @@ class Run:
             seen = f"layers computed from {names} alone have seen 1 input, not {count:,}"
             notes.insert(0, f"All {count:,} inputs share the same {names}: {seen}.")
         if places := some_of([*self.captured.traced], 3):
-            notes.append(f"No rows for layers and operations inside {places}: torch traces what runs there.")
+            notes.append(f"{NO_ROWS} layers and operations inside {places}: torch traces what runs there.")
         if self.made:
             made = [printable(f"{name} ({type(module).__name__})", 80) for name, module in self.made.items()]
-            notes.append(f"No rows for modules that are made in the forward pass: {some_of(made, 3)}.")
+            notes.append(f"{NO_ROWS} modules that are made in the forward pass: {some_of(made, 3)}.")
         if self.captured.copies:
             copies = some_of([printable(name, 80) or "(model)" for name in self.captured.copies], 3)
-            notes.append(f"No rows for copies of modules that the network makes in its forward pass: {copies}.")
+            notes.append(f"{NO_ROWS} copies of modules that the network makes in its forward pass: {copies}.")
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
             notes.append(_WITHOUT_KERNEL.format(missing_because()))
         if self.chosen.operations is not None or self.options.for_rules:
@@ -304,7 +304,7 @@ def unseen_activations(modules: Mapping[str, nn.Module], shown: Container[str | 
     calling = [name for name in layers if not isinstance(attribute_of(modules[name], "activation"), nn.Module)]
     if unseen := [printable(name, 80) or "(model)" for name in calling]:
         remedy = "Build the layers with a module (activation=torch.nn.ReLU()); the same weights fit."
-        yield f"Activation functions inside torch's own layers are not seen: {some_of(unseen, 3)}. {remedy}"
+        yield f"Activation functions inside torch's own layers are {NOT_SEEN} {some_of(unseen, 3)}. {remedy}"
 
 
 def unseen_in_scripts(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
@@ -317,7 +317,7 @@ def unseen_in_scripts(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
         if _is_script(module) and not any(not outer or name.startswith(f"{outer}.") for outer in scripts):
             scripts.append(name)
     shown = some_of([printable(name, 80) or "(model)" for name in scripts], 3)
-    return (f"Operations inside TorchScript are not seen: {shown}.",) if scripts else ()
+    return (f"Operations inside TorchScript are {NOT_SEEN} {shown}.",) if scripts else ()
 
 
 def _is_script(module: nn.Module) -> bool:

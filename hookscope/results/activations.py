@@ -14,7 +14,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord
 from hookscope.results.json_form import UNSTORED
 from hookscope.results.network import Failure, NetworkResult, row_label
-from hookscope.results.renderers import Entry, rendered
+from hookscope.results.renderers import Entry_co, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 from hookscope.results.token_norms import TokenMap, TokenNorms
 from hookscope.text import counted
@@ -34,6 +34,9 @@ Flag = Literal[
 ]
 
 OverChannels = Literal["mean", "RMS"]
+
+NO_ROWS, NOT_SEEN = "No rows for", "not seen:"
+"""What notes hold that say what no rule has looked at: an all-clear then speaks of what was seen."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -193,7 +196,7 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Run(NetworkResult[Entry]):
+class Run(NetworkResult[Entry_co]):
     """What runs have with or without a backward pass.
 
     Attributes:
@@ -230,7 +233,7 @@ class Run(NetworkResult[Entry]):
     @property
     def where_judged(self) -> str:
         """Return where rules found nothing, for an all-clear: " in what was seen" if a note names what was not seen."""
-        return " in what was seen" * any("No rows for " in note or " not seen: " in note for note in self.notes)
+        return " in what was seen" * any(NO_ROWS in note or NOT_SEEN in note for note in self.notes)
 
     def save(self, path: str | Path, *, cmap: str = "auto", scale: Literal["channel", "layer"] = "channel") -> Path:
         """Write the run directory, as `RunResult.save`, with grids in a colour map of Matplotlib's.

@@ -9,7 +9,7 @@ from hookscope.parameters import arg
 from hookscope.results.cost import NetworkCost, depth_of
 from hookscope.results.inputs import Provenance
 from hookscope.results.json_form import UNSTORED
-from hookscope.results.renderers import Entry, RowContainer, RunResult
+from hookscope.results.renderers import Entry_co, RowContainer, RunResult
 from hookscope.text import counted
 
 
@@ -37,7 +37,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class NetworkResult(RunResult[Entry]):
+class NetworkResult(RunResult[Entry_co]):
     """What the results of commands that run one network share.
 
     Attributes:
@@ -135,22 +135,12 @@ class Failure:
     input_shapes: tuple[str, ...]
     error: str
 
-    @property
-    def remedy(self) -> str:
-        """Which option helps, as a sentence to append, where torch's words show that the input is at fault; else ""."""
-        return self._remedy(files=True, arguments=True)
+    def remedy(self, *, files: bool = True, arguments: bool = True) -> str:
+        """Return which option helps, as a sentence to append; "" where torch's words do not show that the input is bad.
 
-    @property
-    def remedy_in_files(self) -> str:
-        """As `remedy`, for a command that has no `--input` and no `--input-shape`."""
-        return self._remedy(files=True, arguments=False)
-
-    @property
-    def remedy_in_arguments(self) -> str:
-        """As `remedy`, for a command that takes no pictures and no files but by `--input`."""
-        return self._remedy(files=False, arguments=True)
-
-    def _remedy(self, *, files: bool, arguments: bool) -> str:
+        A command may take no pictures and `files` but by `--input`, or have no `--input` and `--input-shape` for
+        `arguments`.
+        """
         kind, _, text = self.error.partition(": ")
         missing = [] if self.layer else _missing_arguments(text)
         if missing:

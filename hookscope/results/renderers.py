@@ -17,7 +17,7 @@ from hookscope.text import some_of
 RENDERERS: dict[str, str] = {}
 """For each form ("text", "html", "dict", "frame", "picture", "save") the "module:function" that makes it."""
 
-Entry = TypeVar("Entry")
+Entry_co = TypeVar("Entry_co", covariant=True)
 
 
 def rendered(result: object, form: str, *args: Any, **options: Any) -> Any:
@@ -66,7 +66,7 @@ class RenderedResult:
         return rendered(self, "frame", full=full)
 
 
-class RowContainer(RenderedResult, Generic[Entry]):
+class RowContainer(RenderedResult, Generic[Entry_co]):
     """A result that holds rows: `len(run)`, `for row in run`, `"layer1.0.conv1" in run`."""
 
     __slots__ = ()
@@ -77,11 +77,11 @@ class RowContainer(RenderedResult, Generic[Entry]):
         rows: Sequence[Any] = self.rows  # type: ignore[attr-defined]  # a field of the subclasses
         return rows
 
-    def by_label(self) -> dict[str, Entry]:
+    def by_label(self) -> dict[str, Entry_co]:
         """Return what `run[label]` finds, by label and by those of the rows that repeat it; of equal ones the first."""
         return {label: row for row in reversed(self._items()) for label in (row.label, *row.duplicates)}
 
-    def __getitem__(self, label: str) -> Entry:
+    def __getitem__(self, label: str) -> Entry_co:
         """Return the row of an output, "layer1.0.conv1" or "relu#1", or of what else the result holds.
 
         Raises:
@@ -110,7 +110,7 @@ class RowContainer(RenderedResult, Generic[Entry]):
         return isinstance(label, str) and label in self.by_label()
 
 
-class RunResult(RowContainer[Entry]):
+class RunResult(RowContainer[Entry_co]):
     """A result that its command writes as a run directory."""
 
     __slots__ = ()

@@ -54,7 +54,7 @@ def raised(phase: str, failure: Failure) -> str:
     """Return where and why a pass raised, in a sentence."""
     shapes = ", ".join(failure.input_shapes) or "no tensor"
     where = f"'{failure.layer or '(model)'}' ({failure.kind})"
-    return safe_text(f"The {phase} pass raised in {where}, given {shapes}: {failure.error}{failure.remedy}")
+    return safe_text(f"The {phase} pass raised in {where}, given {shapes}: {failure.error}{failure.remedy()}")
 
 
 @rule("non-finite-activation", "fail", "forward")

@@ -159,7 +159,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_broken_chunk(
     _, *line = command("data", "--out", "run")
     ended = fork_server.run(*line, cwd=tmp_path, environment=variables, largest_file=4000)
     assert ended.returncode == 3
-    assert "hookscope: error: Cannot write a chunk to 'run.chunks': file too large." in ended.stderr
+    assert "hookscope: error: Cannot write to 'run.chunks': file too large." in ended.stderr
     assert not list((tmp_path / "run.chunks").glob("*[0-9].json"))
     assert not (tmp_path / "run").exists()
 

@@ -282,13 +282,13 @@ def _difference_of_statistics(a: TensorStatistics, b: TensorStatistics) -> float
 
 
 def _gradients(a: _Side, b: _Side, pairs: Sequence[RowPair]) -> list[DifferenceRow]:
-    if not (isinstance(a.run.result, Gradients) and isinstance(b.run.result, Gradients)):
+    one, other = a.run.result, b.run.result
+    if not (isinstance(one, Gradients) and isinstance(other, Gradients)):
         return []
     calls = {pair.call: (pair.call_b, pair.matched) for pair in pairs}
-    rows = [_row(pair, a, b) for pair in pair_gradients(a.run.gradients, b.run.gradients, calls.get)]
     layers = {pair.call[0]: (pair.call_b[0], pair.matched) for pair in pairs}
-    parameters = pair_parameters(a.run.parameters, b.run.parameters, layers)
-    return [*rows, *(_row(parameter, a, b) for parameter in parameters)]
+    parameters = pair_parameters(one.parameters, other.parameters, layers)
+    return [_row(pair, a, b) for pair in (*pair_gradients(one.gradients, other.gradients, calls.get), *parameters)]
 
 
 def _eps(pairs: Sequence[RowPair]) -> float:

@@ -6,7 +6,6 @@ was cut short, damaged, or made by another model, of other inputs or with other 
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,13 @@ from safetensors.numpy import load, save
 from hookscope.commands.survey.judged_inputs import JudgedInputs
 from hookscope.commands.survey.measure_chunk import MeasuredChunk, MeasuredInput
 from hookscope.commands.survey.signature import differing
-from hookscope.errors import OutputError
 from hookscope.inputs.clips import digest_of
 from hookscope.parameters import arg
 from hookscope.regular_files import read_bounded
 from hookscope.results.json_form import json_form
-from hookscope.results.runs.atomic import reason_of, whole_file
+from hookscope.results.runs.atomic import reported, whole_file
 from hookscope.results.runs.store import checked, parse_json
-from hookscope.text import safe_text, some_of, strict_json
+from hookscope.text import some_of, strict_json
 
 FORMAT = 6
 """Of chunks: it changes when what is in them changes its meaning."""
@@ -107,9 +105,8 @@ def write_chunk(
     document = json_form(chunk, arrays)
     content = save({name: np.ascontiguousarray(values) for name, values in arrays.items()})
     features, shapes = "", {}
-    try:
-        with suppress(FileNotFoundError):
-            files.sidecar.unlink()
+    with reported(files.folder, kind="folder", remedy=f"Finished chunks stay; go on with {arg('resume')}"):
+        files.sidecar.unlink(missing_ok=True)
         with whole_file(files.arrays) as file:
             file.write(content)
         if chunk.features is not None:
@@ -120,11 +117,6 @@ def write_chunk(
         sidecar = Sidecar(FORMAT, files.index, signature, digest, features, shapes, tuple(chunk.inputs), left_out)
         with whole_file(files.sidecar) as file:
             file.write(strict_json({**json_form(sidecar), **document}).encode())
-    except OSError as error:
-        where = safe_text(str(files.folder))
-        raise OutputError(
-            f"Cannot write a chunk to '{where}': {reason_of(error)}. Finished chunks stay; go on with {arg('resume')}."
-        ) from error
 
 
 def _document(files: ChunkFiles) -> Mapping[str, Any]:

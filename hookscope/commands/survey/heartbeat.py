@@ -12,6 +12,7 @@ from hookscope.commands.survey.plan import ChunkFolder, Share
 from hookscope.errors import InputError
 from hookscope.parameters import arg
 from hookscope.regular_files import read_bounded
+from hookscope.results.runs.atomic import reported
 
 _BETWEEN_BEATS = 2.0  # seconds
 _LONGEST_SILENCE = 20.0
@@ -57,7 +58,7 @@ class Heartbeat:
         finally:
             stopped.set()
             thread.join()
-        with self.folder.reported():
+        with reported(self.folder.path, kind="folder"):
             path.write_text(f"{_DONE} {self.finished}", encoding="ascii")
 
     def listen(self) -> int:

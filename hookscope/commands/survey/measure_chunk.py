@@ -268,9 +268,9 @@ def measure_chunk(
 def _advising_files(error: ForwardError) -> ForwardError:
     """Return the error with advice that a survey can follow: its inputs are files."""
     failure = error.inspection.failure
-    if failure is None or not failure.remedy:
+    if failure is None or not failure.remedy():
         return error
-    return ForwardError(str(error).replace(failure.remedy, failure.remedy_in_files), error.inspection)
+    return ForwardError(str(error).replace(failure.remedy(), failure.remedy(arguments=False)), error.inspection)
 
 
 def _chunk_row(row: LayerRow, totals: ChannelTotals | None) -> ChunkRow:

@@ -1,14 +1,14 @@
 """How a data set is cut into chunks, what is common to them, and the folder where finished ones wait."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hookscope.checkpoints.folders import natural_order
 from hookscope.commands.survey.chunk_files import ChunkFiles
 from hookscope.commands.survey.features import FeatureDtype, Pool
-from hookscope.errors import InputError, OutputError, UsageError
+from hookscope.errors import InputError, UsageError
 from hookscope.inputs.batches import in_batches
 from hookscope.inputs.clips import Clip, Source
 from hookscope.inputs.pipeline import InputPipeline
@@ -18,7 +18,7 @@ from hookscope.results.cost import ReceptiveField
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.json_form import json_form
 from hookscope.results.network import ModelInfo
-from hookscope.results.runs.atomic import reason_of, whole_file
+from hookscope.results.runs.atomic import reported, whole_file
 from hookscope.results.runs.store import checked, parse_json
 from hookscope.text import safe_text, strict_json
 
@@ -116,15 +116,6 @@ class ChunkFolder:
         """Return the files of a chunk."""
         return ChunkFiles(self.path, index)
 
-    @contextmanager
-    def reported(self) -> Iterator[None]:
-        """Turn what writing into the folder raises into an OutputError."""
-        try:
-            yield
-        except OSError as error:
-            where = safe_text(str(self.path))
-            raise OutputError(f"Cannot write to '{where}': {reason_of(error)}. Name another folder.") from error
-
     def forget_processes(self) -> None:
         """Forget which processes have finished, and which were alive."""
         for path in self.path.glob("*.alive"):
@@ -134,7 +125,7 @@ class ChunkFolder:
         """Make the folder and write the plan, whole; OutputError if it cannot be written."""
         categories = plan.model.categories if plan.classes else ()
         document = json_form(replace(plan, model=replace(plan.model, categories=categories)))
-        with self.reported(), whole_file(self.path / PLAN) as file:
+        with reported(self.path, kind="folder"), whole_file(self.path / PLAN) as file:
             file.write(strict_json(document).encode())
 
     def read_plan(self) -> Plan:

@@ -95,12 +95,12 @@ def reason_of(error: OSError) -> str:
 
 
 @contextmanager
-def reported(path: Path, option: str = "", kind: Kind = "file") -> Iterator[None]:
+def reported(path: Path, option: str = "", kind: Kind = "file", remedy: str = "") -> Iterator[None]:
     """Turn an error of the operating system into an OutputError about what an option names."""
     try:
         yield
     except OSError as error:
-        raise refusal(path, reason_of(error), option, kind) from error
+        raise refusal(path, reason_of(error), option, kind, remedy) from error
     except ValueError as error:
         raise refusal(path, f"no {kind} can have such a name", option, kind) from error
 

@@ -21,7 +21,7 @@ from hookscope.results.attention import Attention, AttentionMap, PatchWeights
 from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.differences import Differences
 from hookscope.results.distribution import Distribution
-from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+from hookscope.results.gradients import Gradients
 from hookscope.results.history import History
 from hookscope.results.inputs import PICTURE_AXES, Region
 from hookscope.results.json_form import SCHEMA_VERSION
@@ -43,16 +43,6 @@ _LONGEST_SIDE = 2**16  # cells of a map over a picture; the sides of JPEG files 
 
 Result_co = TypeVar("Result_co", covariant=True)
 
-RESULT_KINDS: Mapping[str, type] = {
-    "activations": Activations,
-    "grads": Gradients,
-    "attribute": Attributions,
-    "attention": Attention,
-    "diff": Differences,
-    "history": History,
-    "survey": Survey,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class StoredRun(Generic[Result_co]):
@@ -61,16 +51,6 @@ class StoredRun(Generic[Result_co]):
     folder: Path
     record: RunRecord
     result: Result_co
-
-    @property
-    def gradients(self) -> tuple[GradientRow, ...]:
-        """Of outputs and inputs; empty for a run without a backward pass."""
-        return self.result.gradients if isinstance(self.result, Gradients) else ()
-
-    @property
-    def parameters(self) -> tuple[ParameterRow, ...]:
-        """Gradients of parameters; empty for a run without a backward pass."""
-        return self.result.parameters if isinstance(self.result, Gradients) else ()
 
     def read_picture(self, path: str) -> bytes:
         """Return the bytes of a picture that `run.json` names; raises as `read_inside`."""
@@ -141,9 +121,9 @@ def read_run(folder: Path) -> StoredRun[Any]:
     entries = read_record(folder)
     document = _read_json(folder, RESULT)
     _check_version(folder, RESULT, document)
-    kind = RESULT_KINDS.get(str(entries.get("verb")))
-    if kind is None:
+    if (verb := str(entries.get("verb"))) not in _KINDS:
         raise refusal(folder, "its run.json names no command of hookscope")
+    kind, checks = _KINDS[verb]
     try:
         name = "run.json"
         record: RunRecord = checked(RunRecord, entries)
@@ -153,7 +133,7 @@ def read_run(folder: Path) -> StoredRun[Any]:
         place, reason = error.args
         problem = f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}"
         raise refusal(folder, problem) from error
-    wrong = next((fault for check in _CHECKS[kind] for fault in check(record, result)), "")
+    wrong = next((fault for check in checks for fault in check(record, result)), "")
     if wrong:
         raise refusal(folder, wrong)
     if isinstance(result, Survey):
@@ -252,7 +232,7 @@ def _is_possible(spread: Distribution, statistics: TensorStatistics) -> bool:
     return bool(right and (np.diff(keys) > 0).all() and (counts > 0).all() and counts.sum() == count)
 
 
-def _wrong_pictures_of_rows(record: RunRecord, result: Activations | Gradients) -> Iterator[str]:
+def _wrong_pictures_of_rows(record: RunRecord, result: Activations | Gradients | Differences) -> Iterator[str]:
     rows = result.gradients if isinstance(result, Gradients) else result.rows
     indices, input_count = {row.index for row in rows}, len(result.inputs)
     for grid in record.grids:
@@ -308,13 +288,6 @@ def _fits_itself(heat_map: AttributionMap | AttentionMap | PatchWeights) -> bool
     return len(heat_map.size) in (0, heat_map.values.ndim) and 0 not in heat_map.size
 
 
-def _wrong_grids_of_differences(record: RunRecord, result: Differences) -> Iterator[str]:
-    indices = {row.index for row in result.rows}
-    for grid in record.grids:
-        if grid.row not in indices:
-            yield f"'{grid.path[:80]}' is of no row"
-
-
 def _wrong_files(_: RunRecord, result: History) -> Iterator[str]:
     count = len(result.files)
     named = [*(row.file for row in result.rows), *(activation.file for activation in result.activations)]
@@ -363,12 +336,12 @@ def _with_names(survey: Survey) -> Survey:
     return replace(survey, rows=tuple(rows))
 
 
-_CHECKS: Mapping[type, Sequence[Callable[[RunRecord, Any], Iterator[str]]]] = {
-    Activations: (_wrong_arrays, _wrong_pictures_of_rows),
-    Gradients: (_wrong_arrays, _wrong_pictures_of_rows),
-    Attributions: (_wrong_maps,),
-    Attention: (_wrong_maps,),
-    Differences: (_wrong_grids_of_differences,),
-    History: (_wrong_files,),
-    Survey: (_wrong_arrays, _wrong_channels),
+_KINDS: Mapping[str, tuple[type, Sequence[Callable[[RunRecord, Any], Iterator[str]]]]] = {
+    "activations": (Activations, (_wrong_arrays, _wrong_pictures_of_rows)),
+    "grads": (Gradients, (_wrong_arrays, _wrong_pictures_of_rows)),
+    "attribute": (Attributions, (_wrong_maps,)),
+    "attention": (Attention, (_wrong_maps,)),
+    "diff": (Differences, (_wrong_pictures_of_rows,)),
+    "history": (History, (_wrong_files,)),
+    "survey": (Survey, (_wrong_arrays, _wrong_channels)),
 }
