@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -103,7 +104,17 @@ def follow(
 def _with_dead(first: MeasuredFile, now: MeasuredFile) -> ByKey:
     """Return what rules say of a file, and which of its filters are dead that were not in the first that was read."""
     rows, others = ({row.name: row for row in snapshot.rows} for snapshot in (first, now))
-    return by_key([*dead_since(rows, others, first.file.label), *now.findings, *now.moved_though_frozen])
+    return by_key([*dead_since(rows, others, first.file.label), *now.findings])
+
+
+class _Compared(NamedTuple):
+    """How a file differs from the one before it, whose place in natural order is `since`, and from the first."""
+
+    since: int | None = None
+    drift: Mapping[str, float | None] = {}
+    drift_from_first: Mapping[str, float | None] = {}
+    moved_from: Mapping[str, str] = {}
+    moved_though_frozen: Sequence[Finding] = ()
 
 
 @dataclass(slots=True)
@@ -117,6 +128,7 @@ class _Series:
     on_progress: Callable[[int, int], None]
     measured: dict[int, MeasuredFile] = field(default_factory=dict)
     weights: dict[int, Weights] = field(default_factory=dict)
+    compared: dict[int, _Compared] = field(default_factory=dict)
     shapes: Mapping[str, tuple[tuple[int, ...], ...]] | None = None  # in the file that was read first
     order_words: str = ""
 
@@ -132,6 +144,7 @@ class _Series:
     def compare_in(self, order: Sequence[int]) -> None:
         """Compare each of these files with the one before it and the first; those not read yet are read."""
         first = previous = None
+        self.compared.clear()
         for at in order:
             if at not in self.measured:
                 self._read(at)
@@ -139,7 +152,6 @@ class _Series:
                 continue
             if first is None or previous is None:
                 first = at
-                self._set_drift(at, None, {}, {}, {}, ())
             else:
                 with cpu_threads(1):
                     self._compare(first, previous, at)
@@ -154,35 +166,13 @@ class _Series:
         moved_from = traded_places(before.tensors, now.tensors, drift)
         labels = [self.files[index].label for index in (previous, at)]
         learnt = [row.name for row in self.measured[at].rows if row.role == "parameter"]
-        frozen = tuple(moved_though_frozen(before, now, drift, labels, learnt))
+        frozen = [*moved_though_frozen(before, now, drift, labels, learnt)]
         before.release()
         from_first = drift
         if first != previous:
             from_first = drifts(self.weights[first].tensors, now.tensors)
             self.weights[first].release()
-        self._set_drift(at, previous, drift, from_first, moved_from, frozen)
-
-    def _set_drift(
-        self,
-        at: int,
-        since: int | None,
-        drift: Mapping[str, float | None],
-        from_first: Mapping[str, float | None],
-        moved_from: Mapping[str, str],
-        frozen: tuple[Finding, ...],
-    ) -> None:
-        measured = self.measured[at]
-        rows = tuple(
-            replace(
-                row,
-                drift=drift.get(row.name),
-                drift_from_first=from_first.get(row.name),
-                moved_from=moved_from.get(row.name, ""),
-            )
-            for row in measured.rows
-        )
-        file = replace(measured.file, compared_with=since)
-        self.measured[at] = replace(measured, file=file, rows=rows, moved_though_frozen=frozen)
+        self.compared[at] = _Compared(previous, drift, from_first, moved_from, frozen)
 
     def _read(self, at: int) -> None:
         self.measured[at], weights = measure_history_file(
@@ -200,15 +190,25 @@ class _Series:
         return order
 
     def in_order(self, order: Sequence[int]) -> list[MeasuredFile]:
-        """Return what was measured, in an order, with indices that go by it."""
+        """Return what was measured, in an order, with indices that go by it, and what comparing has shown."""
         in_order = []
         for place, at in enumerate(order):
             measured = self.measured.get(at, MeasuredFile(self.files[at]))
-            since = measured.file.compared_with
+            since, drift, from_first, moved_from, frozen = self.compared.get(at, _Compared())
             file = replace(measured.file, index=place, compared_with=None if since is None else order.index(since))
-            rows = tuple(replace(row, file=place) for row in measured.rows)
+            rows = tuple(
+                replace(
+                    row,
+                    file=place,
+                    drift=drift.get(row.name),
+                    drift_from_first=from_first.get(row.name),
+                    moved_from=moved_from.get(row.name, ""),
+                )
+                for row in measured.rows
+            )
             activations = tuple(replace(row, file=place) for row in measured.activations)
-            in_order.append(replace(measured, file=file, rows=rows, activations=activations))
+            findings = (*measured.findings, *frozen)
+            in_order.append(replace(measured, file=file, rows=rows, activations=activations, findings=findings))
         return in_order
 
 

@@ -73,14 +73,13 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFile:
-    """What one file holds, and the findings on it; drift and `moved_though_frozen` need another file."""
+    """What one file holds, and the findings on it; drift needs another file."""
 
     file: HistoryFile
     findings: tuple[Finding, ...] = ()
     rows: tuple[WeightPoint, ...] = ()
     activations: tuple[ActivationPoint, ...] = ()
     inputs: tuple[InputRecord, ...] = ()
-    moved_though_frozen: tuple[Finding, ...] = ()
 
 
 def measure_history_file(
