@@ -56,7 +56,7 @@ _DESCRIBED = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re
 def documents() -> dict[str, Schema]:
     """Return a schema for each command that prints JSON, for `run.json` and a line of `watch.jsonl`, by name."""
     run = {"run": {"type": ["string", "null"], "description": "The run directory; null if nothing was written."}}
-    results = {name: _properties(kind) | run for name, kind in RESULT_KINDS.items()}
+    results = {name: _properties(kind) | run for name, (kind, _) in RESULT_KINDS.items()}
     checks = {"exit_code": _of(int), "checkpoints": _array(_of(CheckReport))}
     return {
         **{name: _document(f"hookscope {name} --json, result.json", of, "run") for name, of in results.items()},

@@ -52,12 +52,15 @@ class ClassAccuracy:
 class WrongPicture:
     """A labelled picture that is taken for another class.
 
-    Probabilities are the softmax of the scores, or the scores themselves where they are probabilities already; None if
-    a score is NaN.
-
     With several labels for each picture, `label` and `taken_for` list all that it has and all that it is given.
     `probability` is the highest of a class wrongly given, `label_probability` the lowest of a label that is missed;
     None if there is no such class.
+
+    Attributes:
+        taken_for: Name or number of the class with the greatest score; "NaN" for scores with NaN.
+        probability: Of that class: the softmax of the scores, or the score where that is a probability already; None
+            for scores with NaN.
+        label_probability: Of its label's class.
     """
 
     name: str

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from hookscope.results.accuracy import WrongPicture
+
 OutsideKind = Literal["dark", "bright", "flat", "harsh", "narrow", "wide", "other layout", "inverted"]
 
 DEPARTURE_RATE = 0.05
@@ -38,13 +40,10 @@ class NearInput:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedInput:
+class FailedInput(WrongPicture):
     """An input that is taken for another class, and what may be the reason.
 
     Attributes:
-        taken_for: Name or number of the class with the greatest score; "NaN" for scores with NaN.
-        probability: Of that class; None for scores with NaN.
-        label_probability: Of its label's class.
         outside: Where its picture lies outside the range of those that are right.
         leaves_at: Label of the first row where its distance to the mean of its class is more than chance; "" for none.
         p_value: Of that row, for all rows together; None without one.
@@ -53,12 +52,6 @@ class FailedInput:
         neighbours: The inputs, of those that were compared, with the nearest features in `Failures.neighbour_row`.
     """
 
-    input: str
-    sha256: str | None
-    label: str
-    taken_for: str
-    probability: float | None
-    label_probability: float | None
     outside: tuple[OutsideRange, ...] = ()
     leaves_at: str = ""
     p_value: float | None = None

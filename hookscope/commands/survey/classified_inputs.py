@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.commands.check.measuring.labelled_pictures import classes_of
+from hookscope.commands.check.measuring.labelled_pictures import Classes, classes_of
 from hookscope.commands.survey.judged_inputs import GRID, LOOKS, JudgedInputs
 from hookscope.commands.survey.measure_chunk import MeasuredInput
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
@@ -157,10 +157,12 @@ class ClassifiedInputs:
             return None
         return OutsideRange("inverted" if least <= -value <= most else "other layout", value, least, most)
 
+    def _classes(self) -> Classes:
+        return classes_of(self.labels, self._known, self.class_count, in_folders=True)[0]
+
     def labels_at(self) -> Mapping[int, int]:
         """Return the number of the label that stands for each class of the network."""
-        classes, _ = classes_of(self.labels, self._known, self.class_count, in_folders=True)
-        return {index: self.labels.index(label) for label, indices in classes.items() for index in indices}
+        return {index: self.labels.index(label) for label, indices in self._classes().items() for index in indices}
 
     @property
     def _known(self) -> Sequence[str]:
@@ -177,18 +179,13 @@ class ClassifiedInputs:
 
     def accuracy(self) -> Accuracy:
         """Return how many are right, of all and by class."""
-        labels_at = self.labels_at()
-        indices = {label: tuple(index for index, other in labels_at.items() if other == label) for label in self.seen}
-        classes = []
+        indices_of, classes = self._classes(), []
         for label in sorted(self.seen):
-            mistaken = self.taken_for[label].most_common(1)
-            name, count = (self.name(mistaken[0][0]), mistaken[0][1]) if mistaken else ("", 0)
-            classes.append(
-                ClassAccuracy(
-                    self.labels[label], indices[label], self.seen[label], self.right[label], name, count,
-                    sum(self.given[index] for index in indices[label]),
-                )
-            )  # fmt: skip
+            name, indices = self.labels[label], indices_of[self.labels[label]]
+            mistaken = [(self.name(index), count) for index, count in self.taken_for[label].most_common(1)]
+            given = sum(self.given[index] for index in indices)
+            counts = self.seen[label], self.right[label], *(mistaken or [("", 0)])[0], given
+            classes.append(ClassAccuracy(name, indices, *counts))
         worst = tuple(
             WrongPicture(
                 wrong.name, wrong.measured.sha256, self.labels[wrong.label], self.name(wrong.taken_for),

@@ -32,10 +32,8 @@ def failure_heading(miss: FailedInput) -> str:
     """Return "data/red/swapped.png: red (0.1%), taken for green (99.9%)"."""
     label, other = printable(miss.label, _MOST_NAME), printable(miss.taken_for, _MOST_NAME)
     if miss.probability is None or miss.label_probability is None:
-        return f"{printable(miss.input)}: {label}, scores with NaN"
-    return (
-        f"{printable(miss.input)}: {label} ({miss.label_probability:.1%}), taken for {other} ({miss.probability:.1%})"
-    )
+        return f"{printable(miss.name)}: {label}, scores with NaN"
+    return f"{printable(miss.name)}: {label} ({miss.label_probability:.1%}), taken for {other} ({miss.probability:.1%})"
 
 
 def failure_reasons(miss: FailedInput, failures: Failures) -> list[str]:
@@ -112,11 +110,11 @@ def wrong_strips(result: Survey) -> Iterator[tuple[WrongStrip, Image.Image]]:
     failures = result.failures
     if failures is None or result.pictures is None:
         return
-    wanted = {name for row in failures.inputs for name in (row.input, *(peer.input for peer in row.neighbours))}
+    wanted = {name for row in failures.inputs for name in (row.name, *(peer.input for peer in row.neighbours))}
     pictures = {name: _tile(pixels) for name, pixels in result.pictures(sorted(wanted))}
     for place, miss in enumerate(failures.inputs):
         near: tuple[NearInput, ...] = miss.neighbours
-        tiles = [pictures.get(miss.input), *(pictures.get(peer.input) for peer in near)]
+        tiles = [pictures.get(miss.name), *(pictures.get(peer.input) for peer in near)]
         if tiles[0] is None:
             continue
         strip = Image.new("RGB", (len(tiles) * (TILE + GAP) - GAP, TILE), (255, 255, 255))

@@ -8,9 +8,8 @@ layer is the p-value of that layer, for all layers together (the permutation tes
 and Young, Resampling-Based Multiple Testing, 1993, section 2.6).
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -27,7 +26,8 @@ from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.network import queued
 from hookscope.inspection.session import Session
 from hookscope.parameters import arg
-from hookscope.results.failures import DEPARTURE_RATE, FailedInput, Failures, NearInput, OutsideRange
+from hookscope.results.accuracy import WrongPicture
+from hookscope.results.failures import DEPARTURE_RATE, FailedInput, Failures, NearInput
 from hookscope.results.repeats import fold_repeats
 from hookscope.text import counted, printable, some_of
 
@@ -92,14 +92,16 @@ class _Recorder:
 
 
 def explained(
-    classified: ClassifiedInputs, chunks: Iterable[JudgedInputs], again: Again | None, channel_count: int
+    classified: ClassifiedInputs,
+    worst: Sequence[WrongPicture],
+    chunks: Iterable[JudgedInputs],
+    again: Again | None,
+    channel_count: int,
 ) -> Failures:
     """Return the most confident wrong inputs with what may be the reason; `again` is None where there is no network."""
     compared = _compared(classified, again, channel_count) if again is not None and classified.worst else None
-    inputs = [
-        _failed(classified, wrong, outside)
-        for wrong, outside in zip(classified.worst, classified.outside(chunks), strict=True)
-    ]
+    outside = classified.outside(chunks)
+    inputs = [FailedInput(**asdict(wrong), outside=ways) for wrong, ways in zip(worst, outside, strict=True)]
     if compared is not None:
         inputs = [*map(compared.explain, inputs, classified.worst)]
     return Failures(
@@ -129,19 +131,6 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
             f"The layer where an input leaves its class was not searched for in {names}: that needs at least "
             f"{FEWEST_MEMBERS} inputs of the class that are classified right."
         )
-
-
-def _failed(classified: ClassifiedInputs, wrong: WrongInput, outside: tuple[OutsideRange, ...]) -> FailedInput:
-    share, label_share = (None if math.isnan(probability) else probability for probability in wrong.probabilities)
-    return FailedInput(
-        input=wrong.name,
-        sha256=wrong.measured.sha256,
-        label=classified.labels[wrong.label],
-        taken_for=classified.name(wrong.taken_for),
-        probability=share,
-        label_probability=label_share,
-        outside=outside,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,17 +129,18 @@ class Merging:
             self._row(index, row, statistics, names)
             for index, (row, statistics) in enumerate(zip(self.rows.values(), summaries, strict=True))
         )
-        failures = None
+        accuracy = failures = None
         if self.classified is not None:
+            accuracy = self.classified.accuracy()
             judged = chain.from_iterable(read_judged(files) for _, files in self.chunks)
-            failures = explained(self.classified, judged, again, channel_counts(rows))
+            failures = explained(self.classified, accuracy.worst, judged, again, channel_counts(rows))
         features = None if self.features is None else self.features.write(plan.model.name, plain(plan.classes))
         return Survey(
             model=plan.model,
             input_count=self.input_count,
             rows=rows,
             classes={plan.classes[number]: count for number, count in sorted(self.class_counts.items())},
-            accuracy=None if self.classified is None else self.classified.accuracy(),
+            accuracy=accuracy,
             failures=failures,
             uncalled=tuple((self.uncalled or {}).values()),
             unusable=tuple(self.unusable),

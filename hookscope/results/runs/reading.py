@@ -121,9 +121,9 @@ def read_run(folder: Path) -> StoredRun[Any]:
     entries = read_record(folder)
     document = _read_json(folder, RESULT)
     _check_version(folder, RESULT, document)
-    if (verb := str(entries.get("verb"))) not in _KINDS:
+    if (verb := str(entries.get("verb"))) not in RESULT_KINDS:
         raise refusal(folder, "its run.json names no command of hookscope")
-    kind, checks = _KINDS[verb]
+    kind, checks = RESULT_KINDS[verb]
     try:
         name = "run.json"
         record: RunRecord = checked(RunRecord, entries)
@@ -221,10 +221,11 @@ def _wrong_arrays(_: RunRecord, result: Any) -> Iterator[str]:
 
 def _is_possible(spread: Distribution, statistics: TensorStatistics) -> bool:
     count = statistics.element_count - (statistics.nan_count or 0) - (statistics.inf_count or 0)
-    if spread.count != count or not -math.inf < spread.low <= spread.high < math.inf:
+    if not 0 < count == spread.count or not -math.inf < spread.low <= spread.high < math.inf:
         return False
-    if spread.values is not None:
-        return spread.values.shape == (count,) and spread.values.dtype == np.float64
+    if (values := spread.values) is not None:
+        right = values.shape == (count,) and values.dtype == np.float64
+        return bool(right and (np.diff(values) >= 0).all() and (values[0], values[-1]) == (spread.low, spread.high))
     keys, counts = spread.keys, spread.counts
     if keys is None or counts is None or keys.ndim != 1 or keys.shape != counts.shape:
         return False
@@ -336,7 +337,7 @@ def _with_names(survey: Survey) -> Survey:
     return replace(survey, rows=tuple(rows))
 
 
-_KINDS: Mapping[str, tuple[type, Sequence[Callable[[RunRecord, Any], Iterator[str]]]]] = {
+RESULT_KINDS: Mapping[str, tuple[type, Sequence[Callable[[RunRecord, Any], Iterator[str]]]]] = {
     "activations": (Activations, (_wrong_arrays, _wrong_pictures_of_rows)),
     "grads": (Gradients, (_wrong_arrays, _wrong_pictures_of_rows)),
     "attribute": (Attributions, (_wrong_maps,)),

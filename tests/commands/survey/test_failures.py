@@ -53,7 +53,7 @@ def survey(data: Path) -> Survey:
 
 def failed(survey: Survey, name: str) -> FailedInput:
     assert survey.failures is not None
-    return next(each for each in survey.failures.inputs if Path(each.input).stem == name)
+    return next(each for each in survey.failures.inputs if Path(each.name).stem == name)
 
 
 def kinds(each: FailedInput) -> list[str]:
@@ -90,7 +90,7 @@ def test_a_swapped_label_is_named_with_its_true_class_near(survey: Survey) -> No
 def test_nothing_else_is_wrong_and_the_accuracy_is_that_of_check(data: Path, survey: Survey) -> None:
     assert survey.failures is not None
     assert survey.accuracy is not None
-    assert {Path(each.input).stem for each in survey.failures.inputs} == {"dark", "inverted", "crop", "swapped"}
+    assert {Path(each.name).stem for each in survey.failures.inputs} == {"dark", "inverted", "crop", "swapped"}
     checked = hookscope.check(Colours(), data=data, select="accuracy", **AS_STORED).accuracy
     assert checked is not None
     assert (survey.accuracy.right, survey.accuracy.count, survey.accuracy.interval) == (180, 184, checked.interval)

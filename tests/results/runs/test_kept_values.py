@@ -99,3 +99,12 @@ def test_a_run_with_other_arrays_is_refused_in_a_line(tmp_path: Path) -> None:
     assert f"its {ARRAYS} is cut short or damaged" in refused()
     (run / ARRAYS).unlink()
     assert "its result.json is not as hookscope writes it: rows.0.activation." in refused()
+
+
+def test_values_that_are_not_those_of_their_range_are_refused(tmp_path: Path) -> None:
+    run = hookscope.activations(nn.Linear(4, 3), torch.randn(2, 4)).save(tmp_path / "run")
+    whole, name = load_file(run / ARRAYS), "rows.0.activation.distribution.values"
+    for values in (whole[name][::-1].copy(), np.nextafter(whole[name], np.inf)):
+        save_file({**whole, name: values}, run / ARRAYS)
+        with pytest.raises(InputError, match=rf"its {ARRAYS} does not fit"):
+            read_run(run)
