@@ -6,7 +6,7 @@ Those of chunks are copied from one after another, those of batches written as t
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of
 from hookscope.commands.survey.features import FeatureDtype, FeatureSpool, Pool, different_layers
-from hookscope.errors import OutputError, UsageError
+from hookscope.errors import UsageError
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import length_of, to_device
 from hookscope.inspection.device import placement
@@ -27,7 +27,7 @@ from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg
 from hookscope.regular_files import open_regular
 from hookscope.results.inputs import InputRecord
-from hookscope.results.runs.atomic import check_writable, reason_of, whole_file
+from hookscope.results.runs.atomic import check_writable, reported, whole_file
 from hookscope.results.runs.tensors import header_of
 from hookscope.results.survey import FeatureFiles
 from hookscope.text import printable, safe_text, shape_text
@@ -60,33 +60,21 @@ class FeatureTarget:
         """What names the inputs, written last."""
         return self.path.with_suffix(".json") if self.is_one_file else self.path / "features.json"
 
-    def check(self) -> None:
-        """Raise OutputError for a place that nothing could be written to; change nothing.
+    def check(self, option: str) -> None:
+        """Raise OutputError for a place, given with an option, that nothing could be written to; change nothing.
 
         Raises:
             UsageError: If a package is missing for it, or it is a number.
         """
         if str(self.path).isdecimal():
             raise UsageError(
-                f"{arg('features')} takes a path, not a number ({self.path}): such as features.safetensors or "
-                "features/."
+                f"{option} takes a path, not a number ({self.path}): such as features.safetensors or features/."
             )
         if self.is_parquet and find_spec("pyarrow") is None:
-            raise UsageError(f"{arg('features')} FILE.parquet needs one more package: pip install 'hookscope[parquet]'")
+            raise UsageError(f"{option} FILE.parquet needs one more package: pip install 'hookscope[parquet]'")
         if self.is_one_file:
-            check_writable(self.path, arg("features"))
-        check_writable(self.sidecar, arg("features"))
-
-    @contextmanager
-    def reported(self, hint: str) -> Iterator[None]:
-        """Turn what writing raises into an OutputError: "Name another place{hint}."."""
-        try:
-            yield
-        except OSError as error:
-            where = safe_text(str(self.path))
-            raise OutputError(
-                f"Cannot write features to '{where}': {reason_of(error)}. Name another place{hint}."
-            ) from error
+            check_writable(self.path, option)
+        check_writable(self.sidecar, option)
 
     def write_sidecar(
         self, model: str, shapes: Mapping[str, tuple[int, ...]], files: Sequence[Path], inputs: Iterable[dict[str, Any]]
@@ -138,7 +126,8 @@ class FeatureParts:
         Raises:
             OutputError: If something cannot be written.
         """
-        with self.target.reported(f" with {arg('features')}; {arg('resume')} goes on with the finished chunks"):
+        remedy = f"Name another place with {arg('features')}; {arg('resume')} goes on with the finished chunks"
+        with reported(self.target.path, remedy=remedy):
             written = [*(self._one_file(classes) if self.target.is_one_file else self._file_for_each_chunk())]
             return self.target.write_sidecar(model, self.shapes, written, self._inputs(classes))
 
@@ -205,7 +194,7 @@ def batch_features(
         raise UsageError(
             f"Features of batches go into one file: '{safe_text(str(target.path))}' must end in .safetensors."
         )
-    target.check()
+    target.check(arg("out"))
     spool = FeatureSpool(target.pool, target.dtype)
     labels: list[Any] = []
     place = placement(loaded.module)
@@ -217,7 +206,9 @@ def batch_features(
         on_tensor=spool.see,
         on_output=lambda batch, _output: spool.keep(len(batch.indices)),
     )
-    with target.reported(""):
+    if not labels:
+        raise UsageError("There are no batches: give at least one tensor (N, ...).")
+    with reported(target.path, arg("out")):
         shapes = spool.write(target.path, [row.label for row in run.rows])
         return target.write_sidecar(run.model.name, shapes, [target.path], _inputs(labels))
 

@@ -72,9 +72,15 @@ class FeatureSpool:
 
     def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
         """Take the features of a batch, in the hook."""
-        values = pooled(tensor, channel_axis, self.pool, label)
-        with np.errstate(over="ignore"):  # above 65,504 float16 has infinity
-            self._latest[label] = plain_array(values).astype("<f4" if self.dtype == "float32" else "<f2", order="C")
+        values = plain_array(pooled(tensor, channel_axis, self.pool, label))
+        with np.errstate(over="ignore"):
+            stored = values.astype("<f4" if self.dtype == "float32" else "<f2", order="C")
+        if (np.isinf(stored) & np.isfinite(values)).any():
+            raise UsageError(
+                f"{arg('features')}: {printable(label)} exceeds float16's greatest number, 65,504. Give "
+                f"{arg('features_dtype')} float32."
+            )
+        self._latest[label] = stored
 
     def keep(self, count: int) -> None:
         """Keep what came since the last batch of so many inputs.

@@ -140,7 +140,7 @@ def run_survey(
     target = None
     if option.features is not None:
         target = FeatureTarget(Path(option.features), option.pool, option.features_dtype)
-        target.check()
+        target.check(arg("features"))
     labelled = _labelled_inputs(images) if option.by_class else None
     shard = None if option.shard is None else parse_share(option.shard)
     option = replace(option, device=_own_device(option.device))

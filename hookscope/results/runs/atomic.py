@@ -102,6 +102,8 @@ def reported(path: Path, option: str = "", kind: Kind = "file", remedy: str = ""
     except OSError as error:
         raise refusal(path, reason_of(error), option, kind, remedy) from error
     except ValueError as error:
+        if not isinstance(error, UnicodeError) and "embedded null" not in str(error):
+            raise
         raise refusal(path, f"no {kind} can have such a name", option, kind) from error
 
 

@@ -169,3 +169,17 @@ def test_batches_of_a_loader_with_labels(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="A batch is dict"):
         hookscope.features(model, [{}], tmp_path / "g.safetensors", layer="2")
     assert not (tmp_path / "g.safetensors").exists()
+
+
+def test_batches_that_give_no_right_features_are_refused(tmp_path: Path) -> None:
+    model, out = nn.Sequential(nn.Linear(1, 2, bias=False)), tmp_path / "f.safetensors"
+    nn.init.constant_(model[0].weight, 65504.0)  # the greatest number of float16
+    batches = [torch.ones(2, 1)]
+    written = hookscope.features(model, batches, out, layer="0", features_dtype="float16")
+    assert written.shapes == {"0": (2, 2)}
+    with pytest.raises(UsageError, match=r"exceeds float16's greatest number, 65,504\. Give `features_dtype` float32"):
+        hookscope.features(model, [1.001 * batches[0]], out, layer="0", features_dtype="float16")
+    with pytest.raises(UsageError, match="There are no batches"):
+        hookscope.features(model, [], out, layer="0")
+    with pytest.raises(OutputError, match="Name another file with `out`"):
+        hookscope.features(model, batches, "/proc/f.safetensors", layer="0")
