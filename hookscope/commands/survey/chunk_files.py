@@ -31,6 +31,9 @@ FORMAT = 6
 # A sidecar of a chunk of a million inputs, and the arrays of one of a million channels, are smaller.
 _MOST_SIDECAR_BYTES, _MOST_ARRAY_BYTES = 2**29, 2**34
 
+# Of the sidecar without itself: a number that was damaged is none.
+_DIGEST = "sha256"
+
 _UNREADABLE = (OSError, SafetensorError, ValueError, RecursionError)
 
 
@@ -115,12 +118,21 @@ def write_chunk(
             features = digest_of(files.features)
         digest = hashlib.sha256(content).hexdigest()
         sidecar = Sidecar(FORMAT, files.index, signature, digest, features, shapes, tuple(chunk.inputs), left_out)
+        document = json_form(sidecar) | document
         with whole_file(files.sidecar) as file:
-            file.write(strict_json({**json_form(sidecar), **document}).encode())
+            file.write(strict_json({**document, _DIGEST: _digest(document)}).encode())
 
 
 def _document(files: ChunkFiles) -> Mapping[str, Any]:
-    return parse_json(read_bounded(files.sidecar, _MOST_SIDECAR_BYTES, follow_links=False)) or {}
+    """Return what a sidecar holds; ValueError, as for what is no JSON, if that is not what was written."""
+    document = parse_json(read_bounded(files.sidecar, _MOST_SIDECAR_BYTES, follow_links=False)) or {}
+    if document.pop(_DIGEST, "") != _digest(document):
+        raise ValueError("damaged")
+    return document
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(strict_json(document).encode()).hexdigest()
 
 
 def read_sidecar(files: ChunkFiles) -> Sidecar | None:
