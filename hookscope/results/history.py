@@ -147,7 +147,8 @@ class HistoryFinding(Finding):
 
     Attributes:
         level: The most severe in any of the files.
-        message: What the rule said of the first place in the first file: one sentence with value and limit.
+        message: What the rule said of one of the places, in the first file where it did: one sentence with value and
+            limit.
         followed_by: Further places at which it began together, and is in the same files.
         first: Index of the first file in which it holds.
         before: Index of the last file before that which was read; None where it holds in the first file.
@@ -264,19 +265,18 @@ class LayerPoint:
 
 def by_layer(history: History) -> dict[str, dict[int, LayerPoint]]:
     """Return the layers that own parameters, in the order of the files, each by index of file."""
-    held: dict[str, dict[int, list[WeightPoint]]] = {}
+    held: dict[str, dict[int | None, list[WeightPoint]]] = {}
     for row in history.rows:
         held.setdefault(row.layer, {}).setdefault(row.file, []).append(row)
-    owners = {layer: files for layer, files in held.items() if any(map(_learnt, files.values()))}
-    before = {file.index: file.compared_with for file in history.files}
     first = next((file.index for file in history.read), None)
-    none: list[WeightPoint] = []
     return {
         layer: {
-            at: _layer_point(rows, files.get(before[at], none), files.get(first, none))  # type: ignore[arg-type]
-            for at, rows in files.items()
+            file.index: _layer_point(files[file.index], files.get(file.compared_with, []), files.get(first, []))
+            for file in history.files
+            if file.index in files
         }
-        for layer, files in owners.items()
+        for layer, files in held.items()
+        if any(map(_learnt, files.values()))
     }
 
 

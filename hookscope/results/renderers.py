@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hookscope.errors import LayerNotFoundError, nearest
-from hookscope.text import some_of
+from hookscope.text import some_of, strict_json
 
 RENDERERS: dict[str, str] = {}
 """For each form ("text", "html", "dict", "frame", "picture", "save") the "module:function" that makes it."""
@@ -50,8 +50,6 @@ class RenderedResult:
 
     def to_json(self) -> str:
         """Return `to_dict` as strict JSON, a row a line."""
-        from hookscope.text import strict_json  # noqa: PLC0415 - with the rest of what is loaded on first use
-
         return strict_json(self.to_dict())
 
     def to_pandas(self, *, full: bool = False) -> Any:

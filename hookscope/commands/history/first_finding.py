@@ -98,7 +98,8 @@ def _grouped(
         where, *others = places
         named = [findings[at][rule, place] for at in files for place in places if (rule, place) in findings[at]]
         level: Literal["fail", "warn"] = "fail" if any(finding.level == "fail" for finding in named) else "warn"
-        first, message, rest = files[0], named[0].message, tuple(others)
+        own = [finding for finding in named if finding.where in places] or named  # else those of their cause
+        first, message, rest = files[0], own[0].message, tuple(others)
         last = lasts(files)
         verdict = HistoryFinding(rule, level, where, message, rest, first=first, before=before, files=files, lasts=last)
         made.append(verdict)

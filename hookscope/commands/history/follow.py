@@ -29,7 +29,7 @@ from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.session import package_versions
 from hookscope.parameters import arg
 from hookscope.results.findings import Finding
-from hookscope.results.history import History, HistoryFile, HistoryFinding, WeightPoint
+from hookscope.results.history import History, HistoryFile, WeightPoint
 from hookscope.results.inputs import Provenance
 from hookscope.rules import RULES
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
@@ -60,14 +60,12 @@ def follow(
     natural = [*range(len(files))]
     series = _Series(files, settings, wanted, device, on_progress or (lambda _done, _all: None))
     notes: list[str] = []
-    all_verdicts: list[HistoryFinding] = []
-    if searches:
-        all_verdicts = searched(len(files), series.look)
-        if series.order() != natural:
-            notes.append(
-                f"{arg('bisect')} had no effect: the epochs or steps in the files are not in the order of their names."
-            )
-            searches = False
+    all_verdicts = searched(len(files), series.look) if searches else []
+    if searches and series.order() != natural:
+        searches = False
+        notes.append(
+            f"{arg('bisect')} had no effect: the epochs or steps in the files are not in the order of their names."
+        )
     if not searches:
         series.compare_in(natural)
     order = series.order()
@@ -76,8 +74,6 @@ def follow(
         notes += [] if searches else ["The order of the files is not that of their names."]
     measured = series.in_order(order)
     history_files = tuple(snapshot.file for snapshot in measured)
-    has_tensors = not isinstance(settings.images, tuple)
-    is_noise = not (has_tensors or settings.images or settings.input or settings.data or settings.expectations)
     rows = {snapshot.file.index: {row.name: row for row in snapshot.rows} for snapshot in measured if snapshot.rows}
     if not searches:
         first = next((snapshot for snapshot in measured if snapshot.rows), None)
@@ -91,7 +87,7 @@ def follow(
         rows=tuple(row for snapshot in measured for row in snapshot.rows),
         activations=tuple(row for snapshot in measured for row in snapshot.activations),
         inputs=next((snapshot.inputs for snapshot in measured if snapshot.inputs), ()),
-        scope=_scope(history_files, settings, is_noise=is_noise, searches=searches),
+        scope=_scope(history_files, settings, searches=searches),
         searched=searches,
         arch="" if settings.arch == NO_NETWORK else settings.arch or "recognised",
         warnings=tuple(_warnings(history_files, rows)),
@@ -212,13 +208,15 @@ class _Series:
         return in_order
 
 
-def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: bool, searches: bool) -> str:
+def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, searches: bool) -> str:
     """Return what was looked at, and what was not, in sentences."""
     judged = len({rule for file in files for rule in file.judged})
     if settings.arch == NO_NETWORK:
         ran = f"Ran the {counted(judged, 'rule')} that {'needs' if judged == 1 else 'need'} only the file"
         parts = [f"{ran}; add {arg('arch')} NAME or pictures for the rest."]
     else:
+        has_inputs = not isinstance(settings.images, tuple) or settings.images or settings.input
+        is_noise = not (has_inputs or settings.data or settings.expectations)
         parts = [f"Ran {judged} of {len(RULES)} rules over {'noise' if is_noise else 'the inputs given'}."]
     if searches:
         read = sum(file.status == "read" for file in files)

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of
-from hookscope.commands.survey.features import FeatureDtype, FeatureSpool, Pool, different_layers
+from hookscope.commands.survey.features import FeatureDtype, FeatureSpool, Pool, different_layers, different_shapes
 from hookscope.errors import UsageError
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import length_of, to_device
@@ -30,7 +30,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.atomic import check_writable, reported, whole_file
 from hookscope.results.runs.tensors import header_of
 from hookscope.results.survey import FeatureFiles
-from hookscope.text import printable, safe_text, shape_text
+from hookscope.text import safe_text
 
 SCHEMA_VERSION = 1
 
@@ -109,14 +109,11 @@ class FeatureParts:
         if not sidecar.inputs:
             return
         if self.chunks and {*sidecar.feature_shapes} != {*self.shapes}:
-            raise UsageError(different_layers())
+            raise different_layers()
         for label, shape in sidecar.feature_shapes.items():
             earlier = self.shapes.get(label, (0, *shape[1:]))
             if earlier[1:] != shape[1:]:
-                shapes = f"{shape_text(earlier[1:])} and {shape_text(shape[1:])}"
-                raise UsageError(
-                    f"{arg('features')}: {printable(label)} is {shapes} for different inputs. Give {arg('pool')} avg."
-                )
+                raise different_shapes(label, earlier, shape)
             self.shapes[label] = (earlier[0] + shape[0], *shape[1:])
         self.chunks.append((offset, files))
 

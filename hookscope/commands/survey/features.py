@@ -54,9 +54,17 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
         return (values.mean(axes) if pool == "avg" else values.amax(axes)).cpu()
 
 
-def different_layers() -> str:
-    """Return why features have no row for each input."""
-    return f"{arg('features')}: different inputs pass through different layers. Name layers that all pass."
+def different_layers() -> UsageError:
+    """Return the error for features that have no row for each input."""
+    return UsageError(f"{arg('features')}: different inputs pass through different layers. Name layers that all pass.")
+
+
+def different_shapes(label: str, *shapes: tuple[int, ...]) -> UsageError:
+    """Return the error for an output with these shapes, batch axis included, for different inputs."""
+    one, other = (shape_text(shape[1:]) for shape in shapes)
+    return UsageError(
+        f"{arg('features')}: {printable(label)} is {one} and {other} for different inputs. Give {arg('pool')} avg."
+    )
 
 
 @dataclass(slots=True)
@@ -95,10 +103,7 @@ class FeatureSpool:
                 )
             spooled = self._parts.get(label)
             if spooled is not None and spooled.shape[1:] != values.shape[1:]:
-                shapes = f"{shape_text(spooled.shape[1:])} and {shape_text(values.shape[1:])}"
-                raise UsageError(
-                    f"{arg('features')}: {printable(label)} is {shapes} for different inputs. Give {arg('pool')} avg."
-                )
+                raise different_shapes(label, spooled.shape, values.shape)
             piece = self._spool.append(memoryview(values.data).cast("B"))
             before = spooled or SpooledTensor(self.dtype, (0, *values.shape[1:]), ())
             shape = (before.shape[0] + count, *before.shape[1:])
@@ -119,7 +124,7 @@ class FeatureSpool:
         """
         tensors = {label: self._parts[label] for label in labels if label in self._parts}
         if any(tensor.shape[0] != self._input_count for tensor in tensors.values()):
-            raise UsageError(different_layers())
+            raise different_layers()
         with whole_file(path) as file:
             file.writelines(tensor_bytes(tensors, self._spool))
         return {label: tensor.shape for label, tensor in tensors.items()}

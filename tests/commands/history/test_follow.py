@@ -415,3 +415,12 @@ def test_a_weight_that_starts_from_zeros_does_not_jump(tmp_path: Path) -> None:
         state["conv.weight"] *= 0.99**each
     history = hookscope.history(save(tmp_path, states))
     assert "weight-jump" not in [verdict.rule for verdict in history.verdicts]
+
+
+def test_a_verdict_has_the_message_about_its_own_place() -> None:
+    files = [[Finding("nan", "fail", "a", "About a.", ("b",))], [Finding("nan", "fail", "b", "About b.")]]
+    made = verdicts({at: by_key(findings) for at, findings in enumerate(files)})
+    assert {verdict.places: (verdict.files, verdict.message) for verdict in made} == {
+        ("a",): ((0,), "About a."),
+        ("b",): ((0, 1), "About b."),
+    }
