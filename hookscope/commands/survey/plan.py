@@ -153,7 +153,8 @@ class ChunkFolder:
 
     def remove(self) -> None:
         """Delete finished chunks and the plan, after the survey was written; what else there is stays."""
-        for pattern in (PLAN, "*.safetensors", "*.json", "*.alive", ".partial-*"):
+        number = "[0-9]" * 6
+        for pattern in (PLAN, f"{number}*.safetensors", f"{number}*.json", "*-of-*.alive", ".partial-*"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
         with suppress(OSError):  # something else is in it

@@ -30,7 +30,7 @@ from hookscope.commands.survey.merge import Merging
 from hookscope.commands.survey.plan import FORMAT, ChunkFolder, Plan, Share, cut, in_order, parse_share
 from hookscope.commands.survey.signature import common_signature, inputs_signature, names_digest
 from hookscope.commands.survey.supports import input_supports
-from hookscope.errors import InputError, OutputError, UsageError
+from hookscope.errors import HookscopeError, InputError, OutputError, UsageError
 from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
 from hookscope.inputs.clips import Clip, digest_of
 from hookscope.inputs.labelled_files import LabelledFiles, find_labelled, or_several
@@ -326,22 +326,27 @@ def _digest(file: Clip | Path) -> str:
 def _measure(work: _Work, index: int) -> None:
     option, session = work.option, work.session
     before = work.finished_inputs(index)
-    chunk = measure_chunk(
-        session.loaded,
-        replace(work.parts[index], pictures={}),
-        option.batch_size,
-        _recorder(work),
-        ForwardOptions(
-            layers=option.layer,
-            ops=option.ops,
-            with_activations=True,
-            seed=session.seed,
-            distributions=True,
-            verify=option.verify and index == 0,
-        ),
-        is_first=not work.is_begun,
-        on_batch=lambda finished: work.progress(before + finished),
-    )
+    try:
+        chunk = measure_chunk(
+            session.loaded,
+            replace(work.parts[index], pictures={}),
+            option.batch_size,
+            _recorder(work),
+            ForwardOptions(
+                layers=option.layer,
+                ops=option.ops,
+                with_activations=True,
+                seed=session.seed,
+                distributions=True,
+                verify=option.verify and index == 0,
+            ),
+            is_first=not work.is_begun,
+            on_batch=lambda finished: work.progress(before + finished),
+        )
+    except HookscopeError:
+        if work.share.count == 1 and not work.finished_inputs():
+            work.folder.remove()  # it holds nothing to go on from
+        raise
     work.is_begun = True
     measured = _digests(chunk.inputs)
     left_out = {name: _digest(file) for name, file in _by_name(work.parts[index]).items() if name not in measured}

@@ -16,7 +16,7 @@ from torch import nn
 import hookscope
 from hookscope.commands.survey.plan import ChunkFolder, parse_share
 from hookscope.commands.survey.run_survey import merge_survey
-from hookscope.errors import InputError, OutputError, UsageError
+from hookscope.errors import InputError, LayerNotFoundError, OutputError, UsageError
 from hookscope.results.json_form import json_form
 from hookscope.results.survey import Survey
 from hookscope.text import strict_json
@@ -210,6 +210,22 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_pass(data: Path, 
     with pytest.raises(OutputError, match=r"c' is not a folder\. Name another folder\."):
         hookscope.survey(subject, data, **SIZE, chunks=chunks)
     assert not passes
+
+
+def test_a_survey_that_measures_nothing_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    chunks, data = tmp_path / "c", tmp_path / "data.npy"
+    chunks.mkdir()
+    for name in ("weights.safetensors", "notes.json"):
+        (chunks / name).write_text("mine", encoding="utf-8")
+    data.write_bytes(b"\x93NUMPY, and no more")
+    with pytest.raises(InputError, match="None of the inputs could be measured"):
+        hookscope.survey(network(), data, **SIZE, chunks=chunks)
+    with pytest.raises(LayerNotFoundError):
+        hookscope.survey(network(), torch.randn(2, 3, 8, 8), layer="nope", **SIZE, chunks=chunks)
+    assert {path.name: path.read_text() for path in chunks.iterdir()} == {
+        "weights.safetensors": "mine",
+        "notes.json": "mine",
+    }
 
 
 def test_an_interrupt_keeps_finished_chunks_and_resuming_gives_the_same_bits(
