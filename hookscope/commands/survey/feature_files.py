@@ -25,14 +25,17 @@ from hookscope.inspection.device import placement
 from hookscope.inspection.forward import ForwardOptions, inspect
 from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg
-from hookscope.regular_files import open_regular
+from hookscope.regular_files import open_regular, read_bounded
 from hookscope.results.inputs import InputRecord
-from hookscope.results.runs.atomic import check_writable, reported, whole_file
+from hookscope.results.runs.atomic import check_writable, refusal, reported, whole_file
 from hookscope.results.runs.tensors import header_of
 from hookscope.results.survey import FeatureFiles
 from hookscope.text import safe_text
 
 SCHEMA_VERSION = 1
+
+# How every sidecar begins.
+_MARK = b'{\n  "schema_version": 1,\n  "tool": "hookscope"'
 
 _ONE_FILE, _PARQUET = ".safetensors", ".parquet"
 
@@ -61,7 +64,7 @@ class FeatureTarget:
         return self.path.with_suffix(".json") if self.is_one_file else self.path / "features.json"
 
     def check(self, option: str) -> None:
-        """Raise OutputError for a place, given with an option, that nothing could be written to; change nothing.
+        """Raise OutputError for a place, given with an option, that cannot be written or holds other things.
 
         Raises:
             UsageError: If a package is missing for it, or it is a number.
@@ -72,9 +75,16 @@ class FeatureTarget:
             )
         if self.is_parquet and find_spec("pyarrow") is None:
             raise UsageError(f"{option} FILE.parquet needs one more package: pip install 'hookscope[parquet]'")
-        if self.is_one_file:
-            check_writable(self.path, option)
-        check_writable(self.sidecar, option)
+        for path in [*([self.path] if self.is_one_file else []), self.sidecar]:
+            check_writable(path, option)
+            if path.exists() and not self._is_ours():
+                raise refusal(path, "it exists and is no file of features", option)
+
+    def _is_ours(self) -> bool:
+        try:
+            return read_bounded(self.sidecar, len(_MARK)).startswith(_MARK)
+        except OSError:
+            return False
 
     def write_sidecar(
         self, model: str, shapes: Mapping[str, tuple[int, ...]], files: Sequence[Path], inputs: Iterable[dict[str, Any]]

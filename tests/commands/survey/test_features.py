@@ -181,5 +181,13 @@ def test_batches_that_give_no_right_features_are_refused(tmp_path: Path) -> None
         hookscope.features(model, [1.001 * batches[0]], out, layer="0", features_dtype="float16")
     with pytest.raises(UsageError, match="There are no batches"):
         hookscope.features(model, [], out, layer="0")
+    (tmp_path / "config.json").write_text("mine", encoding="utf-8")
+    for name in ("config.safetensors", "config.json/f.safetensors"):
+        with pytest.raises(OutputError, match="config"):
+            hookscope.features(model, batches, tmp_path / name, layer="0")
+    out.with_suffix(".json").unlink()
+    with pytest.raises(OutputError, match="it exists and is no file of features"):  # weights, perhaps
+        hookscope.features(model, batches, out, layer="0")
+    assert (tmp_path / "config.json").read_text(encoding="utf-8") == "mine"
     with pytest.raises(OutputError, match="Name another file with `out`"):
         hookscope.features(model, batches, "/proc/f.safetensors", layer="0")
