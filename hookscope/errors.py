@@ -129,8 +129,8 @@ _BY_SEVERITY = (EXIT_BUG, 4, 3, 6, 5, 2, EXIT_CHECK_FAILED, EXIT_DONE)
 
 
 def most_severe(exit_codes: Iterable[int]) -> int:
-    """Return the exit code that stands for all of `exit_codes`; 0 if there are none."""
-    return min(exit_codes, key=_BY_SEVERITY.index, default=EXIT_DONE)
+    """Return the exit code that stands for all of `exit_codes`; 0 if there are none. An unknown one is the worst."""
+    return min(exit_codes, key=lambda code: code in _BY_SEVERITY and _BY_SEVERITY.index(code), default=EXIT_DONE)
 
 
 def nearest(wanted: str, names: Iterable[str], count: int = 3, *, prefix: str = "", cutoff: float = 0.5) -> str:

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
 
@@ -247,6 +248,22 @@ def _wrong_pictures_of_rows(record: RunRecord, result: Activations | Gradients |
         yield "it has more thumbnails than inputs"
 
 
+def _wrong_predictions(_: RunRecord, result: Any) -> Iterator[str]:
+    """Of best classes: inputs that there are, and as many probabilities and names as classes."""
+    pairs = [output.predictions for output in getattr(result, "outputs", ())]
+    listed = [*getattr(result, "predictions", ()), *chain(*chain(*pairs))]
+    of_all_inputs = all(best.input_index < len(result.inputs) for best in listed)
+    comparison = getattr(result, "comparison", None)
+    listed += [] if comparison is None else chain(*comparison.predictions)
+    listed += chain(*(file.predictions for file in getattr(result, "files", ())))
+    are_whole = all(
+        len(best.class_indices) == len(best.probabilities) == len(best.class_names or best.class_indices)
+        for best in listed
+    )
+    if not (of_all_inputs and are_whole and all(len(one) == len(other) for one, other in pairs)):
+        yield f"best classes in its {RESULT} cannot be"
+
+
 def _wrong_maps(record: RunRecord, result: Attributions | Attention) -> Iterator[str]:
     patches = result.patches if isinstance(result, Attention) else ()
     of_inputs = max((drawn.input_index for drawn in (*result.maps, *patches)), default=-1) < len(result.inputs)
@@ -338,11 +355,11 @@ def _with_names(survey: Survey) -> Survey:
 
 
 RESULT_KINDS: Mapping[str, tuple[type, Sequence[Callable[[RunRecord, Any], Iterator[str]]]]] = {
-    "activations": (Activations, (_wrong_arrays, _wrong_pictures_of_rows)),
-    "grads": (Gradients, (_wrong_arrays, _wrong_pictures_of_rows)),
+    "activations": (Activations, (_wrong_arrays, _wrong_pictures_of_rows, _wrong_predictions)),
+    "grads": (Gradients, (_wrong_arrays, _wrong_pictures_of_rows, _wrong_predictions)),
     "attribute": (Attributions, (_wrong_maps,)),
     "attention": (Attention, (_wrong_maps,)),
-    "diff": (Differences, (_wrong_pictures_of_rows,)),
-    "history": (History, (_wrong_files,)),
+    "diff": (Differences, (_wrong_pictures_of_rows, _wrong_predictions)),
+    "history": (History, (_wrong_files, _wrong_predictions)),
     "survey": (Survey, (_wrong_arrays, _wrong_channels)),
 }

@@ -1,0 +1,48 @@
+"""Parts of a run that do not belong together are refused in one line, though each has the right type."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookscope
+from hookscope.errors import EXIT_BUG, InputError, most_severe
+from hookscope.results.runs.reading import read_run
+
+
+@pytest.fixture
+def differences(tmp_path: Path) -> Path:
+    """The run directory of two classifiers over two inputs."""
+    one, other = (nn.Sequential(nn.Linear(4, 10)) for _ in range(2))
+    classes = [str(number) for number in range(10)]
+    return hookscope.diff(one, other, torch.randn(2, 4), classes=classes).save(tmp_path / "run")
+
+
+def lose_a_class(output: Mapping[str, Any]) -> None:
+    output["predictions"][0][0]["class_indices"].pop()
+
+
+def lose_an_input(output: Mapping[str, Any]) -> None:
+    output["predictions"][1].pop()
+
+
+def name_another_input(output: Mapping[str, Any]) -> None:
+    output["predictions"][0][0]["input_index"] = 2
+
+
+@pytest.mark.parametrize("spoil", [lose_a_class, lose_an_input, name_another_input])
+def test_best_classes_that_cannot_be_are_refused(differences: Path, spoil: Callable[[Mapping[str, Any]], None]) -> None:
+    document = json.loads((differences / "result.json").read_bytes())
+    spoil(document["outputs"][0])
+    (differences / "result.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(InputError, match=r"best classes in its result\.json cannot be"):
+        read_run(differences)
+
+
+def test_an_exit_code_that_is_none_of_ours_is_as_bad_as_a_bug() -> None:
+    assert most_severe([0, 2**40]) == 2**40
+    assert most_severe([EXIT_BUG, 3]) == EXIT_BUG
