@@ -343,9 +343,10 @@ def _are_channels(arrays: ChannelArrays) -> bool:
         "top_inputs": (2, count, length),
     }
     named = {field.name: getattr(arrays, field.name) for field in fields(ChannelArrays)}
-    return all(
+    are_shaped = all(
         values.shape == shapes.get(name, (count,)) and values.dtype.kind in "if" for name, values in named.items()
     )
+    return are_shaped and np.array_equal(arrays.duplicate_of >= 0, ~np.isnan(arrays.correlation))
 
 
 def _with_names(survey: Survey) -> Survey:

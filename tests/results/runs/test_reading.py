@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from torch import nn
 
 import hookscope
 from hookscope.errors import EXIT_BUG, InputError, most_severe
 from hookscope.results.runs.reading import read_run
+from hookscope.results.runs.store import ARRAYS
 
 
 @pytest.fixture
@@ -46,3 +48,12 @@ def test_best_classes_that_cannot_be_are_refused(differences: Path, spoil: Calla
 def test_an_exit_code_that_is_none_of_ours_is_as_bad_as_a_bug() -> None:
     assert most_severe([0, 2**40]) == 2**40
     assert most_severe([EXIT_BUG, 3]) == EXIT_BUG
+
+
+def test_a_duplicate_channel_without_its_correlation_is_refused(tmp_path: Path) -> None:
+    run = hookscope.survey(nn.Sequential(nn.Linear(4, 3)), torch.randn(2, 4)).save(tmp_path / "run")  # type: ignore[union-attr]
+    arrays = load_file(run / ARRAYS)
+    arrays["rows.0.channels.arrays.duplicate_of"][2] = 1
+    save_file(arrays, run / ARRAYS)
+    with pytest.raises(InputError, match=rf"its {ARRAYS} is cut short or damaged"):
+        read_run(run)
