@@ -75,7 +75,7 @@ def save_result(
             names.append(tensor_file)
         names += write_result(run.path, result)
         folder = run.finish(record_of(verb, command, provenance, **files.pictures))
-    return SavedRun(folder, tuple(names), files.pictures.get("grids", ()), files.remarks)
+    return SavedRun(names, files.pictures, files.remarks, folder=folder)
 
 
 def result_picture(result: Any) -> Image.Image:

@@ -132,20 +132,17 @@ class RunFiles:
     remarks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SavedRun:
-    """A run directory that was written.
-
-    Attributes:
-        listed: What the command says of its files: "3 overlays", "layers.csv".
-        grids: Those of feature maps.
-        remarks: Notes about its pictures.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun(RunFiles):
+    """A run directory that was written."""
 
     folder: Path
-    listed: tuple[str, ...]
-    grids: tuple[Grid, ...] = ()
-    remarks: tuple[str, ...] = ()
+
+    @property
+    def grids(self) -> Sequence[Grid]:
+        """Those of feature maps."""
+        drawn: Sequence[Grid] = self.pictures.get("grids", ())
+        return drawn
 
     def files_line(self, *first: str, hint: str = "") -> str:
         """Return a command's last line: what its folder holds beside the overview."""
