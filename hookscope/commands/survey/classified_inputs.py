@@ -183,8 +183,8 @@ class ClassifiedInputs:
         for label in sorted(self.seen):
             name, indices = self.labels[label], indices_of[self.labels[label]]
             mistaken = [(self.name(index), count) for index, count in self.taken_for[label].most_common(1)]
-            given = sum(self.given[index] for index in indices)
-            counts = self.seen[label], self.right[label], *(mistaken or [("", 0)])[0], given
+            false_positives = sum(self.given[index] for index in indices)
+            counts = self.seen[label], self.right[label], *(mistaken or [("", 0)])[0], false_positives
             classes.append(ClassAccuracy(name, indices, *counts))
         worst = tuple(
             WrongPicture(
