@@ -25,7 +25,7 @@ from hookscope.results.runs.atomic import reported, whole_file
 from hookscope.results.runs.store import checked, parse_json
 from hookscope.text import some_of, strict_json
 
-FORMAT = 6
+FORMAT = 7
 """Of chunks: it changes when what is in them changes its meaning."""
 
 # A sidecar of a chunk of a million inputs, and the arrays of one of a million channels, are smaller.
@@ -69,7 +69,7 @@ class Sidecar:
         arrays_sha256: Digest of the arrays.
         features_sha256: Digest of the features; "" without them.
         feature_shapes: Of the features, by label.
-        left_out: Digests of the files that could not be measured, by name; "" for those that cannot be read.
+        files: Digests of the chunk's files by name; "" for those that cannot be read.
     """
 
     format: int
@@ -79,7 +79,7 @@ class Sidecar:
     features_sha256: str
     feature_shapes: Mapping[str, tuple[int, ...]]
     inputs: tuple[MeasuredInput, ...]
-    left_out: Mapping[str, str]
+    files: Mapping[str, str]
 
     def stale(self, files: ChunkFiles, signature: Mapping[str, str]) -> str:
         """Return why the chunk cannot be used for a survey of this signature; "" if it can."""
@@ -97,7 +97,7 @@ class Sidecar:
 
 
 def write_chunk(
-    files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str, str], left_out: Mapping[str, str]
+    files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str, str], digests: Mapping[str, str]
 ) -> None:
     """Write a chunk: what lies there of the same number is no chunk from the first moment on.
 
@@ -117,7 +117,7 @@ def write_chunk(
             shapes = chunk.features.write(files.features, [row.label for row in rows if not row.duplicate_of])
             features = digest_of(files.features)
         digest = hashlib.sha256(content).hexdigest()
-        sidecar = Sidecar(FORMAT, files.index, signature, digest, features, shapes, tuple(chunk.inputs), left_out)
+        sidecar = Sidecar(FORMAT, files.index, signature, digest, features, shapes, tuple(chunk.inputs), digests)
         document = json_form(sidecar) | document
         with whole_file(files.sidecar) as file:
             file.write(strict_json({**document, _DIGEST: _digest(document)}).encode())

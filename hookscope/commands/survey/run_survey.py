@@ -19,7 +19,7 @@ from PIL.Image import Image
 
 from hookscope import options
 from hookscope.commands.opening import open_inputs
-from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, read_chunk, read_sidecar, write_chunk
+from hookscope.commands.survey.chunk_files import ChunkFiles, read_chunk, read_sidecar, write_chunk
 from hookscope.commands.survey.failures import second_pass
 from hookscope.commands.survey.feature_files import FeatureParts, FeatureTarget
 from hookscope.commands.survey.features import FeatureSpool
@@ -290,7 +290,8 @@ def _is_finished(work: _Work, index: int) -> bool:
     if sidecar is None:
         return False
     reason = sidecar.stale(files, work.signature(index))
-    if not reason and not _has_same_inputs(sidecar, work.parts[index]):
+    # Pictures in memory are in the signature.
+    if not reason and sidecar.files != _digests(work.parts[index]):
         reason = "its inputs have changed"
     if reason:
         work.reasons.append(f"Chunk {index} was measured again: {reason}.")
@@ -299,21 +300,13 @@ def _is_finished(work: _Work, index: int) -> bool:
     return True
 
 
-def _has_same_inputs(sidecar: Sidecar, part: InputPipeline) -> bool:
-    """Tell whether files are there as they were, those too that were left out; the signature has pictures in memory."""
-    recorded = {**_digests(sidecar.inputs), **sidecar.left_out}
-    return all(recorded.get(name) == _digest(file) for name, file in _by_name(part).items())
-
-
-def _by_name(part: InputPipeline) -> dict[str, Clip | Path]:
-    files = [file for file in part.files if not isinstance(file, Image)]
-    return {plain(str(file.folder if isinstance(file, Clip) else file)): file for file in files}
-
-
-def _digests(inputs: Sequence[MeasuredInput]) -> dict[str, str | None]:
-    """Return the digests of files by name, those of several inputs in a file by its name, too."""
+def _digests(part: InputPipeline, inputs: Sequence[MeasuredInput] = ()) -> dict[str, str]:
+    """Return the digests of a chunk's files by name; `inputs` have those of files that need not be read again."""
     whole = {plain(record.name): record.sha256 for record in inputs}
-    return {name.rpartition("[")[0]: digest for name, digest in whole.items()} | whole
+    read = {name.rpartition("[")[0]: digest for name, digest in whole.items()} | whole  # a file may hold several
+    files = [file for file in part.files if not isinstance(file, Image)]
+    named = {plain(str(file.folder if isinstance(file, Clip) else file)): file for file in files}
+    return {name: read.get(name) or _digest(file) for name, file in named.items()}
 
 
 def _digest(file: Clip | Path) -> str:
@@ -348,9 +341,8 @@ def _measure(work: _Work, index: int) -> None:
             work.folder.remove()  # it holds nothing to go on from
         raise
     work.is_begun = True
-    measured = _digests(chunk.inputs)
-    left_out = {name: _digest(file) for name, file in _by_name(work.parts[index]).items() if name not in measured}
-    write_chunk(work.folder.files(index), chunk, work.signature(index), left_out)
+    digests = _digests(work.parts[index], chunk.inputs)
+    write_chunk(work.folder.files(index), chunk, work.signature(index), digests)
 
 
 def _recorder(work: _Work) -> ChannelRecorder:

@@ -305,9 +305,7 @@ def test_values_beyond_float32_are_measured_without_a_warning(tmp_path: Path) ->
     network = nn.Linear(3, 3, bias=False).double()
     network.weight.data = torch.eye(3).double()
     target = tmp_path / "f.safetensors"
-    survey = hookscope.survey(
-        network, values, layer="type:linear", batch_size=4, features=target, features_dtype="float16"
-    )
+    survey = hookscope.survey(network, values, layer="type:linear", batch_size=4, features=target)
     assert survey is not None
     first, _, last = survey.rows[0].channels
     assert (first.min, first.max, last.mean, last.std) == (1e200, 3e200, 1.5, 0.5)
