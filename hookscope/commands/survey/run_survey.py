@@ -27,7 +27,7 @@ from hookscope.commands.survey.heartbeat import Heartbeat
 from hookscope.commands.survey.judged_inputs import InputJudge
 from hookscope.commands.survey.measure_chunk import ChannelRecorder, MeasuredInput, measure_chunk
 from hookscope.commands.survey.merge import Merging
-from hookscope.commands.survey.plan import FORMAT, ChunkFolder, Plan, Share, cut, in_order, parse_share
+from hookscope.commands.survey.plan import FORMAT, PLAN, ChunkFolder, Plan, Share, cut, in_order, parse_share
 from hookscope.commands.survey.signature import common_signature, inputs_signature, names_digest
 from hookscope.commands.survey.supports import input_supports
 from hookscope.errors import HookscopeError, InputError, OutputError, UsageError
@@ -43,7 +43,7 @@ from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import OnProgress, Session, package_versions
 from hookscope.parameters import arg
 from hookscope.results.cost import ReceptiveField
-from hookscope.results.runs.atomic import check_writable
+from hookscope.results.runs.atomic import check_writable, refusal
 from hookscope.results.survey import Survey
 from hookscope.text import counted, exception_line, plain, safe_text, some_of
 
@@ -153,6 +153,8 @@ def run_survey(
     plan = _plan(session, option, labelled, target, parts)
     work = _Work(session, option, folder, labelled, target, share, plan, parts, on_progress)
     done = [index for index in work.chunks(Share() if launched else share) if folder.files(index).sidecar.exists()]
+    if done and not (folder.path / PLAN).exists():
+        raise refusal(folder.path, "its files have the names of chunks and are none", kind="folder")
     if done and not option.resume:
         raise OutputError(
             f"'{safe_text(str(folder.path))}' holds {counted(len(done), 'finished chunk')} of an unfinished "

@@ -222,10 +222,11 @@ def test_a_survey_that_measures_nothing_leaves_the_folder_as_it_was(tmp_path: Pa
         hookscope.survey(network(), data, **SIZE, chunks=chunks)
     with pytest.raises(LayerNotFoundError):
         hookscope.survey(network(), torch.randn(2, 3, 8, 8), layer="nope", **SIZE, chunks=chunks)
-    assert {path.name: path.read_text() for path in chunks.iterdir()} == {
-        "weights.safetensors": "mine",
-        "notes.json": "mine",
-    }
+    (chunks / "000000.json").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputError, match=r"c': its files have the names of chunks and are none"):
+        hookscope.survey(network(), torch.randn(2, 3, 8, 8), **SIZE, chunks=chunks, resume=True)
+    assert {path.name for path in chunks.iterdir()} == {"weights.safetensors", "notes.json", "000000.json"}
+    assert {path.read_text() for path in chunks.iterdir()} == {"mine"}
 
 
 def test_an_interrupt_keeps_finished_chunks_and_resuming_gives_the_same_bits(
