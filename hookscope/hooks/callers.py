@@ -139,8 +139,7 @@ def is_operators(code: CodeType) -> bool:
 
 def have_own_operations(modules: Iterable[nn.Module]) -> bool:
     """Tell whether any module's forward is not torch's own, so that operations in it are the network's."""
-    cache: dict[type, bool] = {}
-    return any(runs_networks_code(module, cache) and not stands_for_torchs(module) for module in modules)
+    return any(runs_networks_code(module) and not stands_for_torchs(module) for module in modules)
 
 
 def stands_for_torchs(module: nn.Module) -> bool:
@@ -148,17 +147,9 @@ def stands_for_torchs(module: nn.Module) -> bool:
     return type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and "forward" not in vars(module)
 
 
-def runs_networks_code(module: nn.Module, cache: dict[type, bool]) -> bool:
-    """Tell whether a module's forward is the network's own code; `cache` caches the answer for each class."""
-    kind = type(module)
-    if "forward" in vars(module):
-        return _is_networks(module, vars(module)["forward"])
-    if kind not in cache:
-        cache[kind] = _is_networks(module, getattr(kind, "forward", None))
-    return cache[kind]
-
-
-def _is_networks(module: nn.Module, forward: object) -> bool:
+def runs_networks_code(module: nn.Module) -> bool:
+    """Tell whether a module's forward is the network's own code."""
+    forward = vars(module).get("forward") or getattr(type(module), "forward", None)
     code = code_of(forward)
     if isinstance(module, torch.jit.ScriptModule) or code is None:
         return isinstance(module, torch.fx.GraphModule)

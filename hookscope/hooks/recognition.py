@@ -73,17 +73,20 @@ class Identities:
             names: Names of the tensors that no call returns, by `id`; "" for unnamed ones.
             overwritten: Whether the call has written to the inputs already.
         """
-        return tuple([self._source(tensor, names, overwritten=overwritten) for _, tensor in inputs])
-
-    def _source(self, tensor: Tensor, names: Mapping[int, str], *, overwritten: bool) -> RowKey | str:
-        entry = self.known.get(id(tensor))
-        is_known = entry is not None and entry[0]() is tensor and entry[2]
-        if entry is not None and is_known and (overwritten or entry[1] == tensor._version):
-            return entry[2][0]
-        name = names[id(tensor)]
-        if name or tensor.is_inference() or tensor._base is None:
-            return name
-        return self._source(tensor._base, names, overwritten=overwritten)
+        sources: list[RowKey | str] = []
+        for _, tensor in inputs:
+            viewed: Tensor | None = tensor
+            while viewed is not None:
+                entry = self.known.get(id(viewed))
+                is_known = entry is not None and entry[0]() is viewed and entry[2]
+                if entry is not None and is_known and (overwritten or entry[1] == viewed._version):
+                    sources.append(entry[2][0])
+                    break
+                name = names[id(viewed)]
+                viewed = None if name or viewed.is_inference() else viewed._base
+            else:
+                sources.append(name)
+        return tuple(sources)
 
     def _find(self, tensor: Tensor) -> list[RowKey] | None:
         entry = self.known.get(id(tensor))
