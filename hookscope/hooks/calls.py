@@ -20,6 +20,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.gradient_hooks import GradientWatch
+from hookscope.hooks.memory import PLAIN_TENSORS
 from hookscope.hooks.observed import ModuleCall, Observation, Operation, RowKey, physical
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.recognition import Identities
@@ -180,18 +181,16 @@ class CallHooks(Generic[T]):
         entry = _ended(entries, id(sys._getframe(1)))
         if entry is None:  # a replay of a call that was observed when it first ran
             return None
-        inputs = entry.call.inputs
-        with self._without_overrides(inputs):
-            in_place = entry.versions != _versions(inputs)
+        inputs, outputs = entry.call.inputs, tensors_in(output)
         if entry.args is not args:  # torch, or a later hook, has replaced the inputs
             inputs = [*inputs, *tensors_given(args, kwargs)]
-        outputs, sources = tensors_in(output), entry.sources
         with self.lock, self._without_overrides(inputs, outputs):
-            return self._finish(entry.call, inputs, sources, output, outputs, in_place=in_place)
+            in_place = entry.versions != _versions(entry.call.inputs)
+            return self._finish(entry.call, inputs, entry.sources, output, outputs, in_place=in_place)
 
     def operation_begins(self, inputs: Sequence[tuple[str, Tensor]]) -> tuple[list[int], tuple[RowKey | str, ...]]:
         """Record the versions and the sources of an operation's inputs, before it may overwrite them."""
-        with self.lock, _plainly(inputs):  # the mode is off while it runs
+        with self.lock, self._without_overrides(inputs):
             return _versions(inputs), self._identities.sources(inputs, self.names)
 
     def operation_ends(
@@ -215,7 +214,7 @@ class CallHooks(Generic[T]):
             output: Its return value.
             outputs: The tensors in it; for an operation that returns nothing, the tensors it wrote to.
         """
-        with self.lock, _plainly(inputs, outputs):
+        with self.lock, self._without_overrides(inputs, outputs):
             index = self._count(layer, inputs)
             if index is None:
                 return output
@@ -261,38 +260,26 @@ class CallHooks(Generic[T]):
     ) -> object:
         """Observe the output of a call, under the lock; return its replacement, or None to keep it."""
         if _graph_task() == _NONE:
-            self._observe(call, inputs, sources, outputs, in_place=in_place)
+            if not outputs:
+                place = (call.layer, call.call, "")
+                self.observations.append(Observation(place, None, False, in_place, None, call.operation, sources))
+            named = call if len(outputs) < 2 else call._replace(slots=[slot for slot, _ in outputs])
+            for slot, tensor in outputs:
+                place = (call.layer, call.call, slot)
+                passed_through, first = self._identities.show(place, tensor, inputs, in_place=in_place)
+                vmapped = 0
+                if _transform_level() is not None:  # inside vmap, jvp or another transform
+                    value, vmapped = _observe_physical(self.observe, named, slot, tensor)
+                else:
+                    value = self._observed(named, slot, tensor)
+                seen = Observation(place, value, passed_through, in_place, first, call.operation, sources, vmapped)
+                self.observations.append(seen)
         if self.gradient_watch is None:
             return None
         result = self.gradient_watch.outputs(call, output, outputs, [] if in_place else inputs)
         if result is not None:  # the network continues with another output
             self._identities.replaced(outputs, tensors_in(result))
         return result
-
-    def _observe(
-        self,
-        call: ModuleCall,
-        inputs: Sequence[tuple[str, Tensor]],
-        sources: tuple[RowKey | str, ...],
-        outputs: Sequence[tuple[str, Tensor]],
-        *,
-        in_place: bool,
-    ) -> None:
-        if not outputs:
-            place = (call.layer, call.call, "")
-            self.observations.append(Observation(place, None, False, in_place, None, call.operation, sources))
-        if len(outputs) > 1:
-            call = call._replace(slots=[slot for slot, _ in outputs])
-        for slot, tensor in outputs:
-            place = (call.layer, call.call, slot)
-            passed_through, duplicate_of = self._identities.show(place, tensor, inputs, in_place=in_place)
-            vmapped = 0
-            if _transform_level() is not None:  # inside vmap, jvp or another transform
-                value, vmapped = _observe_physical(self.observe, call, slot, tensor)
-            else:
-                value = self._observed(call, slot, tensor)
-            seen = Observation(place, value, passed_through, in_place, duplicate_of, call.operation, sources, vmapped)
-            self.observations.append(seen)
 
     def _observed(self, call: ModuleCall, slot: str, tensor: Tensor) -> T:
         """Return what the observer returns for an output, under `no_grad` and without autocast."""
@@ -311,20 +298,12 @@ class CallHooks(Generic[T]):
         self, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]] = ()
     ) -> AbstractContextManager[object]:
         """Bypass torch function modes and the overrides of tensor subclasses."""
-        return torch._C.DisableTorchFunction() if self.with_operations else _plainly(inputs, outputs)
-
-
-def _plainly(
-    inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]] = ()
-) -> AbstractContextManager[object]:
-    """Read tensor subclasses as plain tensors: their overrides may raise."""
-    for _, tensor in inputs:
-        if type(tensor) not in _PLAIN_TYPES:
-            return torch._C.DisableTorchFunctionSubclass()
-    for _, tensor in outputs:
-        if type(tensor) not in _PLAIN_TYPES:
-            return torch._C.DisableTorchFunctionSubclass()
-    return _NOTHING
+        if self.with_operations:
+            return torch._C.DisableTorchFunction()
+        for _, tensor in (*inputs, *outputs):
+            if type(tensor) not in PLAIN_TENSORS:  # the overrides of a subclass may raise
+                return torch._C.DisableTorchFunctionSubclass()
+        return _NOTHING
 
 
 def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
@@ -340,9 +319,6 @@ _NOTHING = nullcontext()
 _graph_task, _NONE = torch._C._current_graph_task_id, -1
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform_level = torch._C._functorch.maybe_current_level
-
-
-_PLAIN_TYPES = frozenset({Tensor, nn.Parameter})
 
 
 def _ended(entries: list[Entry], frame: int) -> Entry | None:

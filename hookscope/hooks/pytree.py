@@ -289,7 +289,6 @@ class _Attributes:
     slots: Sequence[Any]  # the descriptors of their slots
 
     def by_name(self, value: object) -> dict[str, object]:
-        """Return an object's attributes by name."""
         attributes: dict[str, object] = {}
         for slot in self.slots:
             with suppress(AttributeError):  # never assigned
@@ -304,14 +303,12 @@ class _Attributes:
         return [(f".{name}", name, child) for name, child in [*named.items()] if type(child) not in _PLAIN]
 
     def copy(self, value: object) -> object:
-        """Return a shallow copy of an object."""
         blank = types.SimpleNamespace if issubclass(type(value), types.SimpleNamespace) else object
         copied = blank.__new__(type(value))
         self.assign(copied, self.by_name(value))
         return copied
 
     def assign(self, value: object, named: Mapping[str, object]) -> None:
-        """Set attributes of an object."""
         remaining = dict(named)
         for slot in self.slots:
             if slot.__name__ in remaining:
