@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hookscope.hooks.callers import TORCHS_LAYERS
 from hookscope.hooks.calls import CallHooks, Entry, Hook
 from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.interrupts import finished
@@ -207,16 +208,13 @@ def observed(
         finished(captured.end)
 
 
-_TORCHS_OWN = frozenset(member for member in vars(nn).values() if isinstance(member, type))
-
-
 def _only_returns(kind: type[nn.Module], state: Mapping[str, Any]) -> bool:
     """Tell whether a module is one of torch's own that calls no modules and overwrites its input always or never.
 
     No other hook can run during such a call: a single forward hook is enough, which makes capturing cheaper.
     """
     return (
-        kind in _TORCHS_OWN
+        kind in TORCHS_LAYERS
         and not (state["_modules"] or state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state)
         and not (state.get("inplace") and kind.__module__ != "torch.nn.modules.activation")  # Dropout: in train mode
     )

@@ -229,7 +229,7 @@ def _is_parametrisation(module: nn.Module, name: str) -> bool:
 
 def _has_forward(module: nn.Module) -> bool:
     # A scripted class has a forward, but no class attribute of that name.
-    return "forward" in vars(module) or getattr(type(module), "forward", None) is not nn.Module.forward
+    return getattr(type(module), "forward", None) is not nn.Module.forward or "forward" in vars(module)
 
 
 def _children(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:

@@ -88,7 +88,6 @@ def _is_pythons(package: str) -> bool:
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    """Return the code of a function and of those inside it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, CodeType):
@@ -213,7 +212,6 @@ def _known_statements(kinds: frozenset[type]) -> tuple[Statement, ...]:
 
 
 def _statement(owner: type, code: CodeType) -> Statement:
-    """Read a function and those inside it."""
     names: set[str] = set()
     writes = asks = False
     for body in _codes_in(code):

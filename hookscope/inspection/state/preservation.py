@@ -184,9 +184,11 @@ def _restored(
 def _reshard(modules: Sequence[nn.Module]) -> None:
     """Let modules of FSDP2 put their sharded parameters back, whose place they gave to gathered ones for a pass."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    for module in modules if fsdp is not None else ():
-        if isinstance(module, fsdp.FSDPModule):
-            module.reshard()
+    kinds: set[Any] = {*map(type, modules)} if fsdp is not None else set()
+    if any(issubclass(kind, fsdp.FSDPModule) for kind in kinds):
+        for module in modules:
+            if isinstance(module, fsdp.FSDPModule):
+                module.reshard()
 
 
 def _have_own_ways(modules: Sequence[nn.Module]) -> bool:
