@@ -7,7 +7,7 @@ afterwards, also after an exception, and from copies that the network makes of i
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
@@ -22,7 +22,7 @@ from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.interrupts import finished
 from hookscope.hooks.interventions import Intervention, hook_edits, separate_edits
 from hookscope.hooks.observed import GradientSite, ModuleCall
-from hookscope.hooks.operations import OperationChoice, OperationMode, operations_observed
+from hookscope.hooks.operations import OperationChoice, OperationMode, TensorNames
 from hookscope.hooks.selection import module_index
 from hookscope.hooks.tracing import eager, operators_left_to_torch
 
@@ -40,9 +40,8 @@ class Capture(CallHooks[T]):
 
     mode: OperationMode[T] | None = None
     traced: dict[str, None] = field(default_factory=dict)
-    _key: Any = field(default_factory=object)
-    _attached: list[MutableMapping[Any, Any]] = field(default_factory=list)
-    _flags: list[MutableMapping[Any, Any]] = field(default_factory=list)
+    # Registers of modules, with the key of each entry of ours and what it holds: a hook, or True for a flag of one.
+    _attached: list[tuple[MutableMapping[Any, Any], int, object]] = field(default_factory=list)
 
     @property
     def gradients(self) -> list[GradientSite[T]]:
@@ -57,13 +56,13 @@ class Capture(CallHooks[T]):
     @contextmanager
     def detached(self) -> Iterator[None]:
         """Remove the observing hooks for the length of a `with` block; those of edits stay."""
-        held = [(hooks, hooks.pop(self._key)) for hooks in self._attached if self._key in hooks]
         try:
-            with nullcontext() if self.mode is None else self.mode.paused():
-                yield
+            self._take_off()
+            yield
         finally:
-            for hooks, hook in held:
-                hooks[self._key] = hook
+            self._put_on()
+            if self.mode is not None:
+                self.mode.reactivate()
 
     def must_repeat(self, loss: Tensor) -> bool:
         """Tell, before the backward pass, whether the forward pass must be repeated first, after `restart`.
@@ -90,37 +89,68 @@ class Capture(CallHooks[T]):
 
         Equivalent to registering hooks `with_kwargs`, but without handles, which would cost more than the hooks do.
         """
-        watch, key, attached, flags = self.gradient_watch, self._key, self._attached, self._flags
+        watch, attached = self.gradient_watch, self._attached
         skip = None if self.mode is None else Hook(self.mode.skip)
+        seen: set[int] = set()
         for name, module in layers.items():
-            state = vars(module)
-            before, after = module._forward_pre_hooks, module._forward_hooks
-            if key in after:  # it has another name
+            if id(module) in seen:
                 continue
+            seen.add(id(module))
+            state, before = vars(module), module._forward_pre_hooks
             gives_aliases = watch is not None and watch.replaces_inputs(type(module))
             if not gives_aliases and _only_returns(type(module), state):
-                after[key] = Hook(self.leaf_forward_hook, name, bool(state.get("inplace")))
+                hook = Hook(self.leaf_forward_hook, name, bool(state.get("inplace")))
                 if skip is not None and type(module) is not nn.Identity:  # which calls nothing
-                    attached.append(before)
-                    before[key] = skip
-                flags.append(module._forward_hooks_always_called)
+                    attached.append((before, id(skip), skip))
+                attached.append((module._forward_hooks_always_called, id(hook), True))
             else:
                 entries: list[Entry] = []
-                after[key] = Hook(self.forward_hook, entries)
-                attached.append(before)
-                before[key] = Hook(self.forward_pre_hook, name, entries)
-                flags.append(module._forward_pre_hooks_with_kwargs)
-            attached.append(after)
-            flags.append(module._forward_hooks_with_kwargs)
-        for flag in flags:
-            flag[key] = True
+                hook, first = Hook(self.forward_hook, entries), Hook(self.forward_pre_hook, name, entries)
+                attached += ((before, id(first), first), (module._forward_pre_hooks_with_kwargs, id(first), True))
+            attached += ((module._forward_hooks, id(hook), hook), (module._forward_hooks_with_kwargs, id(hook), True))
+        self._put_on()
+
+    def observe_operations(self) -> None:
+        """Observe operations from now on, until `end`.
+
+        The mode is off inside torch layers that run other kernels while a mode is active. Inside others it stays on,
+        unless their calls are observed: hooks that only switch it off cost as much as the mode.
+        """
+        if self.mode is None:
+            return
+        network = self.mode.modules[""]
+        self.names = TensorNames(self.mode.modules, (), {})
+        naming = Hook(self._name_inputs, self.mode.modules)
+        self._attached.append((network._forward_pre_hooks, id(naming), naming))
+        self._attached.append((network._forward_pre_hooks_with_kwargs, id(naming), True))
+        for module in self.mode.asking():
+            off, on = Hook(self.mode.deactivate), Hook(self.mode.reactivate)
+            self._attached += ((module._forward_pre_hooks, id(off), off), (module._forward_hooks, id(on), on))
+            self._attached.append((module._forward_hooks_always_called, id(on), True))
+        self._put_on()
+        self.mode.activate()
+
+    def _name_inputs(
+        self, modules: Mapping[str, nn.Module], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.names = TensorNames(modules, args, kwargs)
+
+    def _put_on(self) -> None:
+        for register, key, held in self._attached:
+            register[key] = held
+
+    def _take_off(self) -> None:
+        if self.mode is not None:
+            self.mode.deactivate()  # no effect where it is off
+        for register, key, _ in self._attached:
+            register.pop(key, None)
 
     def end(self, handles: Iterable[RemovableHandle] = ()) -> None:
         """Remove all hooks, and those behind the handles."""
+        self._take_off()
         for handle in handles:
             handle.remove()
-        for hooks in (*self._attached, *self._flags):
-            hooks.pop(self._key, None)
+        self._attached.clear()
         if self.gradient_watch is not None:
             self.gradient_watch.close()
 
@@ -172,10 +202,9 @@ def capture(
         captured.mode = mode = OperationMode(captured, operations, operations.modules or module_index(model)[0])
         captured.resume = mode.resume
     handles: list[RemovableHandle] = []
-    with eager(captured.traced), ExitStack() as block:
+    with eager(captured.traced):
         try:
-            if captured.mode is not None:
-                block.enter_context(operations_observed(captured.mode))
+            captured.observe_operations()
             if edits:
                 hook_edits(model, edits, handles)
             captured.hook(layers)

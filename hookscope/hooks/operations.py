@@ -7,10 +7,8 @@ call, while a module of the network ran. Results are unchanged.
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from threading import get_ident
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -32,8 +30,7 @@ from hookscope.hooks.callers import (
     stands_for_torchs,
     whose_code,
 )
-from hookscope.hooks.calls import CallHooks, Hook
-from hookscope.hooks.interrupts import finished
+from hookscope.hooks.calls import CallHooks
 from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operation, separate_operation
 from hookscope.hooks.observed import Operation
 from hookscope.hooks.patterns import ACTIVATIONS, NOT_JUDGED, OperationPattern
@@ -146,7 +143,6 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self._callers: dict[int, _Caller] = {}
         self._off_in: dict[int, int] = {}  # by thread, how many modes lay below
         self._skipping_in: set[int] = set()
-        self._is_paused = False
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -240,7 +236,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
     def reactivate(self, *_called_with: object) -> None:
         """Reactivate the mode where it was, if it was deactivated in this thread; also usable as a hook."""
         thread = get_ident()
-        if thread in self._off_in and not self._is_paused:
+        if thread in self._off_in:
             below = self._off_in.pop(thread)
             above: list[TorchFunctionMode] = []
             while _stack_size() > below:
@@ -268,16 +264,22 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             self._skipping_in.discard(thread)
             _push(self)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Observe nothing for the length of a `with` block."""
-        self.deactivate()
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
-            self.reactivate()
+    def activate(self) -> None:
+        """Activate the mode in this thread."""
+        _push(self)
+
+    def asking(self) -> Iterator[nn.Module]:
+        """Yield the torch layers that run other kernels while a mode is active, those around others alone."""
+        kinds = {kind for kind in {*map(type, self.modules.values())} if issubclass(kind, _ASKING)}
+        around: list[str] = []  # their names, with a dot
+        for name, module in self.modules.items() if kinds else ():
+            is_outermost = type(module) in kinds and not name.startswith(tuple(around))
+            if is_outermost and not have_own_operations(module.modules()):
+                around.append(f"{name}." if name else "")
+                yield module
+
+
+_ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)
 
 
 def _returned(output: object) -> list[tuple[str, Tensor]]:
@@ -331,61 +333,16 @@ def take_off(mode: TorchFunctionMode) -> int | None:
     return below
 
 
-@contextmanager
-def operations_observed(mode: OperationMode[T]) -> Iterator[None]:
-    """Observe the operations of a network's modules for the length of a `with` block.
-
-    The mode is off inside torch layers that run other kernels while a mode is active. Inside others it stays on, unless
-    their calls are observed: hooks that only switch it off cost as much as the mode.
-    """
-    attached: list[MutableMapping[Any, Any]] = []
-    key: Any = object()
-
-    modules = mode.modules
-    mode.hooks.names = _Names(modules, {})
-    network, naming_key = modules[""], object()
-    attached += (network._forward_pre_hooks, network._forward_pre_hooks_with_kwargs)
-    # Without a handle, which modules of TorchScript refuse.
-    network._forward_pre_hooks[naming_key] = Hook(_name_inputs, mode.hooks, modules)  # type: ignore[index]
-    network._forward_pre_hooks_with_kwargs[naming_key] = True  # type: ignore[index]
-    try:
-        asking = {kind for kind in {*map(type, modules.values())} if issubclass(kind, _ASKING)}
-        off: list[str] = []  # names of modules inside which the mode is off, with a dot
-        for name, module in modules.items() if asking else ():
-            if type(module) not in asking or have_own_operations(module.modules()) or name.startswith(tuple(off)):
-                continue
-            off.append(f"{name}." if name else "")
-            # Without handles, which would cost more than the hooks.
-            attached += (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called)
-            module._forward_pre_hooks[key] = Hook(mode.deactivate)
-            module._forward_hooks[key] = Hook(mode.reactivate)
-            module._forward_hooks_always_called[key] = True
-        _push(mode)
-        yield
-    finally:
-        finished(partial(_stop_observing, mode, attached, (key, naming_key)))
-
-
-def _stop_observing(
-    mode: OperationMode[Any], attached: Sequence[MutableMapping[Any, Any]], keys: Sequence[object]
-) -> None:
-    mode.deactivate()  # no effect if an interrupt came while it was off
-    for hooks in attached:
-        for key in keys:
-            hooks.pop(key, None)
-
-
-_ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)
-
-
-class _Names(dict[int, str]):
+class TensorNames(dict[int, str]):
     """Names of tensors by `id`: the network's inputs and, from the first other lookup on, its parameters and buffers.
 
     Most networks never need the latter.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], inputs: Mapping[int, str]) -> None:
-        super().__init__(inputs)
+    def __init__(self, modules: Mapping[str, nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Name the tensors in the arguments that a network of these modules is called with."""
+        tensors = tensors_given(args, kwargs)
+        super().__init__({id(tensor): f"input{path}" if len(tensors) > 1 else "input" for path, tensor in tensors})
         self._modules: Mapping[str, nn.Module] | None = modules
 
     def __missing__(self, identity: int) -> str:
@@ -396,15 +353,3 @@ class _Names(dict[int, str]):
                 for key, tensor in held.items():
                     self.setdefault(id(tensor), f"{name}.{key}" if name else key)
         return self.get(identity, "")
-
-
-def _name_inputs(
-    hooks: CallHooks[T],
-    modules: Mapping[str, nn.Module],
-    _module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    tensors = tensors_given(args, kwargs)
-    inputs = {id(tensor): f"input{path}" if len(tensors) > 1 else "input" for path, tensor in tensors}
-    hooks.names = _Names(modules, inputs)
