@@ -194,11 +194,9 @@ def capture(
         gradients, check `must_repeat(loss)` before each backward pass.
     """
     lock = RLock()
-    watch = None if gradients is None else GradientWatch(gradients, with_inputs, track, lock)
+    watch = None if gradients is None else GradientWatch(gradients, with_inputs, track, lock, operations is not None)
     captured = Capture(observe, watch, lock, with_operations=operations is not None)
     if operations is not None:
-        if watch is not None:
-            watch.with_operations = True
         captured.mode = mode = OperationMode(captured, operations, operations.modules or module_index(model)[0])
         captured.resume = mode.resume
     handles: list[RemovableHandle] = []
