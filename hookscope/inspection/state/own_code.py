@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from hookscope.hooks.attributes import attribute_of
+from hookscope.hooks.calls import Hook
 from hookscope.hooks.pytree import tensors_in
 
 # Forward passes of torchvision and timm write to no parameter, and torch's own only where `Embedding` has a `max_norm`.
@@ -64,9 +65,9 @@ def has_own_code(modules: Sequence[nn.Module]) -> bool:
 
 
 def hooks_on(modules: Iterable[nn.Module]) -> list[Any]:
-    """List the hooks that modules' calls run, forward and backward."""
+    """List the hooks that modules' calls run, forward and backward, but not hookscope's own."""
     held = filter(None, chain.from_iterable(map(_hooks, map(vars, modules))))
-    return [hook for hooks in held for hook in hooks.values()]
+    return [hook for hooks in held for hook in hooks.values() if type(hook) is not Hook]
 
 
 def is_read(kind: type) -> bool:
