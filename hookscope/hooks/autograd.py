@@ -49,14 +49,6 @@ def is_below_autograd() -> bool:
     return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
 
 
-def is_traced() -> bool:
-    """Tell whether torch records what runs as a graph, on tensors without values."""
-    return _dispatch_modes() > 0 and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
-
-
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-
-
 def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], maker: nn.Module | str | None = None) -> str:
     """Return why autograd does not track an input or output of a module or operation; "" if it does."""
     reason = ""

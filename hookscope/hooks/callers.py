@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path, PurePath
 from types import CodeType, FrameType
@@ -33,6 +33,8 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("nn", "ao", "jit", "nested"))
 # The file of the code that wraps every forward.
 _MODULE = str(Path(_TORCH, "nn", "modules", "module.py"))
+TORCHS_LAYERS = frozenset(member for member in vars(nn).values() if isinstance(member, type))
+"""The classes of `torch.nn`."""
 CALL = nn.Module.__call__.__code__
 """The code of the outermost frame of a module's call."""
 _HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
@@ -58,15 +60,18 @@ def operation_name(func: Callable[..., Any]) -> str:
     if name == "__get__":
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
         return attribute if attribute in _COMPUTED_ATTRIBUTES else ""
-    return label_of(name.partition(".")[0])  # "relu.default" is an overload of "relu"
-
-
-def label_of(name: str) -> str:
-    """Return the `operation_name` of a function by its `__name__`, such as "add_"."""
+    name = name.partition(".")[0]  # "relu.default" is an overload of "relu"
     if name in _QUERIES:
         return ""
     plain = name.strip("_")
     return _STANDARD_NAMES.get(plain, plain)
+
+
+def frames_around(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that called it, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def caller_of(frame: FrameType | None) -> FrameType | None:
@@ -124,12 +129,8 @@ class Operator(NamedTuple):
 
 def operator_around(frame: FrameType | None) -> Operator | None:
     """Return the outermost operator that torch traces around a frame; None outside all of them."""
-    outermost: FrameType | None = None
-    while frame is not None:
-        if is_operators(frame.f_code):
-            outermost = frame
-        frame = frame.f_back
-    return None if outermost is None else Operator(outermost.f_code.co_name, caller_of(outermost.f_back))
+    operators = [around for around in frames_around(frame) if is_operators(around.f_code)]
+    return Operator(operators[-1].f_code.co_name, caller_of(operators[-1].f_back)) if operators else None
 
 
 def is_operators(code: CodeType) -> bool:
@@ -139,8 +140,7 @@ def is_operators(code: CodeType) -> bool:
 
 def have_own_operations(modules: Iterable[nn.Module]) -> bool:
     """Tell whether any module's forward is not torch's own, so that operations in it are the network's."""
-    cache: dict[type, bool] = {}
-    return any(runs_networks_code(module, cache) and not stands_for_torchs(module) for module in modules)
+    return any(runs_networks_code(module) and not stands_for_torchs(module) for module in modules)
 
 
 def stands_for_torchs(module: nn.Module) -> bool:
@@ -148,17 +148,9 @@ def stands_for_torchs(module: nn.Module) -> bool:
     return type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and "forward" not in vars(module)
 
 
-def runs_networks_code(module: nn.Module, cache: dict[type, bool]) -> bool:
-    """Tell whether a module's forward is the network's own code; `cache` caches the answer for each class."""
-    kind = type(module)
-    if "forward" in vars(module):
-        return _is_networks(module, vars(module)["forward"])
-    if kind not in cache:
-        cache[kind] = _is_networks(module, getattr(kind, "forward", None))
-    return cache[kind]
-
-
-def _is_networks(module: nn.Module, forward: object) -> bool:
+def runs_networks_code(module: nn.Module) -> bool:
+    """Tell whether a module's forward is the network's own code."""
+    forward = vars(module).get("forward") or getattr(type(module), "forward", None)
     code = code_of(forward)
     if isinstance(module, torch.jit.ScriptModule) or code is None:
         return isinstance(module, torch.fx.GraphModule)
@@ -180,9 +172,7 @@ def source_line(caller: FrameType) -> str:
     if caller.f_code.co_filename not in _GRAPH_CODE:
         line = _known_lines[place] = _line(caller.f_code, caller.f_lasti)
         return line
-    frame: FrameType | None = caller
-    while frame is not None and frame.f_code.co_name != "run_node":
-        frame = frame.f_back
+    frame = next((around for around in frames_around(caller) if around.f_code.co_name == "run_node"), None)
     node = None if frame is None else frame.f_locals.get("n")
     if not isinstance(node, torch.fx.Node):
         return ""

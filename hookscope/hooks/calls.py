@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from hookscope.hooks.autograd import is_traced, plain_arithmetic
+from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.gradient_hooks import GradientWatch
+from hookscope.hooks.memory import PLAIN_TENSORS
 from hookscope.hooks.observed import ModuleCall, Observation, Operation, RowKey, physical
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.recognition import Identities
@@ -86,14 +87,14 @@ class CallHooks(Generic[T]):
         with_operations: Whether a torch function mode is active, which tensor accesses in hooks must bypass.
         resume: Activates that mode again after a call of a layer that skips it; None without one.
         names: Names of tensors that no call returns, by `id`, for `Observation.sources`.
-        observations: In the order in which modules finished.
+        observations: Since the latest `restart`, in the order in which modules finished.
         counts: How often each layer was called.
         is_counted: Asked at every call; a call for which it returns False is not observed.
         copies: Layers that the network copied while it ran, and whose copy it called.
     """
 
     observe: Callable[[ModuleCall, str, Tensor], T]
-    watch: GradientWatch[T] | None
+    gradient_watch: GradientWatch[T] | None
     lock: RLock
     with_operations: bool = False
     resume: Callable[[], None] | None = None
@@ -104,16 +105,25 @@ class CallHooks(Generic[T]):
     copies: dict[str, None] = field(default_factory=dict)
     number: int = field(default_factory=_numbers.__next__)
     _identities: Identities = field(default_factory=Identities)
+    _called_before: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Be found by the hooks of copied modules."""
         _observers[self.number] = self
 
+    @property
+    def called(self) -> set[str]:
+        """Names of the layers that were called."""
+        return self._called_before | self.counts.keys()
+
     def restart(self) -> list[Observation[T]]:
-        """Begin another forward pass; return the observations of the latest."""
+        """Return the observations and start over, counting calls from 0: call it once per forward pass."""
+        self._called_before |= self.counts.keys()
         finished, self.observations = self.observations, []
         self.counts.clear()
         self._identities.known.clear()
+        if self.gradient_watch is not None:
+            self.gradient_watch.restart()
         return finished
 
     def leaf_forward_hook(
@@ -131,38 +141,33 @@ class CallHooks(Generic[T]):
         """
         if self.resume is not None:
             self.resume()
-        inputs = tensors_given(args, kwargs)
-        if output is None and inputs:
-            self._begin(layer, module, inputs)
-            return None
-        outputs = tensors_in(output)
+        inputs, outputs = tensors_given(args, kwargs), tensors_in(output)
         with self.lock, self._without_overrides(inputs, outputs):
-            recomputes = _recomputes()
-            index = self._count(layer, inputs, recomputes=recomputes)
-            if index is None:
+            index = self._count(layer, inputs)
+            if index is None or (output is None and inputs):
                 return None
             sources: tuple[RowKey | str, ...] = ()
             if self.with_operations:
                 sources = self._identities.sources(inputs, self.names, overwritten=overwrites)
             call = ModuleCall(layer, module, index, inputs)
-            return self._finish(call, inputs, sources, output, outputs, in_place=overwrites, recomputes=recomputes)
+            return self._finish(call, inputs, sources, output, outputs, in_place=overwrites)
 
     def forward_pre_hook(
         self, layer: str, entries: list[Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> object:
         """Forward pre-hook of other modules; `entries` is the module's list of calls in progress."""
         inputs = tensors_given(args, kwargs)
-        call = self._begin(layer, module, inputs)
-        if call is None:
-            return None
         replaced: object = None
-        if self.watch is not None and self.watch.replaces_inputs(type(module)):
-            with self.lock, self._without_overrides(inputs, ()):
-                args, kwargs = replaced = self.watch.inputs(call, args, kwargs)
+        with self.lock, self._without_overrides(inputs):
+            index = self._count(layer, inputs)
+            if index is None:
+                return None
+            call = ModuleCall(layer, module, index, inputs)
+            if self.gradient_watch is not None and self.gradient_watch.replaces_inputs(type(module)):
+                args, kwargs = replaced = self.gradient_watch.inputs(call, args, kwargs)
                 before, inputs = inputs, tensors_given(args, kwargs)
                 self._identities.replaced(before, inputs)
-            call = call._replace(inputs=inputs)
-        with self._without_overrides(inputs, ()):
+                call = call._replace(inputs=inputs)
             sources = self._identities.sources(inputs, self.names) if self.with_operations else ()
             entries.append(Entry(id(sys._getframe(1)), call, _versions(inputs), args, sources))
         return replaced
@@ -171,24 +176,21 @@ class CallHooks(Generic[T]):
         self, entries: list[Entry], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
     ) -> object:
         """Forward hook of other modules."""
-        if self.watch is None and _recomputes():
+        if self.gradient_watch is None and _graph_task() != _NONE:
             return None
         entry = _ended(entries, id(sys._getframe(1)))
         if entry is None:  # a replay of a call that was observed when it first ran
             return None
-        inputs = entry.call.inputs
-        with self._without_overrides(inputs, ()):
-            in_place = entry.versions != _versions(inputs)
+        inputs, outputs = entry.call.inputs, tensors_in(output)
         if entry.args is not args:  # torch, or a later hook, has replaced the inputs
             inputs = [*inputs, *tensors_given(args, kwargs)]
-        outputs, sources = tensors_in(output), entry.sources
         with self.lock, self._without_overrides(inputs, outputs):
-            recomputes = _recomputes()
-            return self._finish(entry.call, inputs, sources, output, outputs, in_place=in_place, recomputes=recomputes)
+            in_place = entry.versions != _versions(entry.call.inputs)
+            return self._finish(entry.call, inputs, entry.sources, output, outputs, in_place=in_place)
 
     def operation_begins(self, inputs: Sequence[tuple[str, Tensor]]) -> tuple[list[int], tuple[RowKey | str, ...]]:
         """Record the versions and the sources of an operation's inputs, before it may overwrite them."""
-        with self.lock, _plainly(inputs):  # the mode is off while it runs
+        with self.lock, self._without_overrides(inputs):
             return _versions(inputs), self._identities.sources(inputs, self.names)
 
     def operation_ends(
@@ -212,29 +214,28 @@ class CallHooks(Generic[T]):
             output: Its return value.
             outputs: The tensors in it; for an operation that returns nothing, the tensors it wrote to.
         """
-        with self.lock, _plainly(inputs, outputs):
-            recomputes = _recomputes()
-            index = self._count(layer, inputs, recomputes=recomputes)
+        with self.lock, self._without_overrides(inputs, outputs):
+            index = self._count(layer, inputs)
             if index is None:
                 return output
             versions, sources = begun
             in_place = versions != _versions(inputs)
             call = ModuleCall(layer, module, index, inputs, operation)
-            ours = self._finish(call, inputs, sources, output, outputs, in_place=in_place, recomputes=recomputes)
+            ours = self._finish(call, inputs, sources, output, outputs, in_place=in_place)
             return output if ours is None else ours
 
-    def _begin(self, layer: str, module: nn.Module, inputs: Sequence[tuple[str, Tensor]]) -> ModuleCall | None:
-        """Count a call; None if it replays one that was already observed (and watched, if requested)."""
-        with self.lock, self._without_overrides(inputs, ()):
-            index = self._count(layer, inputs, recomputes=_recomputes())
-        return None if index is None else ModuleCall(layer, module, index, inputs)
+    def _count(self, layer: str, inputs: Sequence[tuple[str, Tensor]]) -> int | None:
+        """Return the number of the layer's call.
 
-    def _count(self, layer: str, inputs: Sequence[tuple[str, Tensor]], *, recomputes: bool) -> int | None:
-        """Return the number of the layer's call; None as in `_begin`, and for one that is not to be observed."""
-        watch = self.watch
-        if is_traced() or (self.is_counted is not None and not self.is_counted()):
+        None for a call that is not to be observed: it replays one that was observed already (and watched, if
+        requested), or torch records what runs as a graph, on tensors without values.
+        """
+        watch = self.gradient_watch
+        if _dispatch_modes() and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
             return None
-        if recomputes:
+        if self.is_counted is not None and not self.is_counted():
+            return None
+        if _graph_task() != _NONE:
             index = None if watch is None else watch.replays.call_of(layer, inputs)
             if index is None:
                 return None
@@ -256,42 +257,29 @@ class CallHooks(Generic[T]):
         outputs: Sequence[tuple[str, Tensor]],
         *,
         in_place: bool,
-        recomputes: bool,
     ) -> object:
         """Observe the output of a call, under the lock; return its replacement, or None to keep it."""
-        if not recomputes:
-            self._observe(call, inputs, sources, outputs, in_place=in_place)
-        if self.watch is None:
+        if _graph_task() == _NONE:
+            if not outputs:
+                place = (call.layer, call.call, "")
+                self.observations.append(Observation(place, None, False, in_place, None, call.operation, sources))
+            named = call if len(outputs) < 2 else call._replace(slots=[slot for slot, _ in outputs])
+            for slot, tensor in outputs:
+                place = (call.layer, call.call, slot)
+                passed_through, first = self._identities.show(place, tensor, inputs, in_place=in_place)
+                vmapped = 0
+                if _transform_level() is not None:  # inside vmap, jvp or another transform
+                    value, vmapped = _observe_physical(self.observe, named, slot, tensor)
+                else:
+                    value = self._observed(named, slot, tensor)
+                seen = Observation(place, value, passed_through, in_place, first, call.operation, sources, vmapped)
+                self.observations.append(seen)
+        if self.gradient_watch is None:
             return None
-        result = self.watch.outputs(call, output, outputs, [] if in_place else inputs)
+        result = self.gradient_watch.outputs(call, output, outputs, [] if in_place else inputs)
         if result is not None:  # the network continues with another output
             self._identities.replaced(outputs, tensors_in(result))
         return result
-
-    def _observe(
-        self,
-        call: ModuleCall,
-        inputs: Sequence[tuple[str, Tensor]],
-        sources: tuple[RowKey | str, ...],
-        outputs: Sequence[tuple[str, Tensor]],
-        *,
-        in_place: bool,
-    ) -> None:
-        if not outputs:
-            place = (call.layer, call.call, "")
-            self.observations.append(Observation(place, None, False, in_place, None, call.operation, sources))
-        if len(outputs) > 1:
-            call = call._replace(slots=[slot for slot, _ in outputs])
-        for slot, tensor in outputs:
-            place = (call.layer, call.call, slot)
-            passed_through, duplicate_of = self._identities.show(place, tensor, inputs, in_place=in_place)
-            vmapped = 0
-            if _transform_level() is not None:  # inside vmap, jvp or another transform
-                value, vmapped = _observe_physical(self.observe, call, slot, tensor)
-            else:
-                value = self._observed(call, slot, tensor)
-            seen = Observation(place, value, passed_through, in_place, duplicate_of, call.operation, sources, vmapped)
-            self.observations.append(seen)
 
     def _observed(self, call: ModuleCall, slot: str, tensor: Tensor) -> T:
         """Return what the observer returns for an output, under `no_grad` and without autocast."""
@@ -307,28 +295,15 @@ class CallHooks(Generic[T]):
             torch._C._set_grad_enabled(True)
 
     def _without_overrides(
-        self, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
+        self, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]] = ()
     ) -> AbstractContextManager[object]:
         """Bypass torch function modes and the overrides of tensor subclasses."""
-        return torch._C.DisableTorchFunction() if self.with_operations else _plainly(inputs, outputs)
-
-
-def _plainly(
-    inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]] = ()
-) -> AbstractContextManager[object]:
-    """Read tensor subclasses as plain tensors: their overrides may raise."""
-    for _, tensor in inputs:
-        if type(tensor) not in _PLAIN_TYPES:
-            return torch._C.DisableTorchFunctionSubclass()
-    for _, tensor in outputs:
-        if type(tensor) not in _PLAIN_TYPES:
-            return torch._C.DisableTorchFunctionSubclass()
-    return _NOTHING
-
-
-def _recomputes() -> bool:
-    """Tell whether a backward pass is running, in which activation checkpointing recomputes a forward."""
-    return _graph_task() != -1
+        if self.with_operations:
+            return torch._C.DisableTorchFunction()
+        for _, tensor in (*inputs, *outputs):
+            if type(tensor) not in PLAIN_TENSORS:  # the overrides of a subclass may raise
+                return torch._C.DisableTorchFunctionSubclass()
+        return _NOTHING
 
 
 def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
@@ -340,11 +315,10 @@ def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
 
 
 _NOTHING = nullcontext()
-_graph_task = torch._C._current_graph_task_id
+# Of the backward pass that is running, in which activation checkpointing recomputes forward passes.
+_graph_task, _NONE = torch._C._current_graph_task_id, -1
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform_level = torch._C._functorch.maybe_current_level
-
-
-_PLAIN_TYPES = frozenset({Tensor, nn.Parameter})
 
 
 def _ended(entries: list[Entry], frame: int) -> Entry | None:

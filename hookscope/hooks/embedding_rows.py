@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from hookscope.hooks.attributes import argument
 from hookscope.hooks.observed import physical
-from hookscope.hooks.operations import forwards, run_networks
+from hookscope.hooks.operations import forwards, run_networks, take_off
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -84,14 +84,7 @@ class RowsUsed(TorchFunctionMode):
 
     def leave(self) -> Mapping[tuple[str, torch.device], Tensor]:
         """Leave the mode, below any that lie above it; return what was seen, still on its device."""
-        above: list[TorchFunctionMode] = []
-        while torch._C._len_torch_function_stack():
-            top = torch._C._pop_torch_function_stack()
-            if top is self:
-                break
-            above.append(top)
-        for mode in reversed(above):
-            torch._C._push_on_torch_function_stack(mode)
+        take_off(self)
         return self._latest
 
     def forget(self) -> None:

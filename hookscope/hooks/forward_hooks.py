@@ -6,87 +6,63 @@ runs a forward twice; `torch.compile` skips hooks that are added after compiling
 afterwards, also after an exception, and from copies that the network makes of itself.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hookscope.hooks.callers import TORCHS_LAYERS
 from hookscope.hooks.calls import CallHooks, Entry, Hook
 from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.interrupts import finished
 from hookscope.hooks.interventions import Intervention, hook_edits, separate_edits
-from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
-from hookscope.hooks.operations import OperationChoice, OperationMode, operations_observed
+from hookscope.hooks.observed import GradientSite, ModuleCall
+from hookscope.hooks.operations import OperationChoice, OperationMode, TensorNames
 from hookscope.hooks.selection import module_index
 from hookscope.hooks.tracing import eager, operators_left_to_torch
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class Capture(Generic[T]):
+@dataclass(slots=True, eq=False)
+class Capture(CallHooks[T]):
     """The observations of a `with` block so far.
 
     Attributes:
+        mode: Observes operations; None if they are not.
         traced: Operators that ran as torch traces them, so that their inside is not observed: "cond at net.py:14".
     """
 
-    _hooks: CallHooks[T]
-    _watch: GradientWatch[T] | None
-    _mode: OperationMode[T] | None = None
+    mode: OperationMode[T] | None = None
     traced: dict[str, None] = field(default_factory=dict)
-    _called_before: set[str] = field(default_factory=set)
-    _key: Any = field(default_factory=object)
-    _attached: list[MutableMapping[Any, Any]] = field(default_factory=list)
-
-    @property
-    def observations(self) -> list[Observation[T]]:
-        """The observations since the latest `restart`, in the order in which modules finished."""
-        return self._hooks.observations
-
-    @property
-    def called(self) -> set[str]:
-        """Names of the layers that were called."""
-        return self._called_before | self._hooks.counts.keys()
-
-    @property
-    def copies(self) -> list[str]:
-        """Names of layers that the network has copied while it ran, and whose copy it has called."""
-        return [*self._hooks.copies]
+    # Registers of modules, with the key of each entry of ours and what it holds: a hook, or True for a flag of one.
+    _attached: list[tuple[MutableMapping[Any, Any], int, object]] = field(default_factory=list)
 
     @property
     def gradients(self) -> list[GradientSite[T]]:
         """Every output, and every input if requested, in the order of the forward pass."""
-        return [] if self._watch is None else self._watch.finished_sites()
-
-    def restart(self) -> list[Observation[T]]:
-        """Return the observations and start over, counting calls from 0: call it once per forward pass."""
-        self._called_before |= self._hooks.counts.keys()
-        finished = self._hooks.restart()
-        if self._watch is not None:
-            self._watch.restart()
-        return finished
+        return [] if self.gradient_watch is None else self.gradient_watch.finished_sites()
 
     def listen(self, *, on: bool) -> None:
         """Switch the observation of gradients on or off: models and losses may differentiate in the forward pass."""
-        if self._watch is not None:
-            self._watch.listening = on
+        if self.gradient_watch is not None:
+            self.gradient_watch.listening = on
 
     @contextmanager
     def detached(self) -> Iterator[None]:
         """Remove the observing hooks for the length of a `with` block; those of edits stay."""
-        held = [(hooks, hooks.pop(self._key)) for hooks in self._attached if self._key in hooks]
         try:
-            with nullcontext() if self._mode is None else self._mode.paused():
-                yield
+            self._take_off()
+            yield
         finally:
-            for hooks, hook in held:
-                hooks[self._key] = hook
+            self._put_on()
+            if self.mode is not None:
+                self.mode.reactivate()
 
     def must_repeat(self, loss: Tensor) -> bool:
         """Tell, before the backward pass, whether the forward pass must be repeated first, after `restart`.
@@ -99,14 +75,84 @@ class Capture(Generic[T]):
         Args:
             loss: The tensor that the backward pass will start from.
         """
-        return self._watch is not None and self._watch.must_repeat(loss)
+        return self.gradient_watch is not None and self.gradient_watch.must_repeat(loss)
 
     @property
     def watch(self) -> GradientWatch[T]:
         """The watch on gradients, to switch off replacements that change what the model computes."""
-        if self._watch is None:
+        if self.gradient_watch is None:
             raise ValueError("capture() was called without gradients")
-        return self._watch
+        return self.gradient_watch
+
+    def hook(self, layers: Mapping[str, nn.Module]) -> None:
+        """Hook each module once, under its first name.
+
+        Equivalent to registering hooks `with_kwargs`, but without handles, which would cost more than the hooks do.
+        """
+        watch, attached = self.gradient_watch, self._attached
+        skip = None if self.mode is None else Hook(self.mode.skip)
+        seen: set[int] = set()
+        for name, module in layers.items():
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            state, before = vars(module), module._forward_pre_hooks
+            gives_aliases = watch is not None and watch.replaces_inputs(type(module))
+            if not gives_aliases and _only_returns(type(module), state):
+                hook = Hook(self.leaf_forward_hook, name, bool(state.get("inplace")))
+                if skip is not None and type(module) is not nn.Identity:  # which calls nothing
+                    attached.append((before, id(skip), skip))
+                attached.append((module._forward_hooks_always_called, id(hook), True))
+            else:
+                entries: list[Entry] = []
+                hook, first = Hook(self.forward_hook, entries), Hook(self.forward_pre_hook, name, entries)
+                attached += ((before, id(first), first), (module._forward_pre_hooks_with_kwargs, id(first), True))
+            attached += ((module._forward_hooks, id(hook), hook), (module._forward_hooks_with_kwargs, id(hook), True))
+        self._put_on()
+
+    def observe_operations(self) -> None:
+        """Observe operations from now on, until `end`.
+
+        The mode is off inside torch layers that run other kernels while a mode is active. Inside others it stays on,
+        unless their calls are observed: hooks that only switch it off cost as much as the mode.
+        """
+        if self.mode is None:
+            return
+        network = self.mode.modules[""]
+        self.names = TensorNames(self.mode.modules, (), {})
+        naming = Hook(self._name_inputs, self.mode.modules)
+        self._attached.append((network._forward_pre_hooks, id(naming), naming))
+        self._attached.append((network._forward_pre_hooks_with_kwargs, id(naming), True))
+        for module in self.mode.asking():
+            off, on = Hook(self.mode.deactivate), Hook(self.mode.reactivate)
+            self._attached += ((module._forward_pre_hooks, id(off), off), (module._forward_hooks, id(on), on))
+            self._attached.append((module._forward_hooks_always_called, id(on), True))
+        self._put_on()
+        self.mode.activate()
+
+    def _name_inputs(
+        self, modules: Mapping[str, nn.Module], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.names = TensorNames(modules, args, kwargs)
+
+    def _put_on(self) -> None:
+        for register, key, held in self._attached:
+            register[key] = held
+
+    def _take_off(self) -> None:
+        if self.mode is not None:
+            self.mode.deactivate()  # no effect where it is off
+        for register, key, _ in self._attached:
+            register.pop(key, None)
+
+    def end(self, handles: Iterable[RemovableHandle] = ()) -> None:
+        """Remove all hooks, and those behind the handles."""
+        self._take_off()
+        for handle in handles:
+            handle.remove()
+        self._attached.clear()
+        if self.gradient_watch is not None:
+            self.gradient_watch.close()
 
 
 @contextmanager
@@ -148,29 +194,23 @@ def capture(
         gradients, check `must_repeat(loss)` before each backward pass.
     """
     lock = RLock()
-    watch = None if gradients is None else GradientWatch(gradients, with_inputs, track, lock)
-    mode: OperationMode[T] | None = None
-    call_hooks = CallHooks(observe, watch, lock)
+    watch = None if gradients is None else GradientWatch(gradients, with_inputs, track, lock, operations is not None)
+    captured = Capture(observe, watch, lock, with_operations=operations is not None)
     if operations is not None:
-        call_hooks.with_operations = True
-        if watch is not None:
-            watch.with_operations = True
-        mode = OperationMode(call_hooks, operations)
-        call_hooks.resume = mode.resume
-    captured = Capture(call_hooks, watch, mode)
+        captured.mode = mode = OperationMode(captured, operations, operations.modules or module_index(model)[0])
+        captured.resume = mode.resume
     handles: list[RemovableHandle] = []
-    with eager(captured.traced), ExitStack() as block:
+    with eager(captured.traced):
         try:
-            if mode is not None and operations is not None:
-                block.enter_context(operations_observed(mode, operations.modules or module_index(model)[0]))
+            captured.observe_operations()
             if edits:
                 hook_edits(model, edits, handles)
-            _hook(layers, captured)
+            captured.hook(layers)
             if edits:
                 separate_edits(model, edits, handles)
             yield captured
         finally:
-            finished(partial(_remove_hooks, captured, handles))
+            finished(partial(captured.end, handles))
 
 
 @contextmanager
@@ -186,58 +226,13 @@ def observed(
         observe: As in `capture`.
         is_counted: Asked where a module is called; a call for which it returns False is not observed.
     """
-    hooks = CallHooks(observe, None, RLock(), is_counted=is_counted)
-    captured: Capture[T] = Capture(hooks, None)
+    captured = Capture(observe, None, RLock(), is_counted=is_counted)
     try:
         with operators_left_to_torch(captured.traced):
-            _hook(layers, captured)
+            captured.hook(layers)
             yield captured
     finally:
-        finished(partial(_remove_hooks, captured, ()))
-
-
-def _remove_hooks(captured: Capture[Any], handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-    for hooks in captured._attached:
-        hooks.pop(captured._key, None)
-    if captured._watch is not None:
-        captured._watch.close()
-
-
-def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
-    """Hook each module once, under its first name.
-
-    Equivalent to registering hooks `with_kwargs`, but without handles, which would cost more than the hooks do.
-    """
-    hooks, watch, key, attached = captured._hooks, captured._watch, captured._key, captured._attached
-    skip = None if captured._mode is None else Hook(captured._mode.skip)
-    seen: set[int] = set()
-    for name, module in layers.items():
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        state = vars(module)
-        gives_aliases = watch is not None and watch.replaces_inputs(type(module))
-        if not gives_aliases and _only_returns(type(module), state):
-            hook = Hook(hooks.leaf_forward_hook, name, bool(state.get("inplace")))
-            if skip is not None and type(module) is not nn.Identity:  # which calls nothing
-                attached.append(module._forward_pre_hooks)
-                module._forward_pre_hooks[key] = skip
-            attached.append(module._forward_hooks_always_called)
-            module._forward_hooks_always_called[key] = True
-        else:
-            entries: list[Entry] = []
-            hook = Hook(hooks.forward_hook, entries)
-            attached += (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
-            module._forward_pre_hooks[key] = Hook(hooks.forward_pre_hook, name, entries)
-            module._forward_pre_hooks_with_kwargs[key] = True
-        attached += (module._forward_hooks, module._forward_hooks_with_kwargs)
-        module._forward_hooks[key] = hook
-        module._forward_hooks_with_kwargs[key] = True
-
-
-_TORCHS_OWN = frozenset(member for member in vars(nn).values() if isinstance(member, type))
+        finished(captured.end)
 
 
 def _only_returns(kind: type[nn.Module], state: Mapping[str, Any]) -> bool:
@@ -246,7 +241,7 @@ def _only_returns(kind: type[nn.Module], state: Mapping[str, Any]) -> bool:
     No other hook can run during such a call: a single forward hook is enough, which makes capturing cheaper.
     """
     return (
-        kind in _TORCHS_OWN
+        kind in TORCHS_LAYERS
         and not (state["_modules"] or state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state)
         and not (state.get("inplace") and kind.__module__ != "torch.nn.modules.activation")  # Dropout: in train mode
     )

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-_PLAIN = frozenset({Tensor, nn.Parameter})
+PLAIN_TENSORS = frozenset({Tensor, nn.Parameter})
+"""The classes of tensors that override nothing."""
 # How many elements share a byte.
 _PACKED = {torch.quint4x2: 2, torch.quint2x4: 4}
 
@@ -19,7 +20,7 @@ def missing_memory(tensor: Tensor) -> str:
     into; those without memory of their own, such as meta tensors, lack none.
     """
     try:
-        if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested:  # nearly always
+        if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided and not tensor.is_nested:  # nearly always
             held, offset = tensor.untyped_storage().nbytes(), tensor.storage_offset()
             if tensor.is_contiguous() and held >= offset * tensor.itemsize + tensor.nbytes:
                 return ""

@@ -7,10 +7,8 @@ call, while a module of the network ran. Results are unchanged.
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from threading import get_ident
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -32,8 +30,7 @@ from hookscope.hooks.callers import (
     stands_for_torchs,
     whose_code,
 )
-from hookscope.hooks.calls import CallHooks, Hook
-from hookscope.hooks.interrupts import finished
+from hookscope.hooks.calls import CallHooks
 from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operation, separate_operation
 from hookscope.hooks.observed import Operation
 from hookscope.hooks.patterns import ACTIVATIONS, NOT_JUDGED, OperationPattern
@@ -110,11 +107,18 @@ class OperationChoice:
         return set() if any(pattern.exclude for pattern in matching) else {pattern.call for pattern in matching}
 
 
-class Caller(NamedTuple):
-    """A module that runs the network's code: its name, and its forward's code, None if not a plain function."""
+class _Caller(NamedTuple):
+    """A module that runs while an operation is called.
 
-    name: str
-    code: CodeType | None
+    Attributes:
+        name: None for a module that is not the network's, or runs none of its code.
+        code: That of its forward; None if that is no plain function.
+        is_own: Whether the operations in it are its own; in a layer that stands for one of torch's they are not.
+    """
+
+    name: str | None
+    code: CodeType | None = None
+    is_own: bool = False
 
 
 class _Kind(NamedTuple):
@@ -127,23 +131,18 @@ class _Kind(NamedTuple):
 
 
 class OperationMode(TorchFunctionMode, Generic[T]):
-    """Observes the operations that modules call, with the hooks of one capture.
+    """Observes the operations that modules call, with the hooks of one capture."""
 
-    Attributes:
-        hooks: The hooks of the capture.
-        callers: The modules that run the network's code, by `id`; None for layers whose operations are not its own.
-    """
-
-    def __init__(self, hooks: CallHooks[T], choice: OperationChoice) -> None:
-        """Observe the operations that `choice` selects with `hooks`, after applying matching edits."""
+    def __init__(self, hooks: CallHooks[T], choice: OperationChoice, modules: Mapping[str, nn.Module]) -> None:
+        """Observe what `choice` selects in these modules of a network with `hooks`, after applying matching edits."""
         super().__init__()
-        self.hooks = hooks
+        self.hooks, self.modules = hooks, modules
         self._choice = choice
         self._kinds: dict[tuple[str, str], _Kind] = {}
-        self.callers: dict[int, Caller | None] = {}
+        self._names = dict(zip(map(id, modules.values()), modules, strict=True))
+        self._callers: dict[int, _Caller] = {}
         self._off_in: dict[int, int] = {}  # by thread, how many modes lay below
         self._skipping_in: set[int] = set()
-        self._is_paused = False
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -199,7 +198,8 @@ class OperationMode(TorchFunctionMode, Generic[T]):
                 return None
             if code is CALL:
                 module = frame.f_locals["self"]
-                if id(module) in self.callers:
+                around = self._callers.get(id(module)) or self._caller(module)
+                if around.name is not None:
                     break
                 # A module outside the network is called, perhaps a copy; its forward counts, its hooks do not.
                 if below is not code_of(attribute_of(module, "forward")):
@@ -207,10 +207,11 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             if whose != "module":
                 below = code
             frame = frame.f_back
-        entry = None if frame is None else self.callers[id(module)]
-        if entry is None or entry.code not in (None, below):  # called by one of its hooks
+        else:
             return None
-        owner = entry.name
+        owner = around.name
+        if not around.is_own or around.code not in (None, below):  # called by one of its hooks
+            return None
         kind = self._kinds.get((owner, name))
         if kind is None:
             choice, label = self._choice, f"{owner or _ROOT}:{name}"
@@ -218,22 +219,24 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             self._kinds[owner, name] = kind
         return (kind, module) if kind.is_observed or kind.edits else None
 
+    def _caller(self, module: nn.Module) -> _Caller:
+        name = self._names.get(id(module))
+        caller = _Caller(None)
+        if name is not None and runs_networks_code(module):
+            caller = _Caller(name, code_of(module.forward), not stands_for_torchs(module))
+        self._callers[id(module)] = caller
+        return caller
+
     def deactivate(self, *_called_with: object) -> None:
         """Deactivate the mode in this thread, below any modes that the network has entered; also usable as a hook."""
-        above: list[TorchFunctionMode] = []
-        while _stack_size():
-            top = _pop()
-            if top is self:
-                self._off_in[get_ident()] = _stack_size()
-                break
-            above.append(top)
-        for mode in reversed(above):
-            _push(mode)
+        below = take_off(self)
+        if below is not None:
+            self._off_in[get_ident()] = below
 
     def reactivate(self, *_called_with: object) -> None:
         """Reactivate the mode where it was, if it was deactivated in this thread; also usable as a hook."""
         thread = get_ident()
-        if thread in self._off_in and not self._is_paused:
+        if thread in self._off_in:
             below = self._off_in.pop(thread)
             above: list[TorchFunctionMode] = []
             while _stack_size() > below:
@@ -261,16 +264,22 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             self._skipping_in.discard(thread)
             _push(self)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Observe nothing for the length of a `with` block."""
-        self.deactivate()
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
-            self.reactivate()
+    def activate(self) -> None:
+        """Activate the mode in this thread."""
+        _push(self)
+
+    def asking(self) -> Iterator[nn.Module]:
+        """Yield the torch layers that run other kernels while a mode is active, those around others alone."""
+        kinds = {kind for kind in {*map(type, self.modules.values())} if issubclass(kind, _ASKING)}
+        around: list[str] = []  # their names, with a dot
+        for name, module in self.modules.items() if kinds else ():
+            is_outermost = type(module) in kinds and not name.startswith(tuple(around))
+            if is_outermost and not have_own_operations(module.modules()):
+                around.append(f"{name}." if name else "")
+                yield module
+
+
+_ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)
 
 
 def _returned(output: object) -> list[tuple[str, Tensor]]:
@@ -309,70 +318,31 @@ def forwards(method: Callable[..., Any]) -> None:
     _FORWARDING.append(method.__code__)
 
 
-@contextmanager
-def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Observe the operations of a network's modules for the length of a `with` block.
-
-    The mode is off inside torch layers that run other kernels while a mode is active. Inside others it stays on, unless
-    their calls are observed: hooks that only switch it off cost as much as the mode.
-
-    Args:
-        mode: The mode to activate.
-        modules: All modules of the network by name.
-    """
-    attached: list[MutableMapping[Any, Any]] = []
-    key: Any = object()
-
-    mode.hooks.names = _Names(modules, {})
-    network, naming_key = modules[""], object()
-    attached += (network._forward_pre_hooks, network._forward_pre_hooks_with_kwargs)
-    # Without a handle, which modules of TorchScript refuse.
-    network._forward_pre_hooks[naming_key] = Hook(_name_inputs, mode.hooks, modules)  # type: ignore[index]
-    network._forward_pre_hooks_with_kwargs[naming_key] = True  # type: ignore[index]
-    try:
-        off: set[str] = set()  # names of modules inside which the mode is off
-        kinds: dict[type, bool] = {}
-        for name, module in modules.items():
-            if runs_networks_code(module, kinds):
-                is_custom = not stands_for_torchs(module)
-                mode.callers[id(module)] = Caller(name, code_of(module.forward)) if is_custom else None
-            elif name and name.rpartition(".")[0] in off:
-                off.add(name)
-            elif isinstance(module, _ASKING) and not have_own_operations(module.modules()):
-                off.add(name)
-                # Without handles, which would cost more than the hooks.
-                attached += (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called)
-                module._forward_pre_hooks[key], module._forward_hooks[key] = (
-                    Hook(mode.deactivate),
-                    Hook(mode.reactivate),
-                )
-                module._forward_hooks_always_called[key] = True
-        _push(mode)
-        yield
-    finally:
-        finished(partial(_stop_observing, mode, attached, (key, naming_key)))
+def take_off(mode: TorchFunctionMode) -> int | None:
+    """Take a mode off the stack of this thread; return how many lay below it, None if it was not on the stack."""
+    above: list[TorchFunctionMode] = []
+    below: int | None = None
+    while below is None and _stack_size():
+        top = _pop()
+        if top is mode:
+            below = _stack_size()
+        else:
+            above.append(top)
+    for other in reversed(above):
+        _push(other)
+    return below
 
 
-def _stop_observing(
-    mode: OperationMode[Any], attached: Sequence[MutableMapping[Any, Any]], keys: Sequence[object]
-) -> None:
-    mode.deactivate()  # no effect if an interrupt came while it was off
-    for hooks in attached:
-        for key in keys:
-            hooks.pop(key, None)
-
-
-_ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)
-
-
-class _Names(dict[int, str]):
+class TensorNames(dict[int, str]):
     """Names of tensors by `id`: the network's inputs and, from the first other lookup on, its parameters and buffers.
 
     Most networks never need the latter.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], inputs: Mapping[int, str]) -> None:
-        super().__init__(inputs)
+    def __init__(self, modules: Mapping[str, nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Name the tensors in the arguments that a network of these modules is called with."""
+        tensors = tensors_given(args, kwargs)
+        super().__init__({id(tensor): f"input{path}" if len(tensors) > 1 else "input" for path, tensor in tensors})
         self._modules: Mapping[str, nn.Module] | None = modules
 
     def __missing__(self, identity: int) -> str:
@@ -383,15 +353,3 @@ class _Names(dict[int, str]):
                 for key, tensor in held.items():
                     self.setdefault(id(tensor), f"{name}.{key}" if name else key)
         return self.get(identity, "")
-
-
-def _name_inputs(
-    hooks: CallHooks[T],
-    modules: Mapping[str, nn.Module],
-    _module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    tensors = tensors_given(args, kwargs)
-    inputs = {id(tensor): f"input{path}" if len(tensors) > 1 else "input" for path, tensor in tensors}
-    hooks.names = _Names(modules, inputs)

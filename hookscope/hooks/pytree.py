@@ -30,6 +30,7 @@ _PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(...), type, torch.Size}
     | {torch.dtype, torch.device, torch.layout, types.FunctionType, types.MethodType, types.BuiltinFunctionType}
 )
+_CONSTANTS = (int, float, complex, str, slice, np.generic)
 _DICTS: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
 _SEQUENCES = frozenset({list, tuple})
 _VIEWS = {type(view) for mapping in _DICTS for view in (mapping.keys(), mapping.values(), mapping.items())}
@@ -116,14 +117,11 @@ def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tupl
 def constants_given(args: Sequence[object], kwargs: Mapping[str, object]) -> list[tuple[str, object]]:
     """List the numbers, texts and slices in the arguments of a call, also in tuples and lists: ("[1]", 0.5)."""
     constants: list[tuple[str, object]] = []
-    for path, value in [
-        *((f"[{at}]", argument) for at, argument in enumerate(args)),
-        *((f"[{key!r}]", kwargs[key]) for key in kwargs),
-    ]:
-        if isinstance(value, bool | int | float | complex | str | slice | np.generic):
-            constants.append((path, value))
-        elif isinstance(value, tuple | list) and type(value) in (tuple, list, torch.Size):
-            constants += [(f"{path}{inner}", constant) for inner, constant in constants_given(value, {})]
+    for key, value in (*enumerate(args), *kwargs.items()):
+        if isinstance(value, _CONSTANTS):
+            constants.append((f"[{key!r}]", value))
+        elif type(value) in (tuple, list, torch.Size):
+            constants += [(f"[{key!r}]{inner}", constant) for inner, constant in constants_given(value, {})]  # type: ignore[arg-type]
     return constants
 
 
@@ -291,7 +289,6 @@ class _Attributes:
     slots: Sequence[Any]  # the descriptors of their slots
 
     def by_name(self, value: object) -> dict[str, object]:
-        """Return an object's attributes by name."""
         attributes: dict[str, object] = {}
         for slot in self.slots:
             with suppress(AttributeError):  # never assigned
@@ -306,14 +303,12 @@ class _Attributes:
         return [(f".{name}", name, child) for name, child in [*named.items()] if type(child) not in _PLAIN]
 
     def copy(self, value: object) -> object:
-        """Return a shallow copy of an object."""
         blank = types.SimpleNamespace if issubclass(type(value), types.SimpleNamespace) else object
         copied = blank.__new__(type(value))
         self.assign(copied, self.by_name(value))
         return copied
 
     def assign(self, value: object, named: Mapping[str, object]) -> None:
-        """Set attributes of an object."""
         remaining = dict(named)
         for slot in self.slots:
             if slot.__name__ in remaining:

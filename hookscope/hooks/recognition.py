@@ -5,8 +5,9 @@ copies with the same values: these still count as the same tensor.
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -73,17 +74,20 @@ class Identities:
             names: Names of the tensors that no call returns, by `id`; "" for unnamed ones.
             overwritten: Whether the call has written to the inputs already.
         """
-        return tuple([self._source(tensor, names, overwritten=overwritten) for _, tensor in inputs])
-
-    def _source(self, tensor: Tensor, names: Mapping[int, str], *, overwritten: bool) -> RowKey | str:
-        entry = self.known.get(id(tensor))
-        is_known = entry is not None and entry[0]() is tensor and entry[2]
-        if entry is not None and is_known and (overwritten or entry[1] == tensor._version):
-            return entry[2][0]
-        name = names[id(tensor)]
-        if name or tensor.is_inference() or tensor._base is None:
-            return name
-        return self._source(tensor._base, names, overwritten=overwritten)
+        sources: list[RowKey | str] = []
+        for _, tensor in inputs:
+            viewed: Tensor | None = tensor
+            while viewed is not None:
+                entry = self.known.get(id(viewed))
+                is_known = entry is not None and entry[0]() is viewed and entry[2]
+                if entry is not None and is_known and (overwritten or entry[1] == viewed._version):
+                    sources.append(entry[2][0])
+                    break
+                name = names[id(viewed)]
+                viewed = None if name or viewed.is_inference() else viewed._base
+            else:
+                sources.append(name)
+        return tuple(sources)
 
     def _find(self, tensor: Tensor) -> list[RowKey] | None:
         entry = self.known.get(id(tensor))
@@ -96,25 +100,19 @@ class Identities:
 
 
 @dataclass(slots=True)
-class _UnwatchedCall:
-    """A call that ran without gradients, which reentrant checkpointing may run again in the backward pass."""
-
-    layer: str
-    call: int
-    addresses: list[int]
-    replayed: bool = False
-
-
-@dataclass(slots=True)
 class Replays:
-    """The calls of one forward pass that ran without gradients, in order."""
+    """The calls of one forward pass that ran without gradients, which reentrant checkpointing may run again with them.
 
-    _calls: list[_UnwatchedCall] = field(default_factory=list)
-    _next: int | None = None
+    Each has its layer, its number and the addresses of its inputs, by its place in their order, until it is replayed.
+    """
+
+    _calls: dict[int, tuple[str, int, list[int]]] = field(default_factory=dict)
+    _places: Iterator[int] = field(default_factory=count)
+    _next: int = -1
 
     def note(self, layer: str, call: int, inputs: Sequence[tuple[str, Tensor]]) -> None:
         """Record a call without gradients, which may be replayed with them."""
-        self._calls.append(_UnwatchedCall(layer, call, _addresses(inputs)))
+        self._calls[next(self._places)] = (layer, call, _addresses(inputs))
 
     def call_of(self, layer: str, inputs: Sequence[tuple[str, Tensor]]) -> int | None:
         """Return the number of the call being replayed; None if it was watched when it first ran.
@@ -122,25 +120,19 @@ class Replays:
         Calls of one checkpoint are replayed in their original order, starting with the input that it has saved;
         checkpoints are replayed from the last to the first.
         """
-        following = self._next
-        if following is not None and following < len(self._calls):
-            expected = self._calls[following]
-            if expected.layer == layer and not expected.replayed:
-                self._next = following + 1
-                return expected.call
-        waiting = [at for at, call in enumerate(self._calls) if call.layer == layer and not call.replayed]
-        if not waiting:
-            return None
-        addresses = _addresses(inputs)
-        same = [at for at in waiting if self._calls[at].addresses == addresses]
-        position = (same or waiting)[-1]
-        self._next = position + 1
-        return self._calls[position].call
+        place = self._next
+        if place not in self._calls or self._calls[place][0] != layer:
+            waiting = [at for at, (of_layer, _, _) in self._calls.items() if of_layer == layer]
+            if not waiting:
+                return None
+            addresses = _addresses(inputs)
+            place = ([at for at in waiting if self._calls[at][2] == addresses] or waiting)[-1]
+        self._next = place + 1
+        return self._calls[place][1]
 
     def watched(self, layer: str, call: int) -> None:
         """Record that a replay has shown the output of a call."""
-        for unwatched in self._calls:
-            unwatched.replayed |= (unwatched.layer, unwatched.call) == (layer, call)
+        self._calls = {at: noted for at, noted in self._calls.items() if noted[:2] != (layer, call)}
 
 
 def _addresses(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.callers import CALL
+from hookscope.hooks.callers import CALL, frames_around
 from hookscope.hooks.pytree import tensors_given
 
 
@@ -53,15 +53,12 @@ def running_modules(frame: FrameType | None, names: Mapping[int, str]) -> tuple[
         frame: Where to begin.
         names: Those of the network's modules, by id; others are left out.
     """
-    calls = []
-    while frame is not None:
-        if frame.f_code is CALL:
-            held = frame.f_locals
-            name = names.get(id(held["self"]))
-            if name is not None:
-                calls.append(ModuleInput(name, held["self"], held["args"], held["kwargs"]))
-        frame = frame.f_back
-    return tuple(calls)
+    calls = (around.f_locals for around in frames_around(frame) if around.f_code is CALL)
+    return tuple(
+        ModuleInput(names[id(held["self"])], held["self"], held["args"], held["kwargs"])
+        for held in calls
+        if id(held["self"]) in names
+    )
 
 
 @contextmanager

@@ -204,11 +204,14 @@ def _parts(module: nn.Module) -> list[nn.Module]:
     for part in parts:  # which grows
         for name, child in _children(part):
             if id(child) not in weights:
-                is_weight = weights[id(part)] or _is_weight(part, name)
+                is_weight = weights[id(part)] or (name in _WEIGHTS and _is_weight(part, name))
                 if is_weight or not _has_forward(child):
                     weights[id(child)] = is_weight
                     parts.append(child)
     return parts
+
+
+_WEIGHTS = frozenset({"parametrizations", "out_proj", "_packed_params"})
 
 
 def _is_weight(module: nn.Module, name: str) -> bool:
@@ -226,7 +229,7 @@ def _is_parametrisation(module: nn.Module, name: str) -> bool:
 
 def _has_forward(module: nn.Module) -> bool:
     # A scripted class has a forward, but no class attribute of that name.
-    return "forward" in vars(module) or getattr(type(module), "forward", None) is not nn.Module.forward
+    return getattr(type(module), "forward", None) is not nn.Module.forward or "forward" in vars(module)
 
 
 def _children(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:

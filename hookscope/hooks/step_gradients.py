@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from hookscope.hooks.autograd import Aliased, is_transformed
+from hookscope.hooks.memory import PLAIN_TENSORS
 
 _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 _CELLS = (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
@@ -54,25 +55,18 @@ class StepWatch:
         Attention is watched at its keys and values, and at the query if that is the same tensor: a position that
         nothing attends to gets no gradient there, while a query that the loss leaves out is no fault.
         """
-        args, kwargs = [*inputs[0]], dict(inputs[1])
         if not torch.is_grad_enabled():
             return inputs
+        args, kwargs = inputs
         names = ("query", "key", "value") if isinstance(module, nn.MultiheadAttention) else ("input",)
-        by_name = {**dict(zip(names, args, strict=False)), **kwargs}
-        watched = [id(by_name[name]) for name in names[-2:] if name in by_name]
-        aliases: dict[int, Any] = {}  # one for each object: attention tests whether the query is the key
-        for place, name in enumerate(names):
-            value = by_name.get(name)
-            if id(value) not in watched:
-                continue
-            if id(value) not in aliases:
-                arrived = partial(self._arrived, layer, type(module).__name__, call, is_listening)
-                aliases[id(value)] = _watched(value, module, arrived)
-            if place < len(args):
-                args[place] = aliases[id(value)]
-            else:
-                kwargs[name] = aliases[id(value)]
-        return tuple(args), kwargs
+        by_name = {name: value for name, value in (*zip(names, args, strict=False), *kwargs.items()) if name in names}
+        arrived = partial(self._arrived, layer, type(module).__name__, call, is_listening)
+        # One for each object: attention tests whether the query is the key.
+        watched = {id(by_name[name]): by_name[name] for name in names[-2:] if name in by_name}
+        aliases = {key: _watched(value, module, arrived) for key, value in watched.items()}
+        by_name = {name: aliases.get(id(value), value) for name, value in by_name.items()}
+        args = (*(by_name[name] for name, _ in zip(names, args, strict=False)), *args[len(names) :])
+        return args, {name: by_name.get(name, value) for name, value in kwargs.items()}
 
     def _arrived(
         self,
@@ -103,7 +97,7 @@ def _watched(value: Any, module: nn.Module, arrived: Callable[[Callable[[Tensor]
 
 def _can_be_watched(value: object, module: nn.Module) -> bool:
     """Tell whether a gradient arrives at an input if it is watched, and changes nothing else."""
-    if type(value) not in (Tensor, nn.Parameter) or not isinstance(value, Tensor):
+    if type(value) not in PLAIN_TENSORS or not isinstance(value, Tensor):
         return False
     if not value.is_floating_point() or value.is_inference() or value.is_nested or is_transformed(value):
         return False

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from hookscope.hooks.callers import CALL, is_operators, operator_around
+from hookscope.hooks.callers import CALL, frames_around, is_operators, operator_around
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.operations import OperationMode, forwards, run_networks
 
@@ -119,12 +119,8 @@ def _is_nested(args: tuple[Any, ...]) -> bool:
 @contextmanager
 def _without_hooks(frame: FrameType | None) -> Iterator[None]:
     """Take hookscope's hooks off the outermost module that is running, and put them back where they were."""
-    network: nn.Module | None = None
-    while frame is not None:
-        if frame.f_code is CALL:
-            network = frame.f_locals["self"]
-        frame = frame.f_back
-    modules = [] if network is None else [*network.modules()]
+    calls = [around for around in frames_around(frame) if around.f_code is CALL]
+    modules: list[nn.Module] = [*calls[-1].f_locals["self"].modules()] if calls else []
     registers: list[Any] = [hooks for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)]
     held = [(hooks, {**hooks}) for hooks in registers if any(type(hook) is Hook for hook in hooks.values())]
     for hooks, before in held:

@@ -5,6 +5,7 @@ gradients, so that autograd saves what it saves in training; receptive fields ar
 input requires a gradient; times are those of passes without either.
 """
 
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -250,7 +251,7 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operation and count it; one without a formula is taken apart if torch can."""
         keywords, name, formula = kwargs or {}, name_of(func), formula_of(func)
-        if name in _ABOUT_SHAPES:  # tensors with a layout of their own answer these themselves
+        if _ABOUT_SHAPES.fullmatch(name):  # tensors with a layout of their own answer these themselves
             return NotImplemented
         if formula is None and isinstance(func, torch._ops.OpOverload):
             with self:
@@ -269,14 +270,10 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
 
-_ABOUT_SHAPES = frozenset(
-    f"{space}{name}"
-    for space in ("aten.", "aten.sym_")
-    for name in (
-        *("is_contiguous", "is_strides_like_format", "is_non_overlapping_and_dense", "size", "stride"),
-        *("storage_offset", "numel", "dim"),
-    )
-) | {"prim.layout"}
+_ABOUT_SHAPES = re.compile(
+    r"aten\.(sym_)?(is_contiguous|is_strides_like_format|is_non_overlapping_and_dense|size|stride|storage_offset|numel|dim)"
+    r"|prim\.layout"
+)
 
 
 class _SavedStorages:

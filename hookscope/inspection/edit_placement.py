@@ -3,7 +3,7 @@
 A parameter's value is edited by expressions such as `param:conv1.weight:value:zero(channels=3)`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -129,7 +129,7 @@ class ParameterEdits:
     """Edits of parameters that have been applied to a network.
 
     Attributes:
-        originals: Each edited parameter with a copy of what it held, in the order of the edits.
+        originals: Each edited parameter with a copy of what it held.
         notes: A sentence for each edit that selects several parameters.
         warnings: A sentence for each edit that changed nothing.
     """
@@ -183,35 +183,29 @@ def edit_parameters(model: nn.Module, edits: Sequence[Edit]) -> ParameterEdits:
         UsageError: If a parameter cannot be edited in this way, or does not have the channels; nothing is changed then.
     """
     network = unwrap(model)
-    selected: dict[str, dict[int, str]] = {edit.text: {} for edit in edits}
-    values: dict[int, Tensor] = {}
-    for bound in bound_to_parameters(network, bind_edits(edits, network)):
-        parameter = bound.parameter
-        selected[bound.edit.text][id(parameter)] = bound.name
-        before = values.get(id(parameter), parameter.detach())
+    bound_edits = bound_to_parameters(network, bind_edits(edits, network))
+    values: dict[nn.Parameter, Tensor] = {}
+    for bound in bound_edits:
+        before = values.get(bound.parameter, bound.parameter.detach())
         after = bound.edited(before)
         if after is not before:
-            values[id(parameter)] = after
-    originals = []
-    for parameter in network.parameters():
-        if id(parameter) in values:
-            originals.append((parameter, parameter.detach().clone()))
-            _write(parameter, values[id(parameter)])
-    several = {text: [*names.values()] for text, names in selected.items() if len(names) > 1}
-    unchanged = [text for text, names in selected.items() if values.keys().isdisjoint(names)]
+            values[bound.parameter] = after
+    originals = tuple((parameter, parameter.detach().clone()) for parameter in values)
+    _write(values.items())
+    selected = {edit.text: [bound for bound in bound_edits if bound.edit.text == edit.text] for edit in edits}
     return ParameterEdits(
-        tuple(originals),
-        notes=tuple(note_of_several(text, names, "parameters") for text, names in several.items()),
+        originals,
+        notes=tuple(
+            note_of_several(text, [bound.name for bound in several], "parameters")
+            for text, several in selected.items()
+            if len(several) > 1
+        ),
         warnings=tuple(
-            f"Edit '{safe_text(text)}' changed nothing: it matches no floating-point numbers." for text in unchanged
+            f"Edit '{safe_text(text)}' changed nothing: it matches no floating-point numbers."
+            for text, bounds in selected.items()
+            if values.keys().isdisjoint(bound.parameter for bound in bounds)
         ),
     )
-
-
-def put_back(originals: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Give parameters the values they had."""
-    for parameter, values in reversed(originals):
-        _write(parameter, values)
 
 
 @contextmanager
@@ -222,9 +216,10 @@ def edited_parameters(model: nn.Module, edits: Sequence[Edit]) -> Iterator[Param
         try:
             yield made
         finally:
-            finished(partial(put_back, made.originals))
+            finished(partial(_write, made.originals))
 
 
-def _write(parameter: Tensor, values: Tensor) -> None:
-    with torch.inference_mode(parameter.is_inference()):
-        parameter.data.copy_(values)
+def _write(values: Iterable[tuple[Tensor, Tensor]]) -> None:
+    for parameter, new in values:
+        with torch.inference_mode(parameter.is_inference()):
+            parameter.data.copy_(new)

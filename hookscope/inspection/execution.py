@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from types import FrameType
 
 import torch
@@ -133,6 +134,7 @@ def _run_again(network: nn.Module, batch: Batch) -> None:
         network(*again.args, **again.kwargs)
 
 
+@lru_cache(maxsize=4096)
 def _names_forward(base: type) -> bool:
     """Tell whether a method that a class defines, other than torch's own, names the attribute `forward`."""
     codes = filter(None, map(code_of, vars(base).values()))

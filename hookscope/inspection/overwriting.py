@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookscope.hooks.autograd import graph_leaves, graph_nodes
-from hookscope.hooks.callers import CALL, code_of, source_line, whose_code
+from hookscope.hooks.callers import CALL, code_of, frames_around, source_line, whose_code
 
 
 class Overwriting(NamedTuple):
@@ -57,14 +57,13 @@ class _Trace:
         """Return the innermost module that runs, hooked or not, and the nearest line of the network's own code."""
         module: str | None = None
         nearest: FrameType | None = None
-        while frame is not None:
-            if nearest is None and whose_code(frame.f_code) == "network":
-                nearest = frame
-            if frame.f_code in self.codes and (name := self.names.get(id(frame.f_locals.get("self")))) is not None:
+        for around in frames_around(frame):
+            if nearest is None and whose_code(around.f_code) == "network":
+                nearest = around
+            if around.f_code in self.codes and (name := self.names.get(id(around.f_locals.get("self")))) is not None:
                 module = name if module is None else module
                 if nearest is not None:
                     return module, source_line(nearest)
-            frame = frame.f_back
         return module or "", ""
 
     def unpack(self, saved: _Saved) -> Tensor:

@@ -1,12 +1,7 @@
 """Compare what a network computes with hooks to what it computes without them."""
 
-import dis
 import math
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
-from itertools import pairwise
-from types import CodeType, FunctionType, MethodType
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +9,7 @@ from torch import Tensor, nn
 
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.state.own_code import codes_in, unwrapped
+from hookscope.inspection.state.own_code import statements_of
 from hookscope.results.activations import Verification
 from hookscope.statistics.storage import stored_values
 from hookscope.text import exception_line, figure
@@ -129,51 +124,13 @@ def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(_stored(tensor.detach()).double().flatten()))
 
 
-def asks_for_identity(modules: Iterable[nn.Module]) -> bool:
+def asks_for_identity(modules: Collection[nn.Module]) -> bool:
     """Tell whether modules' own code asks whether two values are one object: then no alias may stand for one.
 
     Comparisons with a constant or a global name, such as None, do not count. Torch's own classes do not ask, except for
-    attention, of the tensors it is given at once. Read are classes, the functions that modules keep as attributes, and
-    the functions that these call by name.
+    attention, of the tensors it is given at once.
     """
-    custom = [module for module in modules if not type(module).__module__.startswith("torch.")]
-    return any(map(_class_asks, {*map(type, custom)})) or any(
-        _asks(value) for module in custom for value in vars(module).values() if type(value) in _CALLABLE
-    )
-
-
-_CALLABLE = frozenset({FunctionType, MethodType, staticmethod, classmethod, partial})
-
-
-@cache
-def _class_asks(kind: type) -> bool:
-    bases = [base for base in kind.__mro__ if issubclass(base, nn.Module) and not base.__module__.startswith("torch.")]
-    return any(_asks(value) for base in bases for value in vars(base).values())
-
-
-def _asks(value: object) -> bool:
-    """Tell whether a function, or one that it calls by name, asks; libraries that networks stand on do not count."""
-    seen: set[FunctionType] = set()
-    waiting = [unwrapped(value)]
-    while waiting:
-        function = waiting.pop()
-        if not isinstance(function, FunctionType) or function in seen:
-            continue
-        seen.add(function)
-        if function.__module__.partition(".")[0] not in _LIBRARIES:
-            codes = [*codes_in(function.__code__)]
-            if any(map(_compares_objects, codes)):
-                return True
-            waiting += [function.__globals__.get(name) for code in codes for name in code.co_names]
-    return False
-
-
-_LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy", "torch"})
-
-
-def _compares_objects(code: CodeType) -> bool:
-    names = (instruction.opname for instruction in dis.get_instructions(code))
-    return any(name == "IS_OP" and before not in ("LOAD_CONST", "LOAD_GLOBAL") for before, name in pairwise(names))
+    return any(statement.asks for statement in statements_of(modules))
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

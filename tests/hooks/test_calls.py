@@ -122,7 +122,7 @@ def test_an_observer_of_gradients_that_raises_leaves_everything_as_it_was(ops: b
         output.append(network(torch.randn(1, 3, 8, 8)))
         with pytest.raises(Passed):
             output[0].sum().backward()
-        lock = captured._hooks.lock
+        lock = captured.lock
         assert lock.acquire(blocking=False)
         lock.release()
         with pytest.raises(RuntimeError, match="release"):
@@ -145,7 +145,7 @@ def test_an_observer_that_raises_leaves_everything_as_it_was(raised: type[BaseEx
             network(values)
         assert torch.is_grad_enabled()
         assert torch._C._len_torch_function_stack() == 1
-        lock = captured._hooks.lock
+        lock = captured.lock
         assert lock.acquire(blocking=False)
         lock.release()
         with pytest.raises(RuntimeError, match="release"):  # it was held once, and not left so

@@ -463,7 +463,7 @@ def test_counting_versions_of_a_view_holds_none_of_its_memory() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1))
     with capture(model, modules_of(model), clone, gradients=gradient_of) as captured:
         model(torch.ones(1, 2, 3, requires_grad=True) * 1)
-        (view,) = captured._watch._views
+        (view,) = captured.watch._views
         assert view.counter.untyped_storage().nbytes() == 0
 
 

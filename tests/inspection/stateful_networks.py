@@ -146,6 +146,7 @@ class Objects(Stateful):
     def prepare(self) -> None:
         self.cache, self.statistics, self.space = KeysAndValues(), Statistics(), types.SimpleNamespace(calls=0)
         self.sums: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self.made_by_no_constructor = [nn.Linear.__new__(nn.Linear)]
 
     @functools.cached_property
     def scale(self) -> Tensor:

@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hookscope.hooks.memory import missing_memory, parts_of
+from hookscope.hooks.memory import PLAIN_TENSORS, missing_memory, parts_of
 from hookscope.inspection.state.object_states import Problem, attempt
 
 # Tensors of these dtypes, up to this size, are copied and compared together: BatchNorm has three to a layer, and each
@@ -21,8 +21,6 @@ _JOINED_ELEMENTS = 2**14
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _dtype, _device = attrgetter("dtype"), attrgetter("device")
-
-_DENSE = frozenset({Tensor, nn.Parameter})
 
 
 class HeldValues:
@@ -182,7 +180,7 @@ def _storage_bytes(tensor: Tensor) -> int:
 def _are_dense(tensors: Sequence[Tensor]) -> bool:
     """Tell whether all are plain tensors that lie in memory by strides: nearly always."""
     return (
-        _DENSE.issuperset(map(type, tensors))
+        PLAIN_TENSORS.issuperset(map(type, tensors))
         and not any(map(attrgetter("is_nested"), tensors))
         and not any(map(attrgetter("is_quantized"), tensors))
         and {torch.strided}.issuperset(map(attrgetter("layout"), tensors))
@@ -257,7 +255,7 @@ def _is_same(tensor: Tensor, values: Tensor | None, version: int) -> bool:
     """Tell whether a special tensor holds what it held, as far as that can be told."""
     if values is not None and missing_memory(tensor):
         return False
-    if values is not None and _DENSE.issuperset((type(tensor), type(values))):
+    if values is not None and PLAIN_TENSORS.issuperset((type(tensor), type(values))):
         first, second = _parts(tensor), _parts(values)
         return len(first) == len(second) and all(map(same_bits, first, second))
     if values is not None:

@@ -10,9 +10,9 @@ import functools
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import chain
+from itertools import chain, pairwise
 from operator import itemgetter
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from hookscope.hooks.attributes import attribute_of
+from hookscope.hooks.calls import Hook
 from hookscope.hooks.pytree import tensors_in
 
 # Forward passes of torchvision and timm write to no parameter, and torch's own only where `Embedding` has a `max_norm`.
@@ -46,6 +47,7 @@ _OF_A_MODULE = ("forward", "train", "eval", "__call__", "__setattr__", "__getatt
 _STORES = frozenset({dis.opmap["STORE_SUBSCR"], dis.opmap.get("STORE_SLICE")})  # the second from Python 3.12 on
 _BINARY = dis.opmap["BINARY_OP"]
 _AUGMENTED = range(13, 26)  # arguments of BINARY_OP that stand for +=, -= and so on; from Python 3.14 on, 26 is x[i]
+_IS, _FIXED = dis.opmap["IS_OP"], frozenset({dis.opmap["LOAD_CONST"], dis.opmap["LOAD_GLOBAL"]})
 
 _hooks: Callable[[Any], tuple[Any, ...]] = itemgetter(
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
@@ -63,9 +65,9 @@ def has_own_code(modules: Sequence[nn.Module]) -> bool:
 
 
 def hooks_on(modules: Iterable[nn.Module]) -> list[Any]:
-    """List the hooks that modules' calls run, forward and backward."""
+    """List the hooks that modules' calls run, forward and backward, but not hookscope's own."""
     held = filter(None, chain.from_iterable(map(_hooks, map(vars, modules))))
-    return [hook for hooks in held for hook in hooks.values()]
+    return [hook for hooks in held for hook in hooks.values() if type(hook) is not Hook]
 
 
 def is_read(kind: type) -> bool:
@@ -86,15 +88,14 @@ def _is_pythons(package: str) -> bool:
     return file is None or file.startswith(_STANDARD_LIBRARY)
 
 
-def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """Return the code of a function and of those inside it."""
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
     yield code
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            yield from codes_in(const)
+            yield from _codes_in(const)
 
 
-def unwrapped(value: Any) -> Any:
+def _unwrapped(value: Any) -> Any:
     """Return the function behind a method or a partial application; other values as they are."""
     while isinstance(value, functools.partial | MethodType | staticmethod | classmethod):
         value = value.func if isinstance(value, functools.partial) else value.__func__
@@ -103,7 +104,7 @@ def unwrapped(value: Any) -> Any:
 
 def functions_behind(value: Any) -> Iterator[FunctionType]:
     """Find the functions to be read behind a callable, a property, a decorated function or an object."""
-    while (value := unwrapped(value)) is not None:
+    while (value := _unwrapped(value)) is not None:
         if isinstance(value, FunctionType):
             if has_read_code(value.__module__):
                 yield value
@@ -121,7 +122,7 @@ def functions_behind(value: Any) -> Iterator[FunctionType]:
             return
 
 
-# --- What it may overwrite ---
+# --- What it does ---
 
 
 class Overwritten(NamedTuple):
@@ -133,16 +134,11 @@ class Overwritten(NamedTuple):
 
 def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     """Find what a network may overwrite while it runs: `modules` are all of it, each once."""
-    kinds = {*map(type, modules)}
     embeddings = [layer for layer in modules if issubclass(type(layer), nn.Embedding | nn.EmbeddingBag)]
     written = {id(layer.weight) for layer in embeddings if attribute_of(layer, "max_norm", 0) is not None}
     if not own_code:
         return Overwritten(written, gradients=False)
-    read = frozenset(kind for kind in kinds if is_read(kind))
-    held = {id(value): value for module in modules if type(module) in read for value in vars(module).values()}
-    functions = {function for value in chain(held.values(), hooks_on(modules)) for function in functions_behind(value)}
-    # Functions are not remembered: they may hold on to a network.
-    said = _statements(read, functions) if functions else _known_statements(read)
+    said = statements_of(modules)
     through_data = any("data" in fact.names for fact in said)
     for stated in said:
         if stated.writes or through_data:
@@ -158,15 +154,31 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     return Overwritten(written, gradients)
 
 
-class _Statement(NamedTuple):
-    """A function's code: for modules of which class, which names it uses, and whether it may write to a tensor."""
+class Statement(NamedTuple):
+    """A function's code, and for modules of which class it is.
+
+    Attributes:
+        names: Globals, attributes and keywords that it uses.
+        writes: Whether it may write to a tensor.
+        asks: Whether it compares two objects by identity.
+    """
 
     owner: type
-    names: frozenset[str]  # globals, attributes and keywords
+    names: frozenset[str]
     writes: bool
+    asks: bool
 
 
-def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> tuple[_Statement, ...]:
+def statements_of(modules: Collection[nn.Module]) -> tuple[Statement, ...]:
+    """Read the code of modules' own classes, of functions in their attributes, and of hooks on any of them."""
+    read = frozenset(kind for kind in {*map(type, modules)} if is_read(kind))
+    held = {id(value): value for module in modules if type(module) in read for value in vars(module).values()}
+    functions = {function for value in chain(held.values(), hooks_on(modules)) for function in functions_behind(value)}
+    # Functions are not remembered: they may hold on to a network.
+    return _statements(read, functions) if functions else _known_statements(read)
+
+
+def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> tuple[Statement, ...]:
     """Read the functions that modules of these classes run, further ones, and what all of them name in turn."""
     owners = [*dict.fromkeys(base for kind in kinds for base in kind.__mro__ if is_read(base))]
     waiting: list[tuple[type, FunctionType]] = [(nn.Module, function) for function in functions]
@@ -179,8 +191,8 @@ def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> 
         if function.__code__ in seen:
             continue
         seen.add(function.__code__)
-        names, writes = _names_in(function.__code__)
-        said.append(_Statement(owner, frozenset(names), writes))
+        said.append(_statement(owner, function.__code__))
+        names = said[-1].names
         attributes = {name for name in names if not name.startswith("__")}
         for holder in owners:
             meant = [vars(holder)[name] for name in attributes & vars(holder).keys()]
@@ -196,25 +208,26 @@ def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> 
 
 
 @functools.lru_cache(maxsize=32)
-def _known_statements(kinds: frozenset[type]) -> tuple[_Statement, ...]:
+def _known_statements(kinds: frozenset[type]) -> tuple[Statement, ...]:
     return _statements(kinds, ())
 
 
-def _names_in(code: CodeType) -> tuple[set[str], bool]:
-    """Return the names in a function and those inside it, and whether it may write to a tensor."""
+def _statement(owner: type, code: CodeType) -> Statement:
     names: set[str] = set()
-    writes = False
-    for body in codes_in(code):
+    writes = asks = False
+    for body in _codes_in(code):
         names.update(body.co_names)
-        steps = zip(body.co_code[::2], body.co_code[1::2], strict=True)
+        steps = [pair for pair in zip(body.co_code[::2], body.co_code[1::2], strict=True) if pair[0]]  # 0 is a cache
         writes |= any(step in _STORES or (step == _BINARY and argument in _AUGMENTED) for step, argument in steps)
+        asks |= any(step == _IS and before not in _FIXED for (before, _), (step, _) in pairwise(steps))
         for constant in body.co_consts:
             if isinstance(constant, tuple):  # keywords of a call
                 names.update(name for name in constant if isinstance(name, str))
-    return names, writes or not names.isdisjoint(_WRITES) or any(map(_IN_PLACE.match, names - _CHANGES_NO_VALUE))
+    writes |= not names.isdisjoint(_WRITES) or any(map(_IN_PLACE.match, names - _CHANGES_NO_VALUE))
+    return Statement(owner, frozenset(names), writes, asks)
 
 
-def _globals_of(function: FunctionType, names: set[str]) -> Iterator[Any]:
+def _globals_of(function: FunctionType, names: AbstractSet[str]) -> Iterator[Any]:
     """Find what the names in a function stand for outside it."""
     for cell in function.__closure__ or ():
         yield getattr(cell, "cell_contents", None)  # an empty one has none

@@ -4,7 +4,7 @@ import copy
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.inspection.state.object_states import Problem
 from hookscope.inspection.state.snapshot import Snapshot
-from hookscope.models.construction import seed_generators, seeded
+from hookscope.models.construction import seed_generators
 from hookscope.text import exception_line, printable
 
 Mode = Literal["eval", "train"]
@@ -61,11 +61,9 @@ class Preserved:
     kept_nodes: frozenset[object]
     _network: nn.Module
     _modules: Sequence[nn.Module]
-    _devices: Sequence[int]
     _snapshot: Snapshot
-    _seed: int
     _differentiates: bool
-    _generators: RandomStates | None = None
+    _generators: RandomStates
 
     def mark(self) -> None:
         """Remember the network and random states as they are now, for `rewind`."""
@@ -92,10 +90,7 @@ class Preserved:
         problems = self._snapshot.put_back()
         if problems:
             raise _not_restored(self._network, problems)
-        if self._generators is None:
-            _seed(self._seed, self._devices)
-        else:
-            self._generators.enter()
+        self._generators.enter()
 
 
 @contextmanager
@@ -139,7 +134,7 @@ def preserved(
     modes = [attribute_of(module, "training") for module in modules]
     switches = not network.training if mode == "train" else any(modes)
     own_ways = switches and _have_own_ways(modules)
-    cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    random_states = RandomStates()
     start: Snapshot | None = None
     problems: list[Problem] = []
     raised: BaseException | None = None
@@ -150,31 +145,34 @@ def preserved(
                 network.train(mode == "train")
             _reshard(modules)
             start = Snapshot(modules, differentiates=differentiates)
-            with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
-                if cuda:
-                    _seed(seed, cuda)
-                nodes = frozenset(node for _, node, _ in start.histories)
-                state = Preserved(nodes, network, modules, cuda, copy.copy(start), seed, differentiates)
-                try:
-                    if own_ways:
-                        _switch(network, mode, modules)
-                        state.mark()
-                    yield state
-                finally:
-                    if own_ways:
-                        problems += finished(partial(_switch_back, modules, modes))
+            seed_generators(seed)
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.manual_seed_all(seed)
+            nodes = frozenset(node for _, node, _ in start.histories)
+            state = Preserved(nodes, network, modules, copy.copy(start), differentiates, RandomStates())
+            try:
+                if own_ways:
+                    _switch(network, mode, modules)
+                    state.mark()
+                yield state
+            finally:
+                if own_ways:
+                    problems += finished(partial(_switch_back, modules, modes))
         except BaseException as error:
             raised = error
             raise
         finally:
-            problems += finished(partial(_restored, modules, modes, start))
+            problems += finished(partial(_restored, modules, modes, start, random_states))
             if problems and raised is None:
                 raise _not_restored(network, problems)
             if problems and raised is not None:
                 raised.add_note(str(_not_restored(network, problems)))
 
 
-def _restored(modules: Sequence[nn.Module], modes: Sequence[bool | None], start: Snapshot | None) -> list[Problem]:
+def _restored(
+    modules: Sequence[nn.Module], modes: Sequence[bool | None], start: Snapshot | None, random_states: RandomStates
+) -> list[Problem]:
+    random_states.enter()
     _reshard(modules)
     problems = start.put_back() if start else []
     for module, training in zip(modules, modes, strict=True):
@@ -186,9 +184,11 @@ def _restored(modules: Sequence[nn.Module], modes: Sequence[bool | None], start:
 def _reshard(modules: Sequence[nn.Module]) -> None:
     """Let modules of FSDP2 put their sharded parameters back, whose place they gave to gathered ones for a pass."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    for module in modules if fsdp is not None else ():
-        if isinstance(module, fsdp.FSDPModule):
-            module.reshard()
+    kinds: set[Any] = {*map(type, modules)} if fsdp is not None else set()
+    if any(issubclass(kind, fsdp.FSDPModule) for kind in kinds):
+        for module in modules:
+            if isinstance(module, fsdp.FSDPModule):
+                module.reshard()
 
 
 def _have_own_ways(modules: Sequence[nn.Module]) -> bool:
@@ -257,9 +257,3 @@ def _name_of(network: nn.Module, thing: object) -> str:
                 if value is thing:
                     return repr(f"{name}.{attribute}" if name else attribute)
     return f"an object of class {type(thing).__name__}"
-
-
-def _seed(seed: int, devices: Sequence[int]) -> None:
-    seed_generators(seed)
-    if devices:
-        torch.cuda.manual_seed_all(seed)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hookscope.hooks.autograd import history_is_lost, is_leaf
+from hookscope.hooks.callers import TORCHS_LAYERS
 from hookscope.hooks.memory import missing_memory
 from hookscope.inspection.state.held_values import HeldValues
 from hookscope.inspection.state.object_states import (
@@ -68,8 +69,6 @@ _parts_of: Callable[[Any], tuple[Any, ...]] = itemgetter(*_PARTS)
 _hooks_of: Callable[[Any], tuple[Any, ...]] = itemgetter(*_HOOKS)
 
 _EMPTY_MODULE = [*vars(nn.Module())]
-
-_TORCHS_OWN = frozenset(member for member in vars(nn).values() if isinstance(member, type))
 
 # What a class may define that does nothing while its modules run.
 _INERT = frozenset(
@@ -324,7 +323,7 @@ def _reachable(modules: Sequence[nn.Module], *, closely: bool) -> _Reachable:
             if isinstance(value, Tensor):
                 if id(value) not in reached.parameters and id(value) not in reached.buffers:
                     reached.tensors[id(value)] = value
-            elif isinstance(value, nn.Module):
+            elif isinstance(value, nn.Module) and "_modules" in vars(value):  # made by its constructor
                 pending.append(value)
             else:
                 with suppress(Exception):  # an object may raise anything when it is looked at
@@ -342,12 +341,8 @@ def _of_modules(reached: _Reachable, modules: Sequence[nn.Module], *, closely: b
         modules = [module for module in modules if not _keeps_still(module)]
     reached.owners += modules
     attributes = [*map(vars, modules)]
-    try:
-        parts = [*chain.from_iterable(map(_parts_of, attributes))]
-        hooks = [*chain.from_iterable(map(_hooks_of, attributes))] if closely else []
-    except KeyError:  # made without nn.Module's constructor
-        parts = [held.get(name, {}) for held in attributes for name in _PARTS]
-        hooks = [held[name] for held in attributes for name in _HOOKS if closely and name in held]
+    parts = [*chain.from_iterable(map(_parts_of, attributes))]
+    hooks = [*chain.from_iterable(map(_hooks_of, attributes))] if closely else []
     if not _REGISTER_KINDS.issuperset(map(type, parts)):  # a script's
         reached.states += [State(VIEW, part) for part in parts if type(part) not in _REGISTER_KINDS]
         reached.registers += [part for part in parts if type(part) in _REGISTER_KINDS]
@@ -379,7 +374,7 @@ def _keeps_still(module: nn.Module) -> bool:
 
 def _runs_torchs_code(kind: type) -> bool:
     """Tell whether a class is one of torch's own, or derives from them and adds nothing but a constructor."""
-    return kind in _TORCHS_OWN or (_INERT.issuperset(vars(kind)) and all(map(_runs_torchs_code, kind.__bases__)))
+    return kind in TORCHS_LAYERS or (_INERT.issuperset(vars(kind)) and all(map(_runs_torchs_code, kind.__bases__)))
 
 
 def _own_values(attributes: dict[str, Any]) -> list[Any]:
