@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hookscope.errors import InputError
+from hookscope.results.gradients import Gradients
 from hookscope.results.history import History, HistoryFile, WeightPoint
 from hookscope.results.inputs import Provenance
 from hookscope.results.json_form import SCHEMA_VERSION
@@ -38,7 +39,9 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
     )
     assert [each.label for each in run.result.rows] == ["a", "a#1['x']"]
     assert (run.result.rows[0].activation.mean, run.result.rows[0].activation.min) == (0.1, None)
-    assert (run.gradients[0].status, run.parameters[0].ratio, run.parameters[0].weight_l2) == ("zero", None, 2.0)
+    assert isinstance(run.result, Gradients)
+    assert run.result.gradients[0].status == "zero"
+    assert (run.result.parameters[0].ratio, run.result.parameters[0].weight_l2) == (None, 2.0)
     assert run.result.model.name == "net"
 
 

@@ -15,8 +15,8 @@ from hookscope.text import counted
 def write_differences(folder: Path, result: Differences) -> RunFiles:
     """Write the files of `hookscope diff`."""
     draw_document(describe_differences(result)).save(folder / OVERVIEW, compress_level=6)
-    # All channels on one scale, so that those that differ stand out.
-    drawn = write_grids(folder, result.maps, len(result.rows), result.inputs, of="A-B", scale="layer")
+    # Of the first input; all channels on one scale, so that those that differ stand out.
+    drawn = write_grids(folder, result.maps, len(result.rows), result.inputs[:1], of="A-B", scale="layer")
     differing = sum(bool(row.relative_l2) for row in result.rows)
     of = f" of the {differing:,} rows that differ" if differing > len(drawn) else ""
     words = [f"{counted(len(drawn), 'grid')} of A-B{of}"] if drawn else []
