@@ -171,7 +171,7 @@ def _watch_line() -> Schema:
     tables = {"parameters": WatchedParameter, "layers": WatchedLayer, "tables": TableRows}
     columns = {name: _columns(kind) for name, kind in tables.items()}
     lines = [
-        _line("start", marks | _properties(TrainingStart)),
+        _line("start", marks | _properties(TrainingStart), "notes"),
         _line("names", {"names": _array(_TEXT)}),
         _line(
             "step",

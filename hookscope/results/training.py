@@ -20,6 +20,7 @@ class TrainingStart:
         patterns: The layers asked for; empty for all.
         started: Time in UTC, ISO 8601.
         versions: Of hookscope, torch and Python.
+        notes: Sentences on what cannot be measured.
     """
 
     step: int
@@ -29,6 +30,7 @@ class TrainingStart:
     patterns: tuple[str, ...]
     started: str
     versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,10 @@ class TrainingEnd:
 
     step: int
     reason: str
+
+
+TrainingRecord = TrainingStart | TrainingStep | WatchedStep | TrainingFinding | TrainingEnd
+"""What a line of the log holds."""
 
 
 @dataclass(frozen=True, slots=True)

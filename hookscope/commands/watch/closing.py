@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from hookscope.parameters import arg
-from hookscope.results.training import TrainingFinding, TrainingStep, WatchedStep
+from hookscope.results.training import TrainingFinding, TrainingRecord, TrainingStart, TrainingStep, WatchedStep
 from hookscope.text import counted, in_words, safe_text
 
 # For a script with fewer steps than `--every`, the line suggests a value that measures about this many.
@@ -22,28 +22,27 @@ class Watched:
     activations: int = 0
     first: TrainingFinding | None = None  # the first verdict
     problems: int = 0
+    has_blind_spots: bool = False
 
-    def add_step(self, step: TrainingStep) -> None:
-        """Count a step."""
-        self.steps += 1
-        self.losses += step.loss is not None
-        self.gradients += step.gradient_norm is not None
-
-    def add_watched(self, step: WatchedStep) -> None:
-        """Count a step that was measured in full."""
-        self.in_full += 1
-        self.activations += bool(step.layers)
-
-    def add_verdict(self, verdict: TrainingFinding) -> None:
-        """Count a verdict, unless it ends an earlier one."""
-        if verdict.state == "began":
-            self.first = self.first or verdict
+    def add(self, record: TrainingRecord) -> None:
+        """Count a record; a verdict that ends is not counted."""
+        if isinstance(record, TrainingStep):
+            self.steps += 1
+            self.losses += record.loss is not None
+            self.gradients += record.gradient_norm is not None
+        elif isinstance(record, WatchedStep):
+            self.in_full += 1
+            self.activations += bool(record.layers)
+        elif isinstance(record, TrainingFinding) and record.state == "began":
+            self.first = self.first or record
             self.problems += 1
+        elif isinstance(record, TrainingStart):
+            self.has_blind_spots |= bool(record.notes)
 
 
 def closing_line(watched: Watched, *, folder: str | None, started: int) -> str:
     """Return the line; `folder` is `--out`, and `started` the number of processes that were not watched."""
-    sentences = [*_judged(watched)]
+    sentences = [_verdict(watched), *not_judged(watched)]
     if started:
         was = "was" if started == 1 else "were"
         processes = "process" if started == 1 else "processes"
@@ -53,17 +52,22 @@ def closing_line(watched: Watched, *, folder: str | None, started: int) -> str:
     return " ".join(sentences)
 
 
-def _judged(watched: Watched) -> list[str]:
+def _verdict(watched: Watched) -> str:
     if not watched.steps:
-        return ["No step was watched."]
+        return "No step was watched."
     in_full = f" ({watched.in_full:,} measured in full)" if watched.in_full else ""
     steps = f"{counted(watched.steps, 'step')}{in_full}"
     if watched.first is None:
-        verdict = f"No problems in {steps}."
-    else:
-        at = f"step {watched.first.step:,}: {watched.first.rule}"
-        where = f", at {at}." if watched.problems == 1 else f"; first at {at}."
-        verdict = f"{counted(watched.problems, 'problem')} in {steps}{where}"
+        return f"No problems in {'what was seen of ' * watched.has_blind_spots}{steps}."
+    at = f"step {watched.first.step:,}: {watched.first.rule}"
+    where = f", at {at}." if watched.problems == 1 else f"; first at {at}."
+    return f"{counted(watched.problems, 'problem')} in {steps}{where}"
+
+
+def not_judged(watched: Watched) -> list[str]:
+    """Return sentences on the quantities that no step had."""
+    if not watched.steps:
+        return []
     counts = {
         "the loss": watched.losses,
         "gradients": watched.gradients,
@@ -72,12 +76,12 @@ def _judged(watched: Watched) -> list[str]:
     missing = [quantity for quantity, count in counts.items() if not count]
     left_out = [f"Not judged: {in_words(missing)}."] if missing else []
     if watched.in_full:
-        return [verdict, *left_out]
+        return left_out
     every = max(1, watched.steps // _SUGGESTED_STEPS)
     unmeasured = (
         f"None was measured in full, so activations, weights and updates were not judged: try {arg('every')} {every}."
     )
-    return [verdict, unmeasured, *left_out]
+    return [unmeasured, *left_out]
 
 
 def say(line: str, name: str = "hookscope watch") -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hookscope.commands.survey.describe import rows_used
+from hookscope.commands.watch.closing import Watched, not_judged
 from hookscope.reporting.columns import Column, integer_text, number_text, percent_text, rate_text
 from hookscope.reporting.document import (
     Document,
@@ -93,7 +94,8 @@ def finding(log: TrainingLog) -> str:
     first = decisive(findings(log))
     if first is None:
         steps = len(log.steps) or len(log.watched)
-        return f"No problems in {counted(steps, 'step')}." if steps else "No step was recorded."
+        seen = "what was seen of " if any(start.notes for start in log.starts) else ""
+        return f"No problems in {seen}{counted(steps, 'step')}." if steps else "No step was recorded."
     return _sentences(first.verdict)[0]
 
 
@@ -113,6 +115,8 @@ def answer(log: TrainingLog) -> list[str]:
     raised = findings(log)
     first = decisive(raised)
     sentences = [finding(log)]
+    if first is None:
+        sentences += _not_judged(log)
     if first is not None and (rest := _sentences(first.verdict)[1]):
         sentences.append(rest)
     if first is not None and first.over is not None:
@@ -126,6 +130,13 @@ def answer(log: TrainingLog) -> list[str]:
         numbers = some_of([f"{step:,}" for step in skipped], _FEW_STEPS)
         sentences.append(f"The optimiser skipped {counted(len(skipped), 'step')}: {numbers}.")
     return [*sentences, *_rows_used(log), *_edits(log), *_ending(log)]
+
+
+def _not_judged(log: TrainingLog) -> list[str]:
+    watched = Watched()
+    for record in chain(log.steps, log.watched):
+        watched.add(record)
+    return [*not_judged(watched), *dict.fromkeys(note for start in log.starts for note in start.notes)]
 
 
 def _rows_used(log: TrainingLog) -> Iterator[str]:

@@ -102,7 +102,10 @@ def inner_optimizer(optimizer: Optimizer) -> Optimizer:
 
 
 def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the L2 norm of each tensor, on its device; in float32 for half precision."""
+    """Return the L2 norm of each tensor, on its device; in float32 for half precision.
+
+    On the CPU, a norm is computed anew in float64 if its squares overflow. For other devices it would be waited for.
+    """
     if any(tensor.layout is not torch.strided for tensor in tensors):
         tensors = [_dense(tensor) for tensor in tensors]
     kinds = [(tensor.device, tensor.dtype) for tensor in tensors]
@@ -130,7 +133,18 @@ def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
     if not tensors:
         return []
     dtype = torch.float32 if tensors[0].dtype in _HALF else None
-    return [*torch._foreach_norm([*tensors], 2, dtype)]
+    norms = [*torch._foreach_norm([*tensors], 2, dtype)]
+    if not tensors[0].is_cpu or math.isfinite(torch.stack(norms).sum()):
+        return norms
+    pairs = zip(tensors, norms, strict=True)
+    return [norm if norm.isfinite() else _scaled_norm(tensor) for tensor, norm in pairs]
+
+
+def _scaled_norm(tensor: Tensor) -> Tensor:
+    """Return the L2 norm of values whose squares their own dtype cannot hold; NaN or Inf if a value is not finite."""
+    values = tensor.abs().double()
+    greatest = values.max()
+    return greatest * torch.linalg.vector_norm(values / greatest) if greatest.isfinite() else greatest
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from hookscope.commands.watch.closing import Watched, say
-from hookscope.commands.watch.training_log import TrainingLogFile, TrainingRecord
+from hookscope.commands.watch.training_log import TrainingLogFile
 from hookscope.results.training import (
     TrainingEnd,
     TrainingFinding,
     TrainingLog,
+    TrainingRecord,
     TrainingStart,
     TrainingStep,
     WatchedStep,
@@ -51,25 +52,24 @@ class Journal:
         return TrainingLog(tuple(self._starts), tuple(steps), tuple(self._watched), self.verdicts, tuple(self._ends))
 
     def begin(self, start: TrainingStart) -> None:
-        """Record the start of a training."""
+        """Record the start of a training, and print its notes."""
         self._starts.append(start)
         self._write(start)
+        for note in start.notes:
+            self.say(note)
 
     def add_step(self, step: TrainingStep) -> None:
         """Record a step."""
         self._write(step)
-        self._seen.add_step(step)
 
     def add_watched(self, watched: WatchedStep) -> None:
         """Record the measurements of a step that was watched in full."""
         self._watched.append(watched)
-        self._seen.add_watched(watched)
         self._write(watched)
 
     def add_verdict(self, verdict: TrainingFinding) -> None:
         """Record and print the beginning or the end of a verdict."""
         self._verdicts.append(verdict)
-        self._seen.add_verdict(verdict)
         self._write(verdict)
         message = verdict.message
         message = f": {message}" if verdict.state == "began" else f" {message[0].lower()}{message[1:]}"
@@ -93,5 +93,6 @@ class Journal:
             self.say(line)
 
     def _write(self, record: TrainingRecord) -> None:
+        self._seen.add(record)
         if self._file is not None:
             self._file.append(record)

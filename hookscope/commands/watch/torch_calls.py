@@ -205,7 +205,7 @@ def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
 def _gradient_norm(parameters: Sequence[Tensor]) -> Tensor | None:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     with torch.no_grad():
-        return torch.linalg.vector_norm(together(norms_of(gradients))) if gradients else None
+        return norms_of([together(norms_of(gradients))])[0] if gradients else None
 
 
 def guarded(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:

@@ -36,6 +36,7 @@ from hookscope.results.training import (
     TrainingEnd,
     TrainingFinding,
     TrainingLog,
+    TrainingRecord,
     TrainingStart,
     TrainingStep,
     WatchedLayer,
@@ -49,9 +50,6 @@ if sys.platform != "win32":
 
 FILE = "watch.jsonl"
 """The file inside the folder of a watched training."""
-
-TrainingRecord = TrainingStart | TrainingStep | WatchedStep | TrainingFinding | TrainingEnd
-"""What a line holds."""
 
 # A larger file is not read: a million steps fit.
 _MAX_BYTES = 512 * 2**20

@@ -287,10 +287,9 @@ class Watch:
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
             },
+            notes=self.notes,
         )
         self._journal.begin(start)
-        for note in self.notes:
-            self._journal.say(note)
         self._put_in_force(edits)
         self._prepare()
 

@@ -1,11 +1,16 @@
 """The last line about a watched script: no all-clear over what was not looked at."""
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import hookscope
 from hookscope.commands.watch.closing import Watched, closing_line
+from hookscope.commands.watch.describe import answer
 from hookscope.results.training import TrainingFinding, TrainingStep, WatchedLayer, WatchedStep
 from tests.commands.watch.conftest import Forked
 from tests.commands.watch.test_script import said
@@ -25,14 +30,14 @@ LAYER = WatchedLayer("0", "Linear", 0.0, 1.0, -1.0, 1.0, 0.0, 0.0, None, 0)
 def test_findings_are_counted_and_the_first_is_named() -> None:
     watched = Watched()
     for number in range(1, 101):
-        watched.add_step(step(number))
-    watched.add_watched(WatchedStep(100, "every", (), (LAYER,)))
+        watched.add(step(number))
+    watched.add(WatchedStep(100, "every", (), (LAYER,)))
     for case in (
         verdict(77, "non-finite-loss"),
         verdict(78, "dead-layer"),
         verdict(90, "dead-layer", "ended"),
     ):
-        watched.add_verdict(case)
+        watched.add(case)
     line = closing_line(watched, folder=None, started=0)
     assert line == (
         "2 problems in 100 steps (1 measured in full); first at step 77: non-finite-loss. For a page: --out DIR."
@@ -52,10 +57,28 @@ def test_what_was_never_seen_is_said(
     loss: float | None, norm: float | None, layers: tuple[WatchedLayer, ...], expected: str
 ) -> None:
     watched = Watched()
-    watched.add_step(step(1, loss=loss, norm=norm))
-    watched.add_watched(WatchedStep(1, "every", (), layers))
+    watched.add(step(1, loss=loss, norm=norm))
+    watched.add(WatchedStep(1, "every", (), layers))
     line = closing_line(watched, folder=None, started=0)
     assert line == f"No problems in 1 step (1 measured in full).{expected} For a page: --out DIR."
+
+
+def test_a_network_that_is_not_seen_whole_is_not_cleared() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 8)
+    seen = Watched()
+    with hookscope.watch(layer, torch.optim.SGD(layer.parameters()), on_line=lambda _: None) as watch:
+        pass
+    for record in (*watch.log.starts, step(1), WatchedStep(1, "every", (), (LAYER,))):
+        seen.add(record)
+    line = closing_line(seen, folder="a", started=0)
+    assert line == "No problems in what was seen of 1 step (1 measured in full). As a page: hookscope report a"
+    log = replace(watch.log, steps=(step(1),))
+    assert answer(log) == [
+        "No problems in what was seen of 1 step.",
+        "None was measured in full, so activations, weights and updates were not judged: try --every 1.",
+        "Activation functions inside torch's own layers are not seen: (model). Build the layers with a module "
+        "(activation=torch.nn.ReLU()); the same weights fit.",
+    ]
 
 
 def test_without_a_step_nothing_is_cleared() -> None:

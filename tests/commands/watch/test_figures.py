@@ -101,6 +101,26 @@ def test_every_figure_equals_hooks_by_hand(fused: bool | None) -> None:
     watch.close()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "large"), [(torch.float32, 2.0**66), (torch.bfloat16, 2.0**66), (torch.float64, 2.0**600)]
+)
+def test_norms_whose_squares_overflow_are_known(dtype: torch.dtype, large: float) -> None:
+    network = nn.Linear(3, 4, dtype=dtype)
+    nn.init.constant_(network.weight, large)
+    nn.init.zeros_(network.bias)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+    with watch_of(network, optimizer) as watch:
+        network.weight.grad = torch.full_like(network.weight, large)
+        network.bias.grad = torch.full_like(network.bias, 1.0)
+        optimizer.step()
+        watch.step()
+    row, bias = (parameter(watch.log.watched[0], name) for name in ("weight", "bias"))
+    norms = [row.weight_norm, row.gradient_norm, row.update_norm, watch.log.steps[0].gradient_norm]
+    assert norms == pytest.approx([factor * large * 12**0.5 for factor in (1, 1, 0.5, 1)])
+    assert [bias.weight_norm, bias.gradient_norm, bias.update_norm] == [0, 2, 1]
+    assert watch.verdicts == ()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_gradients_are_read_before_the_optimiser_edits_them(nesterov: bool) -> None:
