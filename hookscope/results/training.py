@@ -141,11 +141,9 @@ class TrainingFinding(Finding):
 
     Attributes:
         where: A parameter, the label of a layer's output, or "" for the training as a whole.
-        message: One sentence with value and limit, as it was printed; another one counts what follows.
+        message: One sentence with value and limit, as it was printed; a second one counts the places that follow.
         step: The step at which this was noticed.
         value: Measured value; None if the rule has no number.
-        limit: The limit that `value` is compared with.
-        state: "began" or "ended".
     """
 
     step: int
@@ -156,17 +154,13 @@ class TrainingFinding(Finding):
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnd:
-    """How watching ended: "closed", or the exception's class name and text.
-
-    A training that was killed has none after its last start.
-    """
+    """How watching ended: "closed", or the exception's class name and text."""
 
     step: int
     reason: str
 
 
 TrainingRecord = TrainingStart | TrainingStep | WatchedStep | TrainingFinding | TrainingEnd
-"""What a line of the log holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +168,7 @@ class TrainingLog:
     """Everything that a folder of `hookscope.watch` holds, in order.
 
     Attributes:
-        ends: One for every start that ended properly.
+        ends: One for each start, except where the training was killed.
         cut_short: Whether the last line is incomplete, because the process was killed while it wrote.
     """
 

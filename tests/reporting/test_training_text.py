@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.commands.watch.describe import answer, finding, findings
+from hookscope.commands.watch.describe import answer, findings
 from hookscope.results.training import TrainingFinding, TrainingLog, TrainingStep
 from tests.reporting.conftest import HOSTILE_NAME, printed
 from tests.reporting.trained import START, training_summary, verdict
@@ -19,15 +19,15 @@ def log_of(*verdicts: TrainingFinding, steps: int = 3000) -> TrainingLog:
 
 def test_the_first_failure_leads_and_a_warning_where_nothing_fails() -> None:
     warning, failure = verdict(5, "a", "x"), verdict(1200, "b", "fc1.weight", level="fail")
-    assert finding(log_of()) == "No problems in 3,000 steps."
-    assert finding(log_of(warning)) == "At step 5, x: 0.75 is over its limit (0.5)."
-    assert finding(log_of(warning, failure)) == "At step 1,200, fc1.weight: 0.75 is over its limit (0.5)."
+    assert answer(log_of())[0] == "No problems in 3,000 steps."
+    assert answer(log_of(warning))[0] == "At step 5, x: 0.75 is over its limit (0.5)."
+    assert answer(log_of(warning, failure))[0] == "At step 1,200, fc1.weight: 0.75 is over its limit (0.5)."
     about_all = replace(failure, where="", message="The loss is NaN.")
-    assert finding(log_of(about_all)) == "At step 1,200, the loss is NaN."
+    assert answer(log_of(about_all))[0] == "At step 1,200, the loss is NaN."
     named = replace(failure, message="'fc1.weight' holds NaN (limit 0). It was 0.5 before. Look at the batch.")
-    assert finding(log_of(named)) == "At step 1,200, 'fc1.weight' holds NaN (limit 0)."
+    assert answer(log_of(named))[0] == "At step 1,200, 'fc1.weight' holds NaN (limit 0)."
     assert answer(log_of(named))[1] == "It was 0.5 before. Look at the batch."
-    assert finding(log_of(steps=0)) == "No step was recorded."
+    assert answer(log_of(steps=0))[0] == "No step was recorded."
 
 
 def test_a_rule_that_begins_again_is_another_finding_unless_it_never_ended() -> None:

@@ -154,7 +154,7 @@ class ForwardPasses:
                 self._leave_rows_mode()
 
     def _may_enter_mode(self) -> bool:
-        """Tell whether a torch function mode leaves alone what runs.
+        """Tell whether a torch function mode would not change which code runs.
 
         Compiled code would be compiled again, and torch's attention in eval mode runs other kernels.
         """
@@ -208,7 +208,7 @@ class EagerForward(ForwardPasses):
         """Wait for the first forward pass with gradients; `end` stops waiting."""
         self._passes = []
         self._waiting = ExitStack()
-        module = self.watched.given
+        module = self.watched.wrapped
         if isinstance(self.watched.network, torch.jit.ScriptModule):
             self.failed(RuntimeError("TorchScript is always compiled"))
             return
@@ -228,7 +228,7 @@ class EagerForward(ForwardPasses):
 
     def _runs_before(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def observed(*args: Any, **keywords: Any) -> Any:
-            self._run(self.watched.given, args, keywords)
+            self._run(self.watched.wrapped, args, keywords)
             return call(*args, **keywords)
 
         return observed

@@ -89,16 +89,6 @@ def decisive(raised: Sequence[Lasting]) -> Lasting | None:
     return min(raised, key=lambda lasting: (lasting.verdict.level != "fail", lasting.verdict.step), default=None)
 
 
-def finding(log: TrainingLog) -> str:
-    """Return the result of the rules in one sentence."""
-    first = decisive(findings(log))
-    if first is None:
-        steps = len(log.steps) or len(log.watched)
-        seen = "what was seen of " if any(start.notes for start in log.starts) else ""
-        return f"No problems in {seen}{counted(steps, 'step')}." if steps else "No step was recorded."
-    return _sentences(first.verdict)[0]
-
-
 def _sentences(verdict: TrainingFinding) -> tuple[str, str]:
     """Return the first sentence of a message, with step and place, and the other sentences."""
     message, where = verdict.message, verdict.where
@@ -114,13 +104,11 @@ def answer(log: TrainingLog) -> list[str]:
     """Return sentences on the first finding, others, skipped steps, rows used, edits, and the end of the training."""
     raised = findings(log)
     first = decisive(raised)
-    sentences = [finding(log)]
     if first is None:
-        sentences += _not_judged(log)
-    if first is not None and (rest := _sentences(first.verdict)[1]):
-        sentences.append(rest)
-    if first is not None and first.over is not None:
-        sentences.append(f"It cleared at step {first.over:,}.")
+        sentences = _all_clear(log)
+    else:
+        sentences = [sentence for sentence in _sentences(first.verdict) if sentence]
+        sentences += [] if first.over is None else [f"It cleared at step {first.over:,}."]
     others = [lasting.verdict for lasting in raised if lasting is not first]
     if others:
         rules = some_of(list(dict.fromkeys(verdict.rule for verdict in others)), _FEW_STEPS)
@@ -132,11 +120,17 @@ def answer(log: TrainingLog) -> list[str]:
     return [*sentences, *_rows_used(log), *_edits(log), *_ending(log)]
 
 
-def _not_judged(log: TrainingLog) -> list[str]:
+def _all_clear(log: TrainingLog) -> list[str]:
+    if not log.steps:
+        return ["No step was recorded."]
     watched = Watched()
-    for record in chain(log.steps, log.watched):
-        watched.add(record)
-    return [*not_judged(watched), *dict.fromkeys(note for start in log.starts for note in start.notes)]
+    for step in log.steps:
+        watched.add(step)
+    for in_full in log.watched:
+        watched.add(in_full)
+    notes = [*dict.fromkeys(note for start in log.starts for note in start.notes)]
+    seen = "what was seen of " if notes else ""
+    return [f"No problems in {seen}{counted(len(log.steps), 'step')}.", *not_judged(watched), *notes]
 
 
 def _rows_used(log: TrainingLog) -> Iterator[str]:
@@ -278,7 +272,7 @@ def _charts(steps: Sequence[TrainingStep], low: int, high: int) -> StepCharts:
 
 
 def _rate_lines(steps: Sequence[TrainingStep]) -> list[tuple[str, Floats]]:
-    """Return the learning rate of each group; of more than two different ones the largest and the smallest."""
+    """Return the learning rates of all groups; only the largest and the smallest if more than two differ."""
     count = max(len(step.learning_rates) for step in steps)
     groups = [
         as_floats(step.learning_rates[group] if group < len(step.learning_rates) else None for step in steps)

@@ -40,7 +40,7 @@ _WITH_UNITS = ("add", "clamp", "clip-norm", "noise")
 
 @dataclass(frozen=True, slots=True)
 class FittedEdits:
-    """Edits that have been matched to the networks of a training: all, and of each kind what it changes."""
+    """Edits matched to the networks of a training: all, and by kind with the layers or parameters they change."""
 
     edits: tuple[Edit, ...] = ()
     layers: tuple[tuple[nn.Module, PlacedEdits], ...] = ()
@@ -111,7 +111,7 @@ class TrainingEdits:
                 placed = place_edits(wanted, network.network, None, self._axes, lambda: (self.step,))
                 layers.append((network.network, placed))
             if (freeze := next((edit for _, edit in bound if edit.place == "freeze"), None)) is not None:
-                _refuse_if_waited_for(freeze, network.given)
+                _refuse_if_waited_for(freeze, network.wrapped)
             others = [(name, edit) for name, edit in bound if edit.place not in _OF_LAYERS]
             of_parameters += bound_to_parameters(network.network, others)
         gradients, values, frozen = (

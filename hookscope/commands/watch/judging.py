@@ -14,7 +14,7 @@ from hookscope.commands.watch.networks import GraphLeaves, ParameterNames, Watch
 from hookscope.commands.watch.outside_writes import has_axes
 from hookscope.commands.watch.ring import Jump, Ring, Usual, norm_of
 from hookscope.commands.watch.stale_gradients import LastStep
-from hookscope.commands.watch.steps import ArrivedStep, not_finite
+from hookscope.commands.watch.steps import ArrivedStep, is_finite, not_finite
 from hookscope.commands.watch.verdicts import Verdicts
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import ParameterRow
@@ -22,10 +22,10 @@ from hookscope.results.statistics import TensorStatistics
 from hookscope.results.training import TrainingFinding, WatchedParameter, WatchedStep
 from hookscope.rules.rule import listed
 
-# A write to a parameter is named as a possible cause in so many steps.
+# A write to a parameter is reported as a possible cause for this many steps.
 _SHORTLY = 5
 
-# After so many steps with a loss below 0, it is looked at why.
+# After this many steps with a loss below 0, its graph is read for the reason.
 _BELOW_ZERO = 10
 _ROUNDING = 1e-6
 
@@ -197,7 +197,7 @@ class Judge:
         judged: dict[str, list[TrainingFinding]] = {}
         measured: set[str] = set()
         listed_rows = {row.name: row for row in watched.parameters}
-        has_gradient = arrived.is_finite and bool(arrived.record.gradient_norm) and not arrived.skipped
+        has_gradient = is_finite(arrived.record) and bool(arrived.record.gradient_norm) and not arrived.skipped
         for network in self._networks:
             rows = layers.get(network.prefix, ())
             if rows:
@@ -212,7 +212,7 @@ class Judge:
                 for name, findings in by_rule.items():
                     judged.setdefault(name, []).extend(findings)
         self._report(watched.step, judged, measured)
-        if not arrived.record.skipped and arrived.is_finite:
+        if not arrived.record.skipped and is_finite(arrived.record):
             named = {finding.where for finding in self._outside}
             changed = [row for row in watched.parameters if row.name not in named and row.update_ratio is not None]
             weights = [row for row in changed if has_axes(self._names.all[row.name])]
@@ -241,7 +241,7 @@ class Judge:
         return rules.loss_below_zero(loss, self._below_zero, why) if why else []
 
     def _outside_changes(self, arrived: ArrivedStep) -> list[TrainingFinding]:
-        """Note what something other than an optimiser has written to before a step; return the findings about it."""
+        """Note the weights that something other than an optimiser wrote to before a step; return the findings."""
         step = arrived.record.step
         if not self.ring.steps:
             self._first = step
@@ -324,7 +324,8 @@ class IdleParameters:
         without: Steps without a gradient.
         zero: Steps with a gradient of exactly 0.
         newly_frozen: Parameters that were trained before and are frozen at the last step.
-        still_stepped: Those of them that hold a gradient, with which their optimiser still steps; whether it is 0.
+        still_stepped: Of `newly_frozen`, parameters with which the optimiser still steps, because they hold a gradient;
+            whether it is 0.
     """
 
     without: dict[str, int] = field(default_factory=dict)
@@ -338,7 +339,7 @@ class IdleParameters:
 
     @property
     def any(self) -> bool:
-        """Whether any parameter is in one of the three."""
+        """Whether any parameter is idle or newly frozen."""
         return bool(self.without or self.zero or self.newly_frozen)
 
     def count(self, arrived: ArrivedStep) -> bool:
@@ -362,7 +363,7 @@ class IdleParameters:
         return self._zero_count > before
 
     def _without_frozen(self, arrived: ArrivedStep, zeros: Sequence[str]) -> list[str]:
-        """Set apart the frozen parameters that hold a gradient; return the others of those whose gradient is 0."""
+        """Note in `still_stepped` the frozen parameters that hold a gradient; return `zeros` without them."""
         for reading in arrived.step.readings.values():
             for name, parameter in zip(reading.names, reading.parameters, strict=True):
                 if parameter.requires_grad or name in arrived.step.edited:
@@ -375,7 +376,7 @@ class IdleParameters:
 
 
 def _counted_on(counts: Mapping[str, int], names: Iterable[str], seen: AbstractSet[str]) -> dict[str, int]:
-    """Return counts with one more for `names`, and without the others that were `seen`."""
+    """Return `counts` with one more for each of `names`, and without the other names in `seen`."""
     kept = {name: count for name, count in counts.items() if name not in seen}
     return kept | {name: counts.get(name, 0) + 1 for name in names}
 

@@ -58,7 +58,7 @@ def operations_of(loss: Node) -> LossOperations:
 
 
 def _weight(node: Node | None) -> Tensor | None:
-    """Return the parameter that a node is, or that of a linear layer or autocast, transposed or converted."""
+    """Return the parameter of a leaf, also where a linear layer transposes it or autocast converts it."""
     while node is not None and node.name().startswith(("TBackward", "ToCopyBackward")):
         node = node.next_functions[0][0]
     return getattr(node, "variable", None)

@@ -26,13 +26,13 @@ class WatchedNetwork:
 
     Attributes:
         prefix: Prefix of the names of its layers and parameters, "generator."; "" for a single network.
-        given: The module that was passed.
+        wrapped: The module that was passed, with its wrappers.
         network: The module without the wrappers of `torch.compile` and DistributedDataParallel.
         compiled: Whether the network, or a part of it, runs compiled, where hooks do not fire.
     """
 
     prefix: str
-    given: nn.Module
+    wrapped: nn.Module
     network: nn.Module
     patterns: tuple[str, ...]
     compiled: bool
@@ -69,13 +69,13 @@ def watched_networks(model: Networks, patterns: Sequence[str], *, sharded: bool 
     for network in named.values():
         _refuse(network, sharded=sharded)
     several = len(named) > 1 or isinstance(model, Mapping)
-    wrapped = tuple(
+    watched = tuple(
         WatchedNetwork(f"{name}." if several else "", module, unwrap(module), tuple(patterns), is_compiled(module))
         for name, module in named.items()
     )
     if patterns:
-        in_any([entry.network for entry in wrapped], lambda network: select_layers(network, patterns))
-    return wrapped
+        in_any([entry.network for entry in watched], lambda network: select_layers(network, patterns))
+    return watched
 
 
 def in_any(networks: Sequence[nn.Module], select: Callable[[nn.Module], Collection[T]]) -> list[Collection[T]]:

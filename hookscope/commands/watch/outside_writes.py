@@ -30,8 +30,8 @@ class OutsideReading:
 
     Attributes:
         written: Weights that have been written to since the optimiser's last step, but not habitually.
-        compared: The first four fields of `OutsideChange`, of weights of which some values are compared.
-        numbers: For every compared weight the last four, as one vector.
+        compared: The first four fields of `OutsideChange`, for each weight that is compared.
+        numbers: The last four fields of `OutsideChange` for these weights, as one vector.
     """
 
     written: Sequence[str]
@@ -51,7 +51,7 @@ class OutsideChange:
     Attributes:
         since: The step after which the earlier values were read.
         is_fresh: Whether the optimiser has not stepped since then.
-        change: L2 norm of the change of some values, as `before` and `now` are of these values.
+        change: L2 norm of the change of some values; `before` and `now` are the norms of these values.
         norm: L2 norm of the whole weight.
     """
 
@@ -120,28 +120,22 @@ class OutsideWrites:
             if id(tensor) in self._samples
         ]
         sampled = [row for row in sampled if row[2].device == row[3].device and row[2].shape == row[3].shape]
-        changes = [now - before for _, _, before, now in sampled]
-        tables = (
-            changes,
-            [row[2] for row in sampled],
-            [row[3] for row in sampled],
-            [row[0].detach() for row in sampled],
-        )
+        weights, since, before, now = zip(*sampled, strict=True) if sampled else ((), (), (), ())
+        changes = [after - earlier for earlier, after in zip(before, now, strict=True)]
+        tables = (changes, before, now, [weight.detach() for weight in weights])
         ids = {*map(id, written)}
-        self._samples |= {id(tensor): (step - 1, now) for tensor, _, _, now in sampled if id(tensor) in ids}
+        self._samples |= {id(tensor): (step - 1, after) for tensor, _, _, after in sampled if id(tensor) in ids}
         return OutsideReading(
             written=self._names_of(written),
             compared=[
-                (name, since, since == left.step, id(tensor) in ids)
-                for name, (tensor, since, _, _) in zip(
-                    self._names_of([row[0] for row in sampled]), sampled, strict=True
-                )
+                (name, at, at == left.step, id(weight) in ids)
+                for name, weight, at in zip(self._names_of(weights), weights, since, strict=True)
             ],
             numbers=together([norm for table in tables for norm in norms_of(table)]),
         )
 
     def forget(self) -> None:
-        """Take the parameters as they are: edits have just been made."""
+        """Forget the weights of earlier steps, because edits have just been made."""
         self._left.clear()
         self._samples.clear()
 

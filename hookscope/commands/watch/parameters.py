@@ -17,7 +17,7 @@ from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
 
 @dataclass(slots=True)
 class ParameterMeasurement:
-    """Measures `parameters` during a watched step; after `finish`, they are those whose numbers are known."""
+    """Measures `parameters` during a watched step."""
 
     parameters: Mapping[str, Tensor]
     _weights: dict[str, Tensor] = field(default_factory=dict)
@@ -59,63 +59,55 @@ class ParameterMeasurement:
         changes = [after.detach() - before for _, after, before in kept]
         self._updates.update(zip([name for name, _, _ in kept], norms_of(changes), strict=True))
 
-    def finish(self, shared: Sequence[ShardedNorms]) -> "ParameterNumbers":
-        """Return the numbers, after waiting for the device. `shared` has the norms of the sharded parameters."""
+    def finish(self, shared: Sequence[ShardedNorms]) -> tuple[WatchedParameter, ...]:
+        """Return the rows, after waiting for the device. `shared` has the norms of the sharded parameters."""
         self._reducer.settle()
         self._before.clear()
         reductions = collect([*self._gradients.values()])
         gradients = dict(zip(self._gradients, summarise(reductions), strict=True))
-        norms: dict[str, Tensor] = {}
+        sharded: dict[str, Tensor] = {}
         for shard in shared:
-            self._weights |= self._known(shard.weights)
-            norms |= self._known(shard.gradients)
-            self._updates |= self._known(shard.updates)
-        self.parameters = {
-            name: parameter
-            for name, parameter in self.parameters.items()
-            if name in self._weights or not parameter.requires_grad or not is_sharded([parameter])
-        }
-        tables = (self._weights, self._updates, self._scales, norms)
+            self._weights |= self._by_name(shard.weights)
+            sharded |= self._by_name(shard.gradients)
+            self._updates |= self._by_name(shard.updates)
+        tables = (self._weights, self._updates, self._scales, sharded)
         numbers = iter(Transfer([tensor for table in tables for tensor in table.values()]).read())
-        weights, updates, scales, norm_values = ({name: next(numbers) for name in table} for table in tables)
-        return ParameterNumbers(weights, updates, gradients, scales, norm_values)
+        weights, updates, scales, norms = ({name: next(numbers) for name in table} for table in tables)
+        return tuple(
+            _row(name, parameter, weights.get(name), updates.get(name), gradients.get(name), scales.get(name, 1.0))
+            if name not in norms
+            else WatchedParameter(name, "gradient", weights.get(name), norms[name], update_norm=updates.get(name))
+            for name, parameter in self.parameters.items()
+            if name in weights or not parameter.requires_grad or not is_sharded([parameter])
+        )
 
-    def _known(self, norms: Mapping[int, Tensor]) -> dict[str, Tensor]:
+    def _by_name(self, norms: Mapping[int, Tensor]) -> dict[str, Tensor]:
         return {name: norms[id(parameter)] for name, parameter in self.parameters.items() if id(parameter) in norms}
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterNumbers:
-    """Weight norms, update norms, statistics of gradients and their scales, by name; of shards the gradients' norms."""
-
-    weights: Mapping[str, float]
-    updates: Mapping[str, float]
-    gradients: Mapping[str, TensorStatistics]
-    scales: Mapping[str, float]
-    norms: Mapping[str, float]
-
-    def row(self, name: str, parameter: Tensor) -> WatchedParameter:
-        """Return the row of one parameter."""
-        if name in self.norms:
-            weight, update = self.weights.get(name), self.updates.get(name)
-            return WatchedParameter(name, "gradient", weight, gradient_norm=self.norms[name], update_norm=update)
-        gradient = self.gradients.get(name)
-        status: Literal["gradient", "no gradient", "frozen"] = "no gradient" if parameter.requires_grad else "frozen"
-        if gradient is None or gradient.unmeasured is not None:
-            return WatchedParameter(name, status if gradient is None else "gradient", self.weights.get(name))
-        scale = self.scales.get(name, 1.0)
-        nonfinite = (gradient.nan_count or 0) + (gradient.inf_count or 0)
-        broken = None if not nonfinite else math.nan if gradient.nan_count else math.inf
-        return WatchedParameter(
-            name,
-            "gradient" if parameter.requires_grad else "frozen",
-            self.weights.get(name),
-            gradient_norm=broken or _scaled(gradient.l2, scale),
-            gradient_max=broken or _scaled(gradient.max_abs, scale),
-            gradient_zero_fraction=gradient.zero_fraction,
-            gradient_nonfinite_count=nonfinite,
-            update_norm=self.updates.get(name),
-        )
+def _row(
+    name: str,
+    parameter: Tensor,
+    weight: float | None,
+    update: float | None,
+    gradient: TensorStatistics | None,
+    scale: float,
+) -> WatchedParameter:
+    status: Literal["gradient", "no gradient", "frozen"] = "no gradient" if parameter.requires_grad else "frozen"
+    if gradient is None or gradient.unmeasured is not None:
+        return WatchedParameter(name, status if gradient is None else "gradient", weight)
+    nonfinite = (gradient.nan_count or 0) + (gradient.inf_count or 0)
+    broken = None if not nonfinite else math.nan if gradient.nan_count else math.inf
+    return WatchedParameter(
+        name,
+        "gradient" if parameter.requires_grad else "frozen",
+        weight,
+        gradient_norm=broken or _scaled(gradient.l2, scale),
+        gradient_max=broken or _scaled(gradient.max_abs, scale),
+        gradient_zero_fraction=gradient.zero_fraction,
+        gradient_nonfinite_count=nonfinite,
+        update_norm=update,
+    )
 
 
 def _scaled(value: float | None, scale: float) -> float | None:

@@ -19,7 +19,6 @@ _RENEWED_AFTER = 10
 # The median of absolute deviations, times this, is the standard deviation of a normal distribution.
 _DEVIATIONS = 1.4826
 
-
 # The least spread, 10%: a training that hardly moves has less.
 _LEAST_SPREAD = 0.1
 

@@ -13,7 +13,7 @@ from hookscope.commands.watch.loss_graph import LossOperations
 from hookscope.commands.watch.outside_writes import OutsideChange
 from hookscope.commands.watch.ring import Jump, Ring, norm_of
 from hookscope.commands.watch.stale_gradients import LastStep
-from hookscope.commands.watch.steps import ArrivedStep
+from hookscope.commands.watch.steps import ArrivedStep, is_finite
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.gradients import Gradients, LossRecord, ParameterRow
@@ -60,10 +60,10 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
 OF_ONE_PLACE = frozenset(
     ("non-finite-weight", "non-finite-gradient", "non-finite-activation", "overflowing-activation", "fp16-headroom")
 )
-"""Rules that name one of several places, the first or the worst: they pass where they object to none."""
+"""Rules that report only the first or the worst of several places: they pass everywhere when they report none."""
 
 GRADIENT_RULES = {"zero-gradient": "rounding", "vanishing-gradient": "min_ratio", "gradient-imbalance": "max_ratio"}
-"""The rules of `hookscope grads`, with their limits; one runs only if those before it did not object."""
+"""The rules of `hookscope grads`, with their limits; a rule runs only if the rules before it passed."""
 
 
 def _greatest(row: LayerRow) -> float:
@@ -75,7 +75,7 @@ def _dead_fraction(row: LayerRow) -> float | None:
 
 
 # The rules on outputs: the limit, or its name, and the value that is compared with it.
-_NUMBERS: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | None]]] = {
+_OUTPUT_RULES: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | None]]] = {
     "non-finite-activation": (0.0, lambda row: float(non_finite_count(row.activation))),
     "overflowing-activation": ("max_magnitude", _greatest),
     "fp16-headroom": ("max_fraction_of_range", lambda row: _greatest(row) / GREATEST["float16"]),
@@ -84,7 +84,7 @@ _NUMBERS: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | No
     "saturated-activation": ("max_fraction", saturated_fraction),
 }
 
-WATCHED_RULES = (*_NUMBERS, *GRADIENT_RULES)
+WATCHED_RULES = (*_OUTPUT_RULES, *GRADIENT_RULES)
 """The rules of `hookscope check` and `grads` that judge watched steps.
 
 The other rules of `grads` need gradients of outputs or inputs of layers, which are not measured in a training. Other
@@ -203,7 +203,7 @@ def first_not_finite(
         is_distributed: Whether the gradients are those of several processes, and the loss that of one.
     """
     step, bad_weights = arrived.record, arrived.step.bad_weights
-    earlier = _first_broken(step, ring)
+    earlier = _first_broken_before(step, ring)
     gradients = f"{len(broken)} of {counted(len(trained), 'gradient')}"
     unexamined = ", and at the weights before it" if bad_weights is None else ""
     history = _history(step, ring, "" if bad_weights else f"look at the batch of step {step.step}{unexamined}")
@@ -270,16 +270,14 @@ def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperat
     return f"They reach '{last}' in the last trained layer: the loss itself made them ({suspects}), or what follows it"
 
 
-def _first_broken(step: TrainingStep, ring: Ring) -> int | None:
-    """Return the first step with NaN or Inf before a step."""
-    broken = (past.step for past in ring.before(step) if not all(map(_is_finite, (past.loss, past.gradient_norm))))
-    return next(broken, None)
+def _first_broken_before(step: TrainingStep, ring: Ring) -> int | None:
+    return next((past.step for past in ring.before(step) if not is_finite(past)), None)
 
 
 def _history(step: TrainingStep, ring: Ring, suspect: str) -> str:
     """Return what happened before the first NaN or Inf, and what to do: look at `suspect`, if it is not ""."""
     before = ring.before(step)
-    earlier = _first_broken(step, ring)
+    earlier = _first_broken_before(step, ring)
     if earlier is not None:
         return f"The first NaN or Inf came at step {earlier}."
     norms = [norm for past in before if (norm := norm_of(past)) is not None and math.isfinite(norm)]
@@ -301,10 +299,6 @@ def _has_exploded(values: Sequence[float]) -> bool:
     """Tell whether the last value is more than ten times the median of all, for values that are not negative."""
     usual = median_low(values) if values else 0.0
     return usual > 0 and values[-1] > 10 * usual
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is None or math.isfinite(value)
 
 
 def large_updates(rows: Iterable[WatchedParameter], causes: Mapping[str, str]) -> list[TrainingFinding]:
@@ -367,7 +361,7 @@ def small_weights(changes: Iterable[OutsideChange]) -> dict[str, str]:
 
 
 def _lasting(rule: str, where: str, count: int, fault: str, remedy: str = "") -> list[TrainingFinding]:
-    """Return the finding about a fault of so many steps; none below the limit."""
+    """Return the finding about a fault that has lasted `count` steps; none below the limit."""
     limit = TRAINING_RULES[rule].limit or math.inf
     message = f"{fault} (limit {limit:g}){remedy}."
     return [finding(rule, where, float(count), message)] if count >= limit else []
@@ -432,7 +426,7 @@ def repeated_step(last: LastStep, optimizer: str) -> list[TrainingFinding]:
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[TrainingFinding]]:
     """Return the findings of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
     by_rule: dict[str, list[TrainingFinding]] = {}
-    for name in _NUMBERS:
+    for name in _OUTPUT_RULES:
         # Outputs in other dtypes do not overflow in float16.
         judged = tuple(row for row in rows if name != "fp16-headroom" or row.activation.dtype == "float16")
         forward = Activations(model=model, inputs=_inputs_of(rows), rows=judged)
@@ -475,7 +469,7 @@ def _judged(name: str, measured: CheckMeasurements, rows: Sequence[LayerRow], pr
     """Return the findings of a rule of `check` or `grads` as those of the training."""
     terms = terms_of(RULES[name], CheckSettings())
     by_label = {row.label: row for row in rows}
-    limit, value_of = _NUMBERS.get(name, (GRADIENT_RULES.get(name), lambda _: None))
+    limit, value_of = _OUTPUT_RULES.get(name, (GRADIENT_RULES.get(name), lambda _: None))
     limit = terms.limit(limit) if isinstance(limit, str) else limit
     findings = []
     for finding in chain.from_iterable(terms.findings([raised]) for raised in RULES[name].evaluate(measured, terms)):
@@ -492,6 +486,6 @@ def _judged(name: str, measured: CheckMeasurements, rows: Sequence[LayerRow], pr
 
 
 def _inputs_of(rows: Sequence[LayerRow]) -> tuple[InputRecord, ...]:
-    """Return as many inputs as the first output counts, for the sentences of rules."""
+    """Return a record for each input, counted by the first output with a batch axis; rules print the count."""
     shape = next((row.activation.shape for row in rows if len(row.activation.shape) > 1), (1,))
     return (InputRecord("batch", None, None, tuple(shape[1:]), ()),) * max(1, min(shape[0], 100_000))

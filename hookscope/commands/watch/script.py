@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -78,11 +78,10 @@ class _Watching:
 
     script: Script
     watch: "ScriptWatch | None" = None
-    process: int = 0
+    process: int = field(default_factory=os.getpid)
     has_failed: bool = False
 
     def __post_init__(self) -> None:
-        self.process = os.getpid()
         atexit.register(self._end)
 
     def begin(self) -> None:

@@ -268,7 +268,7 @@ class ScriptWatch:
         if self._option.edit:
             begin = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
             self._say(f"Edits are made from step {last_step + 1} on, beginning with {begin}.")
-        self._say_what_is_not_seen(self._watch, last_step, hides_layers=hides_layers, sharded=sharded)
+        self._say_blind_spots(self._watch, last_step, hides_layers=hides_layers, sharded=sharded)
 
     def _refuse_compiled(self) -> None:
         if self._edits_layers and self._is_compiled:
@@ -288,7 +288,7 @@ class ScriptWatch:
         self._print(f"The training ends, because its edits cannot be made: {why}")
         raise SystemExit(code)
 
-    def _say_what_is_not_seen(self, watch: Watch, last_step: int, *, hides_layers: bool, sharded: bool) -> None:
+    def _say_blind_spots(self, watch: Watch, last_step: int, *, hides_layers: bool, sharded: bool) -> None:
         if sharded:
             self._say(
                 "The network is sharded: its modules gather and free parameters around each call, so hooks stay off "

@@ -128,7 +128,7 @@ class ShardedNorms:
         if self._is_watched():
             self.weights = self._summed(lambda: self._parameters)
             try:
-                self._before = [_local(parameter).clone() for parameter in self._parameters]
+                self._before = [_local_part(parameter).clone() for parameter in self._parameters]
             except RuntimeError:  # no memory: updates will be NaN
                 self._before = []
         return True
@@ -159,7 +159,7 @@ class ShardedNorms:
         if self._is_watched():
             before, self._before = self._before, []
             self.updates = self._summed(
-                lambda: [_local(tensor) - earlier for tensor, earlier in zip(self._parameters, before, strict=True)]
+                lambda: [_local_part(after) - earlier for after, earlier in zip(self._parameters, before, strict=True)]
             )
         self._parameters = ()  # parameters that the script drops are freed
 
@@ -171,9 +171,9 @@ class ShardedNorms:
 
     def _summed(self, parts: Callable[[], Sequence[Tensor]]) -> dict[int, Tensor]:
         """Return norms over all processes, by `id` of the parameter, from squares in float64, where none overflows."""
-        device = _local(self._parameters[0]).device
+        device = _local_part(self._parameters[0]).device
         try:
-            norms = [norm.to(device).double().square() for norm in norms_of([*map(_local, parts())])]
+            norms = [norm.to(device).double().square() for norm in norms_of([*map(_local_part, parts())])]
             squares = torch.stack(norms)
         except Exception:  # noqa: BLE001 - the others wait for this process
             squares = torch.full((len(self._parameters),), torch.nan, dtype=torch.float64, device=device)
@@ -203,8 +203,7 @@ class ShardedNorms:
         return [*groups.values()]
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor on this process."""
+def _local_part(tensor: Tensor) -> Tensor:
     return tensor.detach().to_local() if is_sharded([tensor]) else tensor.detach()  # type: ignore[attr-defined]
 
 

@@ -3,7 +3,7 @@
 Resets: a backward pass adds to `.grad`. One parameter stands for an optimiser's: when the first gradient after a step
 arrives, before it is added, some values of `.grad` are compared with those after the step; when further gradients
 arrive, `.grad` must not be 0. What it should hold then is not known: DistributedDataParallel replaces it by the mean
-over processes. As soon as something resets the gradients once, nothing is looked at any more.
+over processes. Once something has reset the gradients, they are not looked at any more.
 
 Repeats: one gradient stands for all of an optimiser's. A backward pass, a reset or an assignment replaces it or changes
 its version; comparing these is all that nearly every step costs. Values are compared only where it seems unchanged: a
@@ -52,9 +52,7 @@ class _Sample:
         self.is_reset |= not self.is_kept
 
     def _is_kept(self, held: Tensor) -> bool:
-        """Tell whether nothing has reset `.grad`; of zeros that is not known, and does not count."""
-        if held.layout is not torch.strided:
-            return False
+        """Tell whether `.grad` has not been reset; False for zeros, where that is not known."""
         values = some_values(held, _VALUES)
         return bool(values.any()) and (self.arrivals > 0 or values.equal(self.expected))
 
@@ -103,7 +101,7 @@ def _release(sample: _Sample) -> None:
 
 
 def _sample_of(parameters: Sequence[Tensor]) -> _Sample | None:
-    """Return the last parameter with a gradient, hooked: near the loss, it is hardly ever 0. Nothing waits."""
+    """Register hooks on the last parameter with a gradient: near the loss, the gradient is hardly ever 0."""
     for parameter in reversed(parameters):
         gradient = parameter.grad
         if parameter.requires_grad and parameter.is_leaf and gradient is not None and gradient.layout is torch.strided:
@@ -124,11 +122,11 @@ class LastStep:
     Attributes:
         number: Number of the step.
         reading: Its gradients.
-        read_version: Version of the last of them when they were read, before the step.
-        gradient: That gradient.
+        read_version: Version of the last gradient when it was read, before the step.
+        gradient: The last gradient.
         version: Its version after the step.
         is_changed: Whether the gradients may differ from those that were read.
-        values: Some values of the first gradient and of the last, if they may differ.
+        values: Some values of the first gradient and of the last after the step, if `is_changed`.
         scaler: What a GradScaler did, if it was asked to step.
     """
 
@@ -148,7 +146,7 @@ class LastStep:
             self.version = held._version
             unscaled = self.reading.scale is not None  # by a fused optimiser
             self.is_changed |= is_changed or unscaled or self.version != self.read_version
-            self.values = self._ends() if self.is_changed else []
+            self.values = self._end_values() if self.is_changed else []
 
     def seems_unchanged(self) -> bool:
         """Tell whether the gradient is the same tensor, of the same version."""
@@ -161,15 +159,15 @@ class LastStep:
         if len(held) != len(self.reading.parameters):
             return False
         if self.is_changed:
-            now = self._ends()
+            now = self._end_values()
             return len(now) == len(self.values) > 0 and all(map(_equal, now, self.values))
         return all(
             now == before or (math.isnan(now) and math.isnan(before))
             for now, before in zip(_numbers(norms_together(held)), _numbers(self.reading.norms), strict=True)
         )
 
-    def _ends(self) -> list[Tensor]:
-        """Return some values of the first gradient and of the last; none of sparse ones."""
+    def _end_values(self) -> list[Tensor]:
+        """Return some values of the first gradient and of the last, without sparse gradients."""
         ends = [self.reading.parameters[at].grad for at in (0, -1)]
         return [some_values(end, _VALUES) for end in ends if end is not None and end.layout is torch.strided]
 
@@ -200,7 +198,7 @@ class LastSteps:
             last.ended(is_changed=is_changed)
 
     def unchanged_since(self, optimizer: Optimizer) -> LastStep | None:
-        """Return the last step of an optimiser if the gradients are still those of it; else None."""
+        """Return the last step of an optimiser if its gradients have not changed since; else None."""
         last = self._last.get(id(optimizer))
         if last is None or not last.seems_unchanged():
             return None

@@ -144,15 +144,15 @@ class ArrivedStep:
         return [name for name, norm in self.norms.items() if norm == 0 and name not in self.step.edited]
 
     @property
-    def is_finite(self) -> bool:
-        """Whether the loss and every gradient are finite."""
-        loss, norm = self.record.loss, self.record.gradient_norm
-        return (loss is None or math.isfinite(loss)) and (norm is None or math.isfinite(norm))
-
-    @property
     def is_broken(self) -> bool:
         """Whether it has NaN or Inf that the scale of a GradScaler has not made, which never makes a loss of NaN."""
-        return not self.is_finite and (not self.record.skipped or math.isnan(self.record.loss or 0.0))
+        return not is_finite(self.record) and (not self.record.skipped or math.isnan(self.record.loss or 0.0))
+
+
+def is_finite(record: TrainingStep) -> bool:
+    """Tell whether neither the loss nor the gradient norm of a step is NaN or Inf."""
+    loss, norm = record.loss, record.gradient_norm
+    return (loss is None or math.isfinite(loss)) and (norm is None or math.isfinite(norm))
 
 
 def not_finite(norms: Mapping[str, float]) -> list[str]:

@@ -287,7 +287,7 @@ def _check_start(kind: object, document: Mapping[str, Any]) -> None:
 
 
 def _rows(kind: Any, columns: object, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return columns as a dict for each row; what is wrong in it is refused by the check of the types, or here."""
+    """Return columns as a dict for each row; the types of its values are not checked."""
     if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
         raise ValueError("it has rows that are not columns")
     field_names = [field.name for field in fields(kind)]

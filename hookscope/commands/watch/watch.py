@@ -43,7 +43,7 @@ from hookscope.commands.watch.networks import (
     watched_optimizers,
 )
 from hookscope.commands.watch.outside_writes import OutsideWrites
-from hookscope.commands.watch.parameters import ParameterMeasurement, ParameterNumbers
+from hookscope.commands.watch.parameters import ParameterMeasurement
 from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
 from hookscope.commands.watch.stale_gradients import GradientResets, LastStep, LastSteps
 from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, StepInProgress
@@ -60,6 +60,7 @@ from hookscope.results.training import (
     TrainingLog,
     TrainingStart,
     WatchedLayer,
+    WatchedParameter,
     WatchedStep,
 )
 from hookscope.text import an, are, counted, exception_line, one_line
@@ -152,7 +153,7 @@ class Watch:
             self._names,
             self._journal,
             is_distributed=here.shards is not None
-            or any(isinstance(network.given, DistributedDataParallel) for network in self._networks),
+            or any(isinstance(network.wrapped, DistributedDataParallel) for network in self._networks),
         )
         self._prepared = max(here.last_step, self._journal.last_step)
         self._first = self._prepared + 1
@@ -346,8 +347,8 @@ class Watch:
     def _failed_eagerly(self, network: WatchedNetwork, error: Exception) -> None:
         """Go on without the activations of a compiled network whose eager forward pass fails."""
         self._passes = [passes for passes in self._passes if passes.watched is not network]
-        reason = f"its eager forward pass fails: {exception_line(error)}."
-        self._journal.say(f"Activations of {network.name} are not watched, because {reason}")
+        why = f"its eager forward pass fails: {exception_line(error)}"
+        self._journal.say(f"Activations of {network.name} are not watched, because {why}.")
 
     def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
         compiled = [network.name for network in self._networks if network.compiled]
@@ -565,7 +566,7 @@ class Watch:
     # --- From step to step -------------------------------------------------------------------------------------------
 
     def _renumber(self, step: int) -> None:
-        """Give the step that ends the number that the loop has for it."""
+        """Give the step that ends the loop's own number."""
         if isinstance(step, Integral) and not isinstance(step, bool) and self._ended < step <= LAST_STEP:
             number = int(step)
             if self._current.number == self._first:
@@ -635,7 +636,7 @@ class Watch:
         if self._operations:
             step.operations = {at: self._operations[at] for at, _ in step.losses if at in self._operations}
         if self._untried:
-            self._say_what_was_not_made(step)
+            self._say_idle_edits(step)
         step.send()
         self._sent.append(step)
         self._current = StepInProgress(step.number + 1, edited=self._edited)
@@ -643,9 +644,9 @@ class Watch:
         arrived = self._drain(wait=step.measurement is not None)
         if step.measurement is not None and arrived is not None:
             shared = self._shared_norms([optimizer for optimizer in self._optimizers if id(optimizer) in step.stepped])
-            numbers = step.measurement.finish(shared)
-            if step.measurement.parameters or not shared:
-                self._finish_watched(step, arrived, numbers)
+            rows = step.measurement.finish(shared)
+            if rows or not shared:
+                self._finish_watched(step, arrived, rows)
         self._prepare()
 
     def _finish_belatedly(self) -> None:
@@ -653,7 +654,7 @@ class Watch:
         self._finish_step()
         self._current.is_belated = True
 
-    def _say_what_was_not_made(self, step: StepInProgress) -> None:
+    def _say_idle_edits(self, step: StepInProgress) -> None:
         """Report edits that changed nothing in the first step in which they were in force."""
         if step.skipped:
             return
@@ -674,9 +675,7 @@ class Watch:
             self._jump = self._judge.judge(arrived) or self._jump
         return arrived
 
-    def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, numbers: ParameterNumbers) -> None:
-        assert step.measurement is not None  # noqa: S101
-        rows = tuple(numbers.row(name, parameter) for name, parameter in step.measurement.parameters.items())
+    def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, rows: tuple[WatchedParameter, ...]) -> None:
         layers: list[WatchedLayer] = []
         tables: list[TableRows] = []
         seen: dict[str, tuple[LayerRow, ...]] = {}
