@@ -92,6 +92,11 @@ class Journal:
             self._said.add(topic)
             self.say(line)
 
+    def say_unseen(self, line: str, topic: str = "") -> None:
+        """Print what cannot be seen, unless a line on the topic was printed; the last line then claims less."""
+        self._seen.has_blind_spots = True
+        self.say_once(topic or line, line)
+
     def _write(self, record: TrainingRecord) -> None:
         self._seen.add(record)
         if self._file is not None:

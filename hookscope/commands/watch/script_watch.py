@@ -38,6 +38,12 @@ _KEPT_LOSSES = 1_000
 # Norms before clipping kept until the watch begins: one for each optimiser.
 _KEPT_CLIPS = 8
 
+_SHARDED = (
+    "The network is sharded: its modules gather and free parameters around each call, so hooks stay off them and "
+    "activations are not watched. Norms begin at step {}."
+)
+_IN_COMPILED_CODE = "The loss comes out of compiled code, where hooks do not fire: activations are not watched."
+
 
 class ScriptWatch:
     """Watches the trainings of a script, one `Watch` at a time."""
@@ -84,6 +90,7 @@ class ScriptWatch:
 
     def _give_up(self, error: Exception) -> None:
         self.is_closed = True
+        self._found = ""
         if isinstance(error, HookscopeError):
             self._end_if_not_edited(str(error), error.exit_code)
             self._say(f"Not watched: {error}")
@@ -248,27 +255,30 @@ class ScriptWatch:
         sharded = is_sharded(parameters)
         hides_layers = self._is_compiled and not any(map(is_compiled, networks))  # in a compiled function
         option = replace(self._option, resume=True, eager_forward=self._option.eager_forward and not sharded)
+        note = _SHARDED.format(last_step + FIRST_STEP) if sharded else _IN_COMPILED_CODE if hides_layers else ""
         if not is_first:
             option = replace(option, every=_NEVER, out=None, eager_forward=False)
+        self._found = found_text(networks, optimizers)  # from now on lines wait
         self._watch = Watch(
             tuple(networks),
             optimizers,
             option,
-            activations=not hides_layers and not sharded and is_first,
+            activations=is_first and not note,
             on_line=self._say,
-            script=replace(self._shared, last_step=last_step, shards=self._shards if sharded else None),
+            script=replace(self._shared, last_step=last_step, shards=self._shards if sharded else None, note=note),
         )
         self._watched = {id(watched): watched for watched in optimizers}
         self._may_be_sharded = sharded
-        first_step = self._watch.log.starts[0].step
-        self._found = f"{found_text(networks, optimizers)}, from step {first_step:,} on"
+        self._found += f", from step {self._watch.log.starts[0].step:,} on"
         for clipped, norm in self._clipped:
             self._watch.clipped(clipped, norm)
         self._clipped = []
         if self._option.edit:
             begin = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
             self._say(f"Edits are made from step {last_step + 1} on, beginning with {begin}.")
-        self._say_blind_spots(self._watch, last_step, hides_layers=hides_layers, sharded=sharded)
+        frozen = self._watch.frozen_in_optimizers()
+        if frozen:
+            self._say(f"In an optimizer, but frozen (requires_grad is False): {listed(frozen)}.")
 
     def _refuse_compiled(self) -> None:
         if self._edits_layers and self._is_compiled:
@@ -284,21 +294,8 @@ class ScriptWatch:
             return
         if self._watch is not None:
             self._watch.end(why)
-        self._found = ""
         self._print(f"The training ends, because its edits cannot be made: {why}")
         raise SystemExit(code)
-
-    def _say_blind_spots(self, watch: Watch, last_step: int, *, hides_layers: bool, sharded: bool) -> None:
-        if sharded:
-            self._say(
-                "The network is sharded: its modules gather and free parameters around each call, so hooks stay off "
-                f"them and activations are not watched. Norms begin at step {last_step + FIRST_STEP}."
-            )
-        elif hides_layers:
-            self._say("The loss comes out of compiled code, where hooks do not fire: activations are not watched.")
-        frozen = watch.frozen_in_optimizers()
-        if frozen:
-            self._say(f"In an optimizer, but frozen (requires_grad is False): {listed(frozen)}.")
 
     def _let_go(self) -> int:
         """End the current watch; return its last step. Objects that the script dropped are freed."""

@@ -82,6 +82,7 @@ class InScript:
     last_step: int = 0  # of an earlier watch without a file
     shards: Shards | None = None
     seen: Watched = field(default_factory=Watched)
+    note: str = ""  # on what the next watch cannot see
 
 
 class Watch:
@@ -129,7 +130,8 @@ class Watch:
             for network in self._networks
             if (eager_forward if network.compiled else activations)
         ]
-        self.notes = self._blind_spots(activations=activations and not eager_forward)
+        blind_spots = self._blind_spots(activations=activations and not eager_forward)
+        self.notes = (here.note, *blind_spots) if here.note else blind_spots
         self._sent: deque[StepInProgress] = deque()
         self._depths: dict[int, int] = {}
         self._stepping: set[int] = set()
@@ -348,7 +350,7 @@ class Watch:
         """Go on without the activations of a compiled network whose eager forward pass fails."""
         self._passes = [passes for passes in self._passes if passes.watched is not network]
         why = f"its eager forward pass fails: {exception_line(error)}"
-        self._journal.say(f"Activations of {network.name} are not watched, because {why}.")
+        self._journal.say_unseen(f"Activations of {network.name} are not watched, because {why}.")
 
     def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
         compiled = [network.name for network in self._networks if network.compiled]
@@ -694,7 +696,7 @@ class Watch:
                     else f"No forward pass of {name} was seen at step {step.number}: it is compiled, or not called as "
                     "a module. Its activations are not watched."
                 )
-                self._journal.say_once(f"no forward {name} {step.is_belated}", line)
+                self._journal.say_unseen(line, f"no forward {name} {step.is_belated}")
         watched = WatchedStep(step.number, step.reason, rows, tuple(layers), tuple(tables))
         self._journal.add_watched(watched)
         self._judge.judge_watched(watched, arrived, seen)

@@ -115,3 +115,24 @@ def test_a_script_ends_with_one_line(tmp_path: Path, forked: Forked, options: li
     done = forked("-m", "hookscope", "watch", "train.py", *options)
     assert (done.returncode, done.stdout) == (0, "")
     assert said(done) == ["watching Linear (SGD, lr 0.01), from step 1 on, loss at train.py:8", expected]
+
+
+OUTSIDE = """
+    import torch
+    torch.manual_seed(0)
+    seen, unseen = torch.nn.Linear(4, 4), torch.nn.Bilinear(4, 4, 2)
+    optimizer = torch.optim.SGD([*seen.parameters(), *unseen.parameters()], lr=0.01)
+    for step in range(4):
+        hidden = seen(torch.ones(8, 4))
+        torch.nn.functional.bilinear(hidden, hidden, unseen.weight, unseen.bias).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_network_whose_forward_pass_is_not_seen_is_not_cleared(tmp_path: Path, forked: Forked) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(OUTSIDE))
+    *_, line, last = said(forked("-m", "hookscope", "watch", "train.py", "--every", "4"))
+    assert line.startswith("No forward pass of Bilinear was seen at step 4")
+    assert last == "No problems in what was seen of 4 steps (1 measured in full). For a page: --out DIR."

@@ -277,8 +277,9 @@ def test_activations_in_compiled_code_are_said_not_to_be_watched(
     done = forked("-m", "hookscope", "watch", "train.py", "--every", "3", "--", "x.pt", "0", compiled)
     assert [each for each in said(done) if "compiled" in each] == ([] if line is None else [line])
     last = "No problems in 3 steps (1 measured in full)."
-    judged = last if line is None else f"{last} Not judged: activations."
-    assert said(done)[-1] == f"{judged} For a page: --out DIR."
+    if line is not None:
+        last = "No problems in what was seen of 3 steps (1 measured in full). Not judged: activations."
+    assert said(done)[-1] == f"{last} For a page: --out DIR."
 
 
 # --- As Python runs it -----------------------------------------------------------------------------------------------

@@ -38,8 +38,12 @@ def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path
         "watching FSDPSequential (AdamW" if name == "fsdp" else "watching Net (SGD, lr 0.1), from step 1 on, loss"
     )
     assert others == ([SHARDED] if name == "fsdp" else [])
-    in_full = "No problems in 12 steps (3 measured in full). "
-    assert last == f"{in_full}{'Not judged: activations. ' if name == 'fsdp' else ''}As a page: hookscope report run"
+    in_full = "12 steps (3 measured in full). "
+    assert last == (
+        f"No problems in what was seen of {in_full}Not judged: activations. As a page: hookscope report run"
+        if name == "fsdp"
+        else f"No problems in {in_full}As a page: hookscope report run"
+    )
     log = read_training(tmp_path / "run")
     assert [step.step for step in log.steps] == [*range(1, 13)]
     assert {watched_step.step for watched_step in log.watched} == {4, 8, 12}
