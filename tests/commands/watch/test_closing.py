@@ -136,3 +136,13 @@ def test_a_network_whose_forward_pass_is_not_seen_is_not_cleared(tmp_path: Path,
     *_, line, last = said(forked("-m", "hookscope", "watch", "train.py", "--every", "4"))
     assert line.startswith("No forward pass of Bilinear was seen at step 4")
     assert last == "No problems in what was seen of 4 steps (1 measured in full). For a page: --out DIR."
+
+
+@pytest.mark.exhaustive
+def test_a_failure_while_a_training_is_found_is_printed(tmp_path: Path, forked: Forked) -> None:
+    broken = "from hookscope.commands.watch.watch import Watch\n    del Watch.frozen_in_optimizers\n    torch.manual"
+    (tmp_path / "train.py").write_text(textwrap.dedent(QUIET.replace("torch.manual", broken)))
+    done = forked("-m", "hookscope", "watch", "train.py")
+    assert done.returncode == 0
+    [line] = said(done)
+    assert line.startswith("Watching ends, because hookscope failed: AttributeError")
