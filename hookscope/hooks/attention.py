@@ -177,7 +177,8 @@ class AttentionMode(TorchFunctionMode):
     def _rolled(self, args: Any, kwargs: Any) -> None:
         """Note a cyclic shift of maps (N, H, W, C) towards their first row and column; shifts back do not count."""
         tensor, shifts, axes = (argument(args, kwargs, at, name) for at, name in enumerate(("input", "shifts", "dims")))
-        if not isinstance(tensor, Tensor) or tensor.dim() != 4 or tuple(axes or ()) != (1, 2):
+        several = axes if isinstance(axes, tuple | list) else ()  # `torch.roll` also takes one number, or none
+        if not isinstance(tensor, Tensor) or tensor.dim() != 4 or [axis % 4 for axis in several] != [1, 2]:
             return
         down, across = (int(shift) for shift in shifts)
         if down <= 0 and across <= 0:

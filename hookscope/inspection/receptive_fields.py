@@ -29,7 +29,7 @@ _IN_PLACE = re.compile(
     r"(Relu\w*|Gelu|Silu|Elu|Celu|Mish|Hardtanh|Hardswish|Hardsigmoid|Softplus|Threshold|Prelu\w*|RreluWithNoise|"
     r"LeakyRelu|Sigmoid|LogSigmoid|Tanh|Clamp\w*|Maximum|Minimum|Add|Sub|Rsub|Mul|Div|Neg|Pow|Exp|Log|Sqrt|Rsqrt|Abs|"
     r"Lerp|Cat|Where|MaskedFill|\w*BatchNorm|NativeGroupNorm|NativeDropout|FusedDropout|NativeLayerNorm|Clone|ToCopy|"
-    r"AsStrided|Alias|Identity|Expand|Detach)Backward\d*|CopySlices"
+    r"Alias|Identity|Expand|Detach)Backward\d*|CopySlices"
 )
 _BATCH_AND_CHANNELS = 2  # axes of a picture besides its own
 _PICTURE_AXES = 2  # rows and columns
@@ -300,10 +300,18 @@ def _pad(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> Receptive
 
 def _slice(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
     axis, start = _from_end(node._saved_dim, len(before)), _signed(node._saved_start)
-    if start < 0:  # counted from the end
-        start += before[axis]
+    if start < 0:  # counted from the end, at most to the first place
+        start = max(start + before[axis], 0)
     windows = dict.fromkeys(of_map.axes, _window(0, 0, 1))
     return _moved(of_map, {**windows, axis: _window(start, start, node._saved_step)})
+
+
+def _strided(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    """Allow views that autograd makes anew, after a write to one, if they keep the axes of the map in order."""
+    strides = [node._saved_stride[axis] for axis in of_map.axes]
+    if any(_shape(node)[axis] != before[axis] for axis in of_map.axes) or strides != sorted(strides, reverse=True):
+        raise ValueError("places are mixed")
+    return of_map
 
 
 def _split(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
@@ -320,9 +328,12 @@ def _upsampled(node: Any, before: Sequence[int], of_map: ReceptiveField) -> Rece
     count = next(count for name, count in _NEIGHBOURS.items() if f"Upsample{name}" in node.name())
     aligned = getattr(node, "_saved_align_corners", False)
     windows = []
-    for old, new in zip(before[_BATCH_AND_CHANNELS:], _shape(node)[_BATCH_AND_CHANNELS:], strict=True):
-        step = (old - 1) / (new - 1) if aligned and new > 1 else old / new
-        first = 0.0 if aligned else old / new / 2 - 0.5
+    sizes = zip(before[_BATCH_AND_CHANNELS:], _shape(node)[_BATCH_AND_CHANNELS:], strict=True)
+    names = ("scales",) if len(of_map.axes) == 1 else ("scales_d", "scales_h", "scales_w")[-len(of_map.axes) :]
+    for (old, new), name in zip(sizes, names, strict=True):
+        scale = getattr(node, f"_saved_{name}")  # the factor that was given; None where a size was
+        step = (old - 1) / (new - 1) if aligned and new > 1 else 1 / scale if scale else old / new
+        first = 0.0 if aligned else step / 2 - 0.5
         whole = step.is_integer() and first.is_integer()  # then a place lies on another, and has no neighbours
         reach = 0 if whole else (count - 1) / 2
         windows.append(_window(first - reach, first + reach, step))
@@ -392,6 +403,7 @@ _MOVING: Mapping[str, Callable[[Any, Sequence[int], ReceptiveField], ReceptiveFi
     "ConstantPadNd": _pad,
     **{f"{kind}Pad{count}D": _pad for kind in ("Reflection", "Replication") for count in (1, 2, 3)},
     "Slice": _slice,
+    "AsStrided": _strided,
     "Split": _split,
     **{f"UpsampleNearest{exact}{count}D": _upsampled for exact in ("", "Exact") for count in (1, 2, 3)},
     **dict.fromkeys(("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleBicubic2D", "UpsampleTrilinear3D"), _upsampled),
