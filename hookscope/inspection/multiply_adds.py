@@ -34,13 +34,13 @@ def formula_of(operation: Any) -> Formula | None:
 
 
 def name_of(operation: Any) -> str:
-    """Return the name of an operation without its overload and the underscore of the one in place: "aten.add"."""
+    """Return the name of an operation without overload and in-place underscore: "aten.add"."""
     packet = getattr(operation, "_overloadpacket", operation)
     return str(packet).rstrip("_")
 
 
 def _takes_none(operation: Any) -> bool:
-    """Tell whether an operation sums no products, as far as its name and torch's tags tell."""
+    """Tell, by its name and torch's tags, whether an operation sums no products."""
     tags = getattr(operation, "tags", ())
     if getattr(operation, "is_view", False) or any(tag in _TAGS_OF_NONE for tag in tags):
         return True

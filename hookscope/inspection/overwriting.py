@@ -37,7 +37,7 @@ class _Saved(NamedTuple):
     write_count: int
 
 
-class _FoundError(Exception):
+class _OverwrittenError(Exception):
     """Ends the backward pass at the first saved tensor that has been overwritten."""
 
 
@@ -48,7 +48,7 @@ class _Trace:
     names: Mapping[int, str]
     codes: Collection[CodeType]  # of the modules' forwards, and of every call
     writes: list[tuple[int, str, str, str]] = field(default_factory=list)  # storage, module, operation, line
-    found: Overwriting | None = None
+    overwriting: Overwriting | None = None
 
     def pack(self, tensor: Tensor) -> _Saved:
         return _Saved(tensor, tensor._version, *self.place(sys._getframe(1)), len(self.writes))
@@ -73,8 +73,8 @@ class _Trace:
         later = (write[1:] for write in self.writes[saved.write_count :] if write[0] == storage)
         node = torch._C._current_autograd_node()
         name = node.name() if node is not None else ""
-        self.found = Overwriting(saved.module, name, saved.line, *next(later, (None, "", "")))
-        raise _FoundError
+        self.overwriting = Overwriting(saved.module, name, saved.line, *next(later, (None, "", "")))
+        raise _OverwrittenError
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own has no types
@@ -107,11 +107,11 @@ def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor
     codes = {CALL, *(code for code in forwards if code is not None)}
     trace = _Trace({id(module): name for name, module in modules.items()}, codes)
     hooks = torch.autograd.graph.saved_tensors_hooks(trace.pack, trace.unpack)
-    with suppress(_FoundError), hooks:
+    with suppress(_OverwrittenError), hooks:
         with _Writes(trace):
             value = loss()
         torch.autograd.grad(value, graph_leaves(graph_nodes(value)), retain_graph=True, allow_unused=True)
-    return trace.found
+    return trace.overwriting
 
 
 def overwriting_message(model: str, modules: Mapping[str, nn.Module], write: Overwriting) -> str:
