@@ -248,7 +248,7 @@ class _SoftmaxProducts:
         if name == "einsum":
             return self._einsum(args)
         if len(args) < 2:
-            args = (*args, *(kwargs[key] for key in ("other", "mat2", "tensor2") if key in kwargs))
+            args = (*args, *(kwargs[key] for key in ("input", "other", "mat2", "tensor2") if key in kwargs))
         if len(args) != 2 or not all(isinstance(argument, Tensor) for argument in args):
             return None
         left, right = self._followed_as(args[0]), self._followed_as(args[1])
