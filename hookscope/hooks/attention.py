@@ -1,8 +1,8 @@
-"""See attention where it is computed, whoever wrote the module: by the torch functions that its forward calls.
+"""Observe attention where it is computed, in any module: by the torch functions that its forward calls.
 
 A `TorchFunctionMode` sees three entries: `F.scaled_dot_product_attention`, `F.multi_head_attention_forward`, whose
 inner calls no mode sees, and a softmax followed by a product with values. Results are unchanged: weights are computed
-after the call, from what it was given, without a random number.
+after the call, from its arguments, without drawing a random number.
 """
 
 import sys
@@ -34,7 +34,7 @@ Entry = Literal["scaled dot product", "multi-head", "softmax", "flex"]
 
 
 class Product(NamedTuple):
-    """Weights (..., queries, keys) that meet values; `changed` if the network has written into them before."""
+    """Weights (..., queries, keys) times values; `changed`: the network wrote to the weights before it."""
 
     weights: Tensor
     changed: bool
@@ -46,15 +46,15 @@ class AttentionCall(NamedTuple):
     """One place where attention is computed.
 
     Attributes:
-        entry: What the network called.
+        entry: Which of the functions was called.
         running: The modules of the network that run, the innermost first.
-        rows: The weights; None where they cannot be had.
-        reason: Why not, in a few words; "" where they can.
-        product: The product with values, of a softmax.
+        rows: The weights; None if they cannot be computed.
+        reason: Why they cannot be, in a few words; "" if they can.
+        product: The product of a softmax with values; None for the other functions.
         grids: Sizes of maps that convolutions and poolings returned before it, (h, w), in order.
         roll: The size (h, w) of the latest map that was rolled towards its first row and column since the attention
             before, and how far; None without one.
-        patches: What the first convolution returned that cuts the picture into patches; None without one.
+        patches: The output of the first convolution that cuts the picture into patches; None without one.
     """
 
     entry: Entry
@@ -67,7 +67,7 @@ class AttentionCall(NamedTuple):
     patches: Tensor | None = None
 
 
-# What leaves the weights as they are, but for their dtype, dropout, or axes in front of queries and keys.
+# Operations that keep the weights, but for their dtype, dropout, or the axes in front of queries and keys.
 _SAME = frozenset({"to", "type_as", "type", "float", "half", "bfloat16", "double", "contiguous", "clone", "detach"})
 _DROPPED = frozenset({"dropout", "feature_dropout"})
 _VIEWED = frozenset({"view", "reshape", "unflatten", "flatten", "unsqueeze", "squeeze", "expand"})
@@ -75,7 +75,7 @@ _MOVED = frozenset({"transpose", "swapaxes", "swapdims", "permute", "mT"})
 _CLEANED = frozenset({"nan_to_num"})
 _FOLLOWED = _CLEANED | _SAME | _DROPPED | _VIEWED | _MOVED
 
-# Softmaxes that wait for a product: that of class scores never gets one.
+# So many softmaxes wait for their product at most: that of class scores never gets one.
 _MOST_WAITING = 4
 
 _GRIDS = frozenset({"conv2d", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
@@ -127,9 +127,9 @@ class AttentionMode(TorchFunctionMode):
         elif name == _FLEX:
             self._hand_on("flex", sys._getframe(1), None, "flex attention")
         elif name in _PRODUCTS:
-            met = self._products.product(name, args, keywords)
-            if met is not None:
-                self._met(met, sys._getframe(1))
+            product = self._products.product(name, args, keywords)
+            if product is not None:
+                self._hand_on_product(product, sys._getframe(1))
         elif name in _FOLLOWED:
             with torch.no_grad():
                 self._products.follow(name, func, args, keywords, output)
@@ -138,7 +138,7 @@ class AttentionMode(TorchFunctionMode):
         return output
 
     def _note(self, name: str, args: Any, kwargs: Mapping[str, Any], output: Tensor) -> None:
-        """Note what places of tokens, or the weights of an attention, are known by."""
+        """Note softmaxes, and the sizes, patches and rolls of maps, from which the places of tokens follow."""
         if name == "softmax":
             if self._products.begin(args, kwargs, output):
                 self.softmaxes |= {module.name: None for module in running_modules(sys._getframe(2), self._names)[:1]}
@@ -157,11 +157,11 @@ class AttentionMode(TorchFunctionMode):
         except NotExactError as error:
             self._hand_on(entry, frame, None, str(error))
 
-    def _met(self, met: Product, frame: FrameType) -> None:
-        if met.changed:
+    def _hand_on_product(self, product: Product, frame: FrameType) -> None:
+        if product.changed:
             self._hand_on("softmax", frame, None, "its weights are overwritten between softmax and values")
         else:
-            self._hand_on("softmax", frame, of_weights(met.weights), "", met)
+            self._hand_on("softmax", frame, of_weights(product.weights), "", product)
 
     def _hand_on(
         self, entry: Entry, frame: FrameType, rows: AttentionRows | None, reason: str, product: Product | None = None
@@ -177,7 +177,8 @@ class AttentionMode(TorchFunctionMode):
     def _rolled(self, args: Any, kwargs: Any) -> None:
         """Note a cyclic shift of maps (N, H, W, C) towards their first row and column; shifts back do not count."""
         tensor, shifts, axes = (argument(args, kwargs, at, name) for at, name in enumerate(("input", "shifts", "dims")))
-        if not isinstance(tensor, Tensor) or tensor.dim() != 4 or tuple(axes or ()) != (1, 2):
+        several = axes if isinstance(axes, tuple | list) else ()  # `torch.roll` also takes one number, or none
+        if not isinstance(tensor, Tensor) or tensor.dim() != 4 or [axis % 4 for axis in several] != [1, 2]:
             return
         down, across = (int(shift) for shift in shifts)
         if down <= 0 and across <= 0:
@@ -185,7 +186,7 @@ class AttentionMode(TorchFunctionMode):
 
 
 def _cuts_patches(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether a convolution has a kernel as large as its stride, of more than one pixel."""
+    """Tell whether kernel and stride are equal and larger than one pixel."""
     weight, stride = argument(args, kwargs, 1, "weight"), argument(args, kwargs, 3, "stride", 1)
     sides = (stride, stride) if isinstance(stride, int) else tuple(stride)
     return isinstance(weight, Tensor) and tuple(weight.shape[2:]) == sides and max(sides) > 1
@@ -198,8 +199,8 @@ class _Followed(NamedTuple):
     """A tensor that holds a softmax's weights.
 
     Attributes:
-        weights: What the softmax returned, with its axes as the tensor has them.
-        keys_last: Whether keys are the last axis, and queries the one before it; else the other way round.
+        weights: The output of the softmax, with its axes in the tensor's order.
+        keys_last: Whether the last two axes are queries and keys; else they are keys and queries.
     """
 
     tensor: "weakref.ref[Tensor]"
@@ -212,11 +213,10 @@ class _SoftmaxProducts:
     """The softmaxes of one forward pass that have not met values yet."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._followed: OrderedDict[int, _Followed] = OrderedDict()
 
     def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Tensor) -> bool:
-        """Follow what a softmax returned; tell whether it is over the last axis, as attention's is."""
+        """Follow the output of a softmax if it is over the last axis, as in attention; return whether it is."""
         axis = argument(args, kwargs, 1, "dim")
         if not isinstance(axis, int) or weights.dim() < 2 or axis not in (-1, weights.dim() - 1):
             return False
@@ -228,7 +228,7 @@ class _SoftmaxProducts:
     ) -> None:
         """Follow weights through an operation that leaves them as they are."""
         source = argument(args, kwargs, 0, "input")
-        followed = self._known(source)
+        followed = self._followed_as(source)
         if followed is None or not isinstance(output, Tensor) or not isinstance(source, Tensor) or output is source:
             return
         weights, keys_last = followed.weights, followed.keys_last
@@ -237,25 +237,25 @@ class _SoftmaxProducts:
         elif name in _MOVED or name in _VIEWED:
             weights = func(weights, *args[1:], **{key: value for key, value in kwargs.items() if key != "input"})
             if name in _MOVED:
-                keys_last = _moved(followed.keys_last, source, output)
+                keys_last = _are_keys_last(followed.keys_last, source, output)
             elif output.shape[-2:] != source.shape[-2:]:
                 return
         version = version_of(output) if name in _CLEANED else followed.version
         self._note(output, weights, version, keys_last=keys_last)
 
     def product(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
-        """Return the weights in a product with values, if one operand is such; they are then followed no further."""
+        """Return the product if it is of weights, which are then followed no further, and values; else None."""
         if name == "einsum":
             return self._einsum(args)
         if len(args) < 2:
-            args = (*args, *(kwargs[key] for key in ("other", "mat2", "tensor2") if key in kwargs))
+            args = (*args, *(kwargs[key] for key in ("input", "other", "mat2", "tensor2") if key in kwargs))
         if len(args) != 2 or not all(isinstance(argument, Tensor) for argument in args):
             return None
-        left, right = self._known(args[0]), self._known(args[1])
+        left, right = self._followed_as(args[0]), self._followed_as(args[1])
         if left is not None and left.keys_last:
-            return self._met(args[0], left, args[1], -2)
+            return self._product_with(args[0], left, args[1], -2)
         if right is not None and not right.keys_last:
-            return self._met(args[1], right, args[0], -1)
+            return self._product_with(args[1], right, args[0], -1)
         return None
 
     def _einsum(self, args: Sequence[Any]) -> Product | None:
@@ -265,25 +265,25 @@ class _SoftmaxProducts:
         inputs, _, made = args[0].replace(" ", "").partition("->")
         names = inputs.split(",")
         for place, (weights, operand) in enumerate(zip(names, operands, strict=False)):
-            followed = self._known(operand)
+            followed = self._followed_as(operand)
             key = weights[-1:]
             others = [at for at, name in enumerate(names) if at != place and key in name]
             if followed is None or not followed.keys_last or not made or key in made or len(others) != 1:
                 continue
             values, given_values = names[others[0]], operands[others[0]]
-            met = self._met(operand, followed, given_values, values.index(key) - len(values))
+            met = self._product_with(operand, followed, given_values, values.index(key) - len(values))
             query = [weight for weight in weights if weight not in values]
             if len(query) == 1 and query[0] in made and "." not in weights + values:
                 return _by_names(met, weights, values, query[0])
             return met if weights[-2:-1] in made else None
         return None
 
-    def _met(self, tensor: Tensor, followed: _Followed, values: Tensor, axis: int) -> Product:
+    def _product_with(self, tensor: Tensor, followed: _Followed, values: Tensor, axis: int) -> Product:
         self._followed.pop(id(tensor))
         weights = followed.weights if followed.keys_last else followed.weights.transpose(-2, -1)
         return Product(weights.detach(), version_of(followed.weights) != followed.version, values, axis)
 
-    def _known(self, tensor: object) -> _Followed | None:
+    def _followed_as(self, tensor: object) -> _Followed | None:
         followed = self._followed.get(id(tensor)) if self._followed else None
         return followed if followed is not None and followed.tensor() is tensor else None
 
@@ -294,7 +294,7 @@ class _SoftmaxProducts:
 
 
 def _by_names(met: Product, weights: str, values: str, query: str) -> Product:
-    """Return a product by einsum with axes in order: those of both in the values' order, then queries, keys."""
+    """Order the axes of operands of an einsum: those of both as in the values; then queries and keys, or keys and D."""
     key, shared = weights[-1], [value for value in values if value in weights[:-1]]
     features = [value for value in values if value not in weights]
     return met._replace(
@@ -304,7 +304,7 @@ def _by_names(met: Product, weights: str, values: str, query: str) -> Product:
     )
 
 
-def _moved(keys_last: bool, tensor: Tensor, output: Tensor) -> bool:
+def _are_keys_last(keys_last: bool, tensor: Tensor, output: Tensor) -> bool:
     """Tell whether keys are still the last axis, by the strides of a permuted view."""
     if output.shape[-2:] == tensor.shape[-2:] and output.stride()[-2:] == tensor.stride()[-2:]:
         return keys_last

@@ -15,14 +15,14 @@ from hookscope.hooks.attributes import argument
 
 
 class Memory:
-    """Memory that each part of the weights is computed in: the page faults of fresh memory take as long as the sums."""
+    """Reused memory to compute parts of weights in: page faults of fresh memory take as long as the sums."""
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
+        """Start without memory."""
         self._held: dict[str, Tensor] = {}
 
     def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a tensor to write to; the one before it of this name is overwritten."""
+        """Return a tensor to write to, in the memory of the last one of this name."""
         count, held = prod(shape), self._held.get(name)
         if held is None or held.numel() < count or (held.dtype, held.device) != (dtype, device):
             with torch.inference_mode(False):
@@ -34,7 +34,7 @@ class Part(NamedTuple):
     """The weights of some queries.
 
     Attributes:
-        weights: (..., queries, keys), in float32 or float64; until another part is computed in the same memory.
+        weights: (..., queries, keys), in float32 or float64; overwritten by the next part in the same memory.
         entropy: Of each row, (..., queries), in nats; 0 for a row without weight. None unless it was asked for.
     """
 
@@ -46,10 +46,10 @@ class AttentionRows(NamedTuple):
     """The weights of one call, computed when they are asked for.
 
     Attributes:
-        shape: Of all of them: batch, windows and heads first, then queries, then keys.
-        part: Takes the first query and the one after the last, the memory to compute in, and whether entropy is wanted.
-        features: Numbers in each query; 0 where that is not known.
-        strides: Of the axes in front of queries, in memory; () where that is not known.
+        shape: Sizes of batch, windows and heads, then queries, then keys.
+        part: Computes queries from `begin` to before `end`; also given the memory, and whether entropy is wanted.
+        features: Size of a query vector; 0 if unknown.
+        strides: Those of the axes in front of queries; () if unknown.
     """
 
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class AttentionRows(NamedTuple):
 
 
 class NotExactError(Exception):
-    """Weights that cannot be computed from what a call was given; the message is why, in a few words."""
+    """Weights cannot be computed from the arguments of a call; the message has the reason, in a few words."""
 
 
 def of_scaled_dot_product(
@@ -102,7 +102,7 @@ def of_scaled_dot_product(
 
 
 def _in_full(mask: Tensor | None) -> Tensor | None:
-    """Return a mask as it is applied: torch's causal biases are tensors that hold no values."""
+    """Write out torch's causal biases, which hold no values; other masks are returned unchanged."""
     if mask is None or type(mask) is Tensor:
         return mask
     from torch.nn.attention.bias import CausalBias, CausalVariant  # noqa: PLC0415 - torch itself imports it on demand
@@ -115,14 +115,14 @@ def _in_full(mask: Tensor | None) -> Tensor | None:
 
 
 def _as_autocast(tensor: Tensor) -> Tensor:
-    """Return what the fused function is given: autocast rounds its arguments."""
+    """Round a tensor as autocast rounds the arguments of the fused function."""
     kind = tensor.device.type
     is_rounded = tensor.is_floating_point() and tensor.dtype is not torch.float64 and torch.is_autocast_enabled(kind)
     return tensor.to(torch.get_autocast_dtype(kind)) if is_rounded else tensor
 
 
 def _hide(scores: Tensor, mask: Tensor | None, begin: int, end: int, *, is_causal: bool) -> None:
-    """Put the mask on the scores of some queries."""
+    """Mask the scores of queries from `begin` to before `end`, in place."""
     if mask is not None:
         mask = mask.reshape(mask.shape[-scores.dim() :])
         mask = mask[..., begin:end, :] if mask.dim() > 1 and mask.size(-2) > 1 else mask
@@ -166,15 +166,15 @@ def _wide(tensor: Tensor) -> Tensor:
 class MultiHeadCall:
     """One call of `F.multi_head_attention_forward`, whose inner calls no mode sees: a mode is off in its own handler.
 
-    The function is run with its own code, in which two names stand for functions that also note what they are given:
-    the output is the same, and nothing is computed twice. Its own name stands for what is run, since it hands itself
-    to the modes around it, such as that of a default device.
+    The function's code runs with two of its globals replaced by functions that also note their arguments: the output
+    is the same, and nothing is computed twice. Its own name is replaced, too, because it passes itself to the modes
+    around it, such as that of a default device.
     """
 
     _rows: AttentionRows | None = None
 
     def noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function as it is to be run; itself if it is not torch's own."""
+        """Return the function with these globals replaced; the function itself if it is not torch's own."""
         if not isinstance(function, FunctionType) or function.__globals__ is not vars(F):
             return function
         names = vars(F) | {"scaled_dot_product_attention": self._fused, "softmax": self._softmax}
@@ -184,7 +184,7 @@ class MultiHeadCall:
         return made
 
     def rows(self, *args: Any, **kwargs: Any) -> AttentionRows:
-        """Return the weights of the call, which had these arguments, before dropout.
+        """Return the weights, before dropout, of the call with these arguments.
 
         Raises:
             NotExactError: If nothing was noted, such as in the function of another library.
@@ -213,7 +213,7 @@ class MultiHeadCall:
         dropout_p: float = 0.0,
         is_causal: bool = False,
     ) -> Tensor:
-        # The scale as this function has it where it returns weights, for their last bits.
+        # Torch computes the scale so where it returns weights: other formulas differ in the last bits.
         scale = sqrt(1 / query.size(-1))
         self._rows = of_scaled_dot_product(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)

@@ -1,4 +1,4 @@
-"""Read attributes of objects of the user's, whose own code may raise anything, and arguments of calls."""
+"""Read attributes of users' objects, whose code may raise anything, and arguments of calls."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -148,7 +148,7 @@ class View(NamedTuple):
     negated: bool
 
     def part_of(self, gradient: Tensor) -> Tensor:
-        """Return the part of the base's gradient that is the view's, given one that lies in memory as the base does."""
+        """Return the view's part of a gradient of its base that lies in memory as the base does."""
         shape, strides = self.site.shape, self.strides
         if gradient.is_complex() and not self.dtype.is_complex:
             gradient = torch.view_as_real(gradient)
@@ -238,7 +238,7 @@ def consumers(loss: Tensor, nodes: Mapping[SiteKey, Node]) -> dict[SiteKey, list
     by_site: dict[SiteKey, list[SiteKey | None]] = {}
     for node, keys in sites.items():
         if node is loss.grad_fn or node in users:
-            met = _first_met(node, users, sites)
+            met = _next_stops(node, users, sites)
             direct = sorted([key for reader in met for key in sites.get(reader, ())], key=lambda key: places[key])
             by_loss = node is loss.grad_fn or any(reader not in sites for reader in met)
             by_site |= dict.fromkeys(keys, [*direct, None] if by_loss else [*direct])
@@ -254,7 +254,7 @@ def _users(loss: Tensor) -> dict[Node, list[Node]]:
     return users
 
 
-def _first_met(node: Node, users: Mapping[Node, Iterable[Node]], stops: Mapping[Node, object]) -> list[Node]:
+def _next_stops(node: Node, users: Mapping[Node, Iterable[Node]], stops: Mapping[Node, object]) -> list[Node]:
     """Return the first node of `stops` on each path from a node to the loss, and the loss for a path without one."""
     met, seen, waiting = [], {node}, list(users.get(node, ()))
     while waiting:

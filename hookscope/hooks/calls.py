@@ -40,7 +40,7 @@ class Hook(partial[object]):
 
 
 class _CopiedHook(partial[None]):
-    """What a hook becomes in a copied module."""
+    """The stand-in for a hook in a copied module: it removes itself, and notes that the copy was called."""
 
 
 def _remove_copied_hook(_number: int, _name: str, module: nn.Module, *_called_with: object) -> None:
@@ -60,7 +60,7 @@ def _remove_copied_hook(_number: int, _name: str, module: nn.Module, *_called_wi
 
 # By number, which a pickled hook can keep.
 _observers: "WeakValueDictionary[int, CallHooks[Any]]" = WeakValueDictionary()
-_numbers = count(1)
+_observer_numbers = count(1)
 
 
 class Entry(NamedTuple):
@@ -103,12 +103,12 @@ class CallHooks(Generic[T]):
     counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     is_counted: Callable[[], bool] | None = None
     copies: dict[str, None] = field(default_factory=dict)
-    number: int = field(default_factory=_numbers.__next__)
+    number: int = field(default_factory=_observer_numbers.__next__)
     _identities: Identities = field(default_factory=Identities)
     _called_before: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Be found by the hooks of copied modules."""
+        """Register for the hooks of copied modules."""
         _observers[self.number] = self
 
     @property
@@ -121,7 +121,7 @@ class CallHooks(Generic[T]):
         self._called_before |= self.counts.keys()
         finished, self.observations = self.observations, []
         self.counts.clear()
-        self._identities.known.clear()
+        self._identities.by_id.clear()
         if self.gradient_watch is not None:
             self.gradient_watch.restart()
         return finished
@@ -137,7 +137,7 @@ class CallHooks(Generic[T]):
     ) -> object:
         """Forward hook of modules that call no others, and overwrite their input always or never.
 
-        It is also called, with None as the output, if the module raises: the call counts, as that of any module does.
+        It is also called, with None as the output, if the module raises: the call counts, as for any module.
         """
         if self.resume is not None:
             self.resume()
@@ -178,7 +178,7 @@ class CallHooks(Generic[T]):
         """Forward hook of other modules."""
         if self.gradient_watch is None and _graph_task() != _NONE:
             return None
-        entry = _ended(entries, id(sys._getframe(1)))
+        entry = _pop_entry(entries, id(sys._getframe(1)))
         if entry is None:  # a replay of a call that was observed when it first ran
             return None
         inputs, outputs = entry.call.inputs, tensors_in(output)
@@ -282,7 +282,7 @@ class CallHooks(Generic[T]):
         return result
 
     def _observed(self, call: ModuleCall, slot: str, tensor: Tensor) -> T:
-        """Return what the observer returns for an output, under `no_grad` and without autocast."""
+        """Call the observer with an output, under `no_grad` and without autocast."""
         if torch._C._is_any_autocast_enabled():
             with plain_arithmetic():
                 return self.observe(call, slot, tensor)
@@ -307,7 +307,7 @@ class CallHooks(Generic[T]):
 
 
 def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
-    """Return the version of each tensor; inference tensors have none."""
+    """Return the version of each tensor; 0 for inference tensors, which have none."""
     try:
         return [tensor._version for _, tensor in inputs]  # nearly always
     except RuntimeError:
@@ -321,10 +321,10 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform_level = torch._C._functorch.maybe_current_level
 
 
-def _ended(entries: list[Entry], frame: int) -> Entry | None:
+def _pop_entry(entries: list[Entry], frame: int) -> Entry | None:
     """Pop the call whose hooks run in a frame; None if its start was not recorded.
 
-    Above it may be calls of other threads, and calls whose error the model caught.
+    Calls of other threads, and calls whose error the model caught, may lie above it.
     """
     for at in range(len(entries) - 1, -1, -1):
         if entries[at].frame == frame:
@@ -335,7 +335,7 @@ def _ended(entries: list[Entry], frame: int) -> Entry | None:
 def _observe_physical(
     observe: Callable[[ModuleCall, str, Tensor], T], call: ModuleCall, slot: str, tensor: Tensor
 ) -> tuple[T, int]:
-    """Observe the values of a tensor inside a `torch.func` transform; also return how many axes of `vmap` they have."""
+    """Observe a tensor inside a `torch.func` transform; also return how many of its axes are those of `vmap`."""
     held, axes = physical(tensor)
     with temporarily_clear_interpreter_stack(), plain_arithmetic():
         values = held.movedim(axes, [*range(len(axes))]) if axes else held

@@ -19,7 +19,7 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 class RowsUsed(TorchFunctionMode):
-    """Notes the rows of a network's matrices that are looked up by index, and adds a batch once it went well.
+    """Notes the rows of a network's matrices that are looked up by index; a batch is added after it has run.
 
     Attributes:
         used: By name of the matrix, without ".weight": whether each row was looked up, (R,).
@@ -67,13 +67,11 @@ class RowsUsed(TorchFunctionMode):
             return
         rows = self._latest.get((name, indices.device))
         if rows is None or rows.numel() != weight.shape[0]:
-            rows = self._latest[name, indices.device] = torch.zeros(
-                weight.shape[0], dtype=torch.bool, device=indices.device
-            )
+            rows = self._latest[name, indices.device] = indices.new_zeros(weight.shape[0], dtype=torch.bool)
         rows[indices.detach().reshape(-1).long()] = True
 
     def keep(self) -> None:
-        """Add what was seen of a batch that went through the network."""
+        """Add the rows of a batch that has run."""
         for (name, _), rows in self._latest.items():
             merge_rows(self.used, {name: rows.cpu().numpy()})
         self._latest.clear()
@@ -96,7 +94,7 @@ forwards(RowsUsed.__torch_function__)
 
 
 def looks_up_rows(network: nn.Module) -> bool:
-    """Tell whether a network has embeddings, or matrices of its own code, which may be codebooks."""
+    """Tell whether a network has embeddings, or matrices in modules of its own, which may be codebooks."""
     own = [module for module in network.modules() if not type(module).__module__.startswith("torch.")]
     held = (tensor for module in own for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
     return any(isinstance(module, _EMBEDDINGS) for module in network.modules()) or any(
@@ -105,14 +103,14 @@ def looks_up_rows(network: nn.Module) -> bool:
 
 
 def merge_rows(merged: dict[str, NDArray[np.bool_]], other: Mapping[str, NDArray[np.bool_]]) -> None:
-    """Take in the rows used in another chunk."""
+    """Add the rows used in another chunk."""
     for name, rows in other.items():
         before = merged.get(name)
         merged[name] = rows if before is None or before.size != rows.size else before | rows
 
 
 def _place(tensor: Tensor) -> tuple[int, int] | None:
-    """Return where the values of a tensor lie; a transposed view of it lies there too. None for one without memory."""
+    """Return address and number of a tensor's values, which a transposed view shares; None without memory."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     address = tensor.data_ptr()

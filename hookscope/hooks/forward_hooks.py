@@ -98,7 +98,7 @@ class Capture(CallHooks[T]):
             seen.add(id(module))
             state, before = vars(module), module._forward_pre_hooks
             gives_aliases = watch is not None and watch.replaces_inputs(type(module))
-            if not gives_aliases and _only_returns(type(module), state):
+            if not gives_aliases and _needs_one_hook(type(module), state):
                 hook = Hook(self.leaf_forward_hook, name, bool(state.get("inplace")))
                 if skip is not None and type(module) is not nn.Identity:  # which calls nothing
                     attached.append((before, id(skip), skip))
@@ -235,7 +235,7 @@ def observed(
         finished(captured.end)
 
 
-def _only_returns(kind: type[nn.Module], state: Mapping[str, Any]) -> bool:
+def _needs_one_hook(kind: type[nn.Module], state: Mapping[str, Any]) -> bool:
     """Tell whether a module is one of torch's own that calls no modules and overwrites its input always or never.
 
     No other hook can run during such a call: a single forward hook is enough, which makes capturing cheaper.

@@ -53,7 +53,7 @@ class GradientWatch(Generic[T]):
     Attributes:
         observe: Called with the site and its gradient, under `no_grad` and without autocast, when it arrives.
         track: Whether floating outputs that autograd does not track are made to require a gradient.
-        steps: Watches inputs over time; None, as at first, if that is not wanted.
+        steps: Watches inputs over time; None for no such watch, as at first.
         sites: In the order in which tensors were met in the forward pass.
         replays: Calls that ran without gradients, which activation checkpointing may replay.
         arrivals: How many sites have received a gradient.
@@ -95,7 +95,7 @@ class GradientWatch(Generic[T]):
         self.close()
         self.sites = {}
         if self.steps is not None:
-            self.steps.found.clear()
+            self.steps.gradients.clear()
         self.arrivals = 0
         self.replays = Replays()
 
@@ -130,7 +130,7 @@ class GradientWatch(Generic[T]):
         return self._repair(lost, nodes) or bool(wrong)
 
     def _repair(self, lost: Sequence[View], nodes: Mapping[Node, None]) -> bool:
-        """Take the gradients of views that have lost their hooks from the graph; tell whether some need copies."""
+        """Hook graph nodes in place of views that have lost their hooks; return whether other views need copies."""
         slices = {(*node.next_functions[0],): node for node in nodes if type(node).__name__ == "CopySlices"}
         unseen = set()
         for view in lost:
@@ -163,7 +163,7 @@ class GradientWatch(Generic[T]):
         self._handles.append(node.register_hook(after))
 
     def give_up_copies(self) -> None:
-        """Stop returning copies, with which this model computes a different result; mark those sites untracked."""
+        """Stop returning copies, which change the result of this model; mark their sites untracked."""
         self._hopeless |= self._clone_at
         self._clone_at.clear()
 
@@ -175,7 +175,7 @@ class GradientWatch(Generic[T]):
     @property
     def replaced_tensors(self) -> bool:
         """Whether aliases or copies took the place of tensors: gradients are then summed in another order."""
-        return bool(self._aliases or self._clone_at or (self.steps is not None and self.steps.found))
+        return bool(self._aliases or self._clone_at or (self.steps is not None and self.steps.gradients))
 
     def give_up_aliases(self, reason: str) -> None:
         """Stop replacing inputs, and outputs that are inputs, by aliases; their gradients then include all uses."""
@@ -193,7 +193,7 @@ class GradientWatch(Generic[T]):
         return None if alias is None or alias[0]() is not tensor else alias[1]
 
     def _alias(self, key: SiteKey, tensor: Tensor) -> Tensor:
-        """Return an alias of the same memory with identical strides, by which kernels are chosen."""
+        """Return an alias with the same strides, by which kernels are chosen; the tensor itself if it refuses."""
         try:
             is_plain = type(tensor) is Tensor and not (tensor.is_leaf or tensor._is_view() or tensor.is_nested)
             if is_plain and key not in self._view_at:
@@ -227,7 +227,7 @@ class GradientWatch(Generic[T]):
             args, kwargs = self._inputs(call, args, kwargs)
         if self.steps is None or type(call.module) not in STEPPED:
             return args, kwargs
-        return self.steps.given(call.layer, call.call, call.module, (args, kwargs), lambda: self.listening)
+        return self.steps.with_aliases(call.layer, call.call, call.module, (args, kwargs), lambda: self.listening)
 
     def _inputs(
         self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -270,7 +270,6 @@ class GradientWatch(Generic[T]):
         return met, replacements
 
     def _input_replacement(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
-        """Return the replacement of an input that makes its gradient along this module visible."""
         site.untracked = site.untracked or self._no_aliases_because
         if site.untracked:
             return tensor
@@ -314,7 +313,7 @@ class GradientWatch(Generic[T]):
         tensors: Sequence[tuple[str, Tensor]],
         sources: Sequence[tuple[str, Tensor]],
     ) -> object:
-        """Handle the rare cases of `outputs`: no tensor, several, or one that autograd does not track as it is."""
+        """Handle the rare cases of `outputs`: no tensor, several tensors, or one that may have to be replaced."""
         if not tensors:
             layer, module, index, *_ = call
             site: GradientSite[T] = GradientSite(layer, module, index, "", "output", (), None, "it is no tensor")
@@ -350,7 +349,6 @@ class GradientWatch(Generic[T]):
         return tracked and not is_transformed(tensor) and key not in self._clone_at and key not in self._hopeless
 
     def _output_replacement(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
-        """Return the replacement of an output that makes its gradient visible."""
         if site.untracked:
             if not self.track or not can_require_grad(tensor) or missing_memory(tensor):
                 return tensor
@@ -413,18 +411,18 @@ class GradientWatch(Generic[T]):
         with self.lock, overrides:  # each device runs its part of the backward pass in a thread
             if self._parts:
                 for site in sites:
-                    self._note([site], self._in_both_parts(site, gradient))
+                    self._note([site], self._sum_of_parts(site, gradient))
             else:
                 self._note(sites, gradient)
 
-    def _in_both_parts(self, site: GradientSite[T], gradient: Tensor | None) -> Tensor | None:
+    def _sum_of_parts(self, site: GradientSite[T], gradient: Tensor | None) -> Tensor | None:
         """Return the sum of both gradients of a site that receives two; None until the second arrives."""
         parts = self._parts.get(site.key)
         if parts is None:
             return gradient
         parts.append(None if gradient is None else gradient.detach().clone())
-        come = [part for part in parts if part is not None]
-        return sum(come[1:], come[0]) if len(parts) == 2 and come else None
+        arrived = [part for part in parts if part is not None]
+        return sum(arrived[1:], arrived[0]) if len(parts) == 2 and arrived else None
 
     def _note(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
         if gradient is None:  # autograd calls the hook if another output of the same operation gets a gradient

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# An interrupt is held this long at most, so that what hangs can be ended: restoring takes milliseconds. Ours.
+# An interrupt is held this long at most, so that code that hangs can be ended: restoring takes milliseconds. Ours.
 _HELD_SECONDS = 5.0
-# How soon after it an interrupt is tried again. Ours.
+# A held interrupt is sent again after this time. Ours.
 _TRIED_AGAIN_SECONDS = 0.001
 
 _BOUNDARIES = frozenset({"__enter__", "__exit__", "enter_context", "close"})
@@ -46,12 +46,12 @@ def interrupts_between_blocks() -> Iterator[None]:
 
 
 def finished(restore: Callable[[], T]) -> T:
-    """Call what restores state; where Ctrl-C ends it, call it again, and raise the interrupt after that.
+    """Call a function that restores state; if Ctrl-C ends it, call it again before raising the interrupt.
 
     An interrupt need not come as a signal: debuggers and time limits raise it at any line.
 
     Args:
-        restore: May be called again after any part of it has run.
+        restore: The function; it may be called again after any part of it has run.
     """
     try:
         return restore()
@@ -65,12 +65,12 @@ class _Holding:
 
     def __init__(self, previous: Callable[[int, FrameType | None], object]) -> None:
         self.previous = previous
-        self.since: float | None = None  # when an interrupt came that is held
+        self.since: float | None = None  # when the interrupt came that is held
         self._ended = self._sent_again = False
         self._lock = _thread.allocate_lock()
 
     def end(self) -> bool:
-        """Send nothing again from now on; tell whether an interrupt is held."""
+        """Send no interrupt again from now on; return whether one is held."""
         with self._lock:
             held, self.since, self._ended = self.since is not None, None, True
         return held
@@ -112,5 +112,5 @@ _OWN = interrupts_between_blocks.__wrapped__.__code__  # type: ignore[attr-defin
 
 
 def _restores(frame: FrameType | None) -> bool:
-    """Tell whether the code is hookscope's or torch's: of contextlib's own, who wrote the `with` statement decides."""
+    """Tell whether a frame's code is hookscope's or torch's; callers ask this of contextlib's frames by `f_back`."""
     return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _RESTORERS

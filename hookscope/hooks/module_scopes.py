@@ -1,6 +1,6 @@
 """Follow which modules run: a callback before and after each call, and nothing else that takes time.
 
-`capture` observes tensors; these hooks are for what is counted or timed between them.
+`capture` observes tensors; these hooks are for counting and timing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping

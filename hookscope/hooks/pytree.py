@@ -96,7 +96,7 @@ def tensors_in(value: object) -> list[tuple[str, Tensor]]:
     """
     if issubclass(type(value), Tensor):  # isinstance() would read the object's __class__
         return [("", value)]  # type: ignore[list-item]
-    return _found(value, into_objects=True)
+    return _nested_tensors(value, into_objects=True)
 
 
 def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
@@ -131,7 +131,7 @@ def replaceable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list
     Tensors in sets and deques, and those more than one attribute deep, are left out: a module may modify such an
     object, such as a key-value cache, and would then modify a copy.
     """
-    return _found(args, into_objects=False) + (_found(kwargs, into_objects=False) if kwargs else [])
+    return _nested_tensors(args, into_objects=False) + (_nested_tensors(kwargs, into_objects=False) if kwargs else [])
 
 
 def with_tensors(value: object, replacements: Mapping[str, Tensor]) -> object:
@@ -150,10 +150,10 @@ def with_tensors(value: object, replacements: Mapping[str, Tensor]) -> object:
     if isinstance(value, Tensor):
         return replacements.get("", value)
     nodes: list[_Node] = []
-    _found(value, into_objects=True, nodes=nodes)
+    _nested_tensors(value, into_objects=True, nodes=nodes)
     to_copy: set[int] = set()
     waiting = [at for at, node in enumerate(nodes) if any(path in replacements for _, path, _ in node.tensors)]
-    while waiting:  # and what holds those
+    while waiting:  # a container is copied with each member that is copied
         if (at := waiting.pop()) not in to_copy:
             to_copy.add(at)
             waiting += nodes[at].holders
@@ -192,7 +192,7 @@ class _Node:
     nodes: list[tuple[Any, int]] = field(default_factory=list)  # (key, node) of each
 
 
-def _found(value: object, *, into_objects: bool, nodes: list[_Node] | None = None) -> list[tuple[str, Tensor]]:
+def _nested_tensors(value: object, *, into_objects: bool, nodes: list[_Node] | None = None) -> list[tuple[str, Tensor]]:
     """List the tensors nested in a value; collect the nodes that lead to them in `nodes`, the value first."""
     tensors: list[tuple[str, Tensor]] = []
     walk = _Walk(into_objects)

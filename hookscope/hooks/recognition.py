@@ -15,7 +15,7 @@ from torch import Tensor
 from hookscope.hooks.observed import RowKey, physical
 
 _Known = tuple[weakref.ref[Tensor], int, list[RowKey]]
-"""A tensor, its version, and where it was first shown, if it was; its replacements share that list."""
+"""A tensor, its version, and the place that showed it first, [] before that; its replacements share the list."""
 
 
 @dataclass(slots=True)
@@ -23,10 +23,10 @@ class Identities:
     """The tensors of one forward pass, each until it is written to. Inference tensors are not recognised.
 
     Attributes:
-        known: By `id`.
+        by_id: The tensors by `id`.
     """
 
-    known: dict[int, _Known] = field(default_factory=dict)
+    by_id: dict[int, _Known] = field(default_factory=dict)
 
     def show(
         self, place: RowKey, tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], *, in_place: bool
@@ -38,7 +38,7 @@ class Identities:
         """
         if tensor.is_inference():
             return False, None
-        records = self.known
+        records = self.by_id
         entry = records.get(id(tensor))  # `_find` and `_add` inlined: this runs at every call of every module
         shown = entry[2] if entry is not None and entry[0]() is tensor and entry[1] == tensor._version else None
         passed_through = False
@@ -67,7 +67,7 @@ class Identities:
     def sources(
         self, inputs: Sequence[tuple[str, Tensor]], names: Mapping[int, str], *, overwritten: bool = False
     ) -> tuple[RowKey | str, ...]:
-        """Return where each input was first shown, or its name if no call returned it; of a view, those of its base.
+        """Return the place that showed each input first, or its name if no call returned it; for a view, of its base.
 
         Args:
             inputs: Inputs of one call.
@@ -78,7 +78,7 @@ class Identities:
         for _, tensor in inputs:
             viewed: Tensor | None = tensor
             while viewed is not None:
-                entry = self.known.get(id(viewed))
+                entry = self.by_id.get(id(viewed))
                 is_known = entry is not None and entry[0]() is viewed and entry[2]
                 if entry is not None and is_known and (overwritten or entry[1] == viewed._version):
                     sources.append(entry[2][0])
@@ -90,20 +90,20 @@ class Identities:
         return tuple(sources)
 
     def _find(self, tensor: Tensor) -> list[RowKey] | None:
-        entry = self.known.get(id(tensor))
+        entry = self.by_id.get(id(tensor))
         if entry is None or entry[0]() is not tensor or entry[1] != tensor._version:
             return None
         return entry[2]
 
     def _add(self, tensor: Tensor, shown: list[RowKey]) -> None:
-        self.known[id(tensor)] = (weakref.ref(tensor), tensor._version, shown)
+        self.by_id[id(tensor)] = (weakref.ref(tensor), tensor._version, shown)
 
 
 @dataclass(slots=True)
 class Replays:
     """The calls of one forward pass that ran without gradients, which reentrant checkpointing may run again with them.
 
-    Each has its layer, its number and the addresses of its inputs, by its place in their order, until it is replayed.
+    `_calls` has the layer, number and addresses of inputs of each, by its place in the order, until it is replayed.
     """
 
     _calls: dict[int, tuple[str, int, list[int]]] = field(default_factory=dict)

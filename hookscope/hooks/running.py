@@ -1,4 +1,4 @@
-"""Which modules of a network run, and what they were called with, as Python's frames have it; all of them unfused."""
+"""Which modules of a network run, and their arguments, read from Python's frames; torch's fused layers off."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from hookscope.hooks.pytree import tensors_given
 
 @dataclass(frozen=True, eq=False)
 class ModuleInput:
-    """A module that is running, and what it was called with."""
+    """A module that is running, and its arguments."""
 
     name: str
     module: nn.Module
@@ -27,7 +27,7 @@ class ModuleInput:
 
     @cached_property
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """The tensors that it was given, with the names that forward has for them; "" for the only one."""
+        """Its input tensors, with the names of forward's parameters; "" for a single one."""
         if len(self.args) == 1 and not self.kwargs and isinstance(self.args[0], Tensor):
             return [("", self.args[0])]
         names = [*islice(inspect.signature(self.module.forward).parameters, len(self.args))]

@@ -42,7 +42,7 @@ def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tupl
 
 
 def name_of_part(name: str, siblings: Container[str]) -> str:
-    """Return a name under which a part of a module is confused with no other: quoted if it would be.
+    """Return the name of a part of a module, quoted if it could be taken for another part.
 
     A key with a dot looks like a nested module; `r#1`, `r[0]`, `r()` and `r:add` beside `r` look like its second call,
     an output of it, and an operation that it calls; `(model)` is the whole model.
@@ -124,7 +124,7 @@ def select_from(
                         f"{arg('layer')} {pattern.text!r} selects by execution order, which is not known here."
                     )
                 order = execution_order()
-            matching = [_at(pattern, matching, order)]
+            matching = [_name_at_position(pattern, matching, order)]
         if pattern.exclude:
             selected.difference_update(matching)
         else:
@@ -177,7 +177,7 @@ def default_layers(modules: Mapping[str, nn.Module]) -> set[str]:
             if _has_forward(module):
                 chosen.add(id(module))
             continue
-        parts = _parts(module)
+        parts = _uncalled_parts(module)
         held = {id(part) for part in parts}
         called = [child for part in parts for _, child in _children(part) if id(child) not in held]
         if _has_forward(module) and (not called or any(_parameters(part) for part in parts)):
@@ -197,7 +197,7 @@ def owned_parameters(module: nn.Module) -> list[nn.Parameter]:
     return owned
 
 
-def _parts(module: nn.Module) -> list[nn.Module]:
+def _uncalled_parts(module: nn.Module) -> list[nn.Module]:
     """Return a module and the modules in it that it never calls, such as containers and parametrisations."""
     parts = [module]
     weights = {id(module): False}
@@ -215,7 +215,7 @@ _WEIGHTS = frozenset({"parametrizations", "out_proj", "_packed_params"})
 
 
 def _is_weight(module: nn.Module, name: str) -> bool:
-    """Tell whether a module's child represents a weight: its output, if any, is not an activation."""
+    """Tell whether a child holds or computes a weight of its module, and no activation."""
     return (
         _is_parametrisation(module, name)
         or (name == "out_proj" and getattr(type(module), "forward", None) is nn.MultiheadAttention.forward)
@@ -240,8 +240,7 @@ def _parameters(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module._parameters.values() if parameter is not None]
 
 
-def _at(pattern: Pattern, matching: Sequence[str], order: Sequence[str]) -> str:
-    """Return the matching name at the pattern's position among those that run."""
+def _name_at_position(pattern: Pattern, matching: Sequence[str], order: Sequence[str]) -> str:
     running = [name for name in order if name in set(matching)]
     position = pattern.position or 0
     if not running:

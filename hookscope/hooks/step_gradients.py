@@ -1,7 +1,7 @@
-"""Watch the gradient that arrives at each time step of what recurrent layers and attention are given.
+"""Watch the gradient at each time step of the inputs of recurrent layers and attention.
 
-Their inputs are replaced by aliases, so that the gradient is that of the way through the layer alone, and exists even
-where nothing before the layer requires one. What is kept of it is one number a step.
+Their inputs are replaced by aliases, so that the gradient is that of the path through the layer alone, and exists even
+if nothing before the layer requires one. One number is kept for each step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ STEPPED: frozenset[type[nn.Module]] = frozenset({*_RECURRENT, *_CELLS, nn.Multih
 
 _UNBATCHED_AXES = 2  # (T, D)
 
-Given = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments by position and by name."""
 
 
@@ -33,7 +33,7 @@ class StepGradient(NamedTuple):
 
     Attributes:
         largest: Greatest magnitude of each step over all inputs and features, (T,), on the gradient's device. Squares
-            of what is to be seen here would underflow.
+            of vanishing gradients would underflow.
     """
 
     layer: str
@@ -45,12 +45,14 @@ class StepGradient(NamedTuple):
 
 @dataclass(slots=True)
 class StepWatch:
-    """Replaces inputs by aliases, and gathers what arrives at them: the last call comes first."""
+    """Replaces inputs by aliases, and records their gradients: that of the last call comes first."""
 
-    found: list[StepGradient] = field(default_factory=list)
+    gradients: list[StepGradient] = field(default_factory=list)
 
-    def given(self, layer: str, call: int, module: nn.Module, inputs: Given, is_listening: Callable[[], bool]) -> Given:
-        """Return the arguments that a module is to be called with instead.
+    def with_aliases(
+        self, layer: str, call: int, module: nn.Module, inputs: Arguments, is_listening: Callable[[], bool]
+    ) -> Arguments:
+        """Return the arguments with aliases in place of the watched inputs.
 
         Attention is watched at its keys and values, and at the query if that is the same tensor: a position that
         nothing attends to gets no gradient there, while a query that the loss leaves out is no fault.
@@ -60,15 +62,15 @@ class StepWatch:
         args, kwargs = inputs
         names = ("query", "key", "value") if isinstance(module, nn.MultiheadAttention) else ("input",)
         by_name = {name: value for name, value in (*zip(names, args, strict=False), *kwargs.items()) if name in names}
-        arrived = partial(self._arrived, layer, type(module).__name__, call, is_listening)
+        record = partial(self._record, layer, type(module).__name__, call, is_listening)
         # One for each object: attention tests whether the query is the key.
         watched = {id(by_name[name]): by_name[name] for name in names[-2:] if name in by_name}
-        aliases = {key: _watched(value, module, arrived) for key, value in watched.items()}
+        aliases = {key: _alias_with_hook(value, module, record) for key, value in watched.items()}
         by_name = {name: aliases.get(id(value), value) for name, value in by_name.items()}
         args = (*(by_name[name] for name, _ in zip(names, args, strict=False)), *args[len(names) :])
         return args, {name: by_name.get(name, value) for name, value in kwargs.items()}
 
-    def _arrived(
+    def _record(
         self,
         layer: str,
         kind: str,
@@ -79,24 +81,26 @@ class StepWatch:
     ) -> None:
         if is_listening():
             with torch.no_grad():
-                self.found.append(StepGradient(layer, kind, call, gradient.dtype, reduce(gradient.detach())))
+                self.gradients.append(StepGradient(layer, kind, call, gradient.dtype, reduce(gradient.detach())))
 
 
-def _watched(value: Any, module: nn.Module, arrived: Callable[[Callable[[Tensor], Tensor], Tensor], None]) -> Any:
-    """Return an alias of an input with a hook on it; the input itself if it can have no gradient."""
+def _alias_with_hook(
+    value: Any, module: nn.Module, record: Callable[[Callable[[Tensor], Tensor], Tensor], None]
+) -> Any:
+    """Return an alias of an input with a hook; the input itself if it can have no gradient."""
     is_packed = isinstance(value, PackedSequence)
     tensor = value.data if is_packed else value
     if not _can_be_watched(tensor, module):
         return value
-    # Of the same memory and version, with a graph of its own.
+    # It shares memory and version counter, and has a graph node of its own.
     alias: Any = Aliased.apply(tensor if tensor.requires_grad else tensor.detach().requires_grad_())
     steps = partial(_packed_steps, value.batch_sizes) if is_packed else partial(_steps, _time_axis(module, value))
-    alias.register_hook(partial(arrived, steps))
+    alias.register_hook(partial(record, steps))
     return PackedSequence(alias, *value[1:]) if is_packed else alias
 
 
 def _can_be_watched(value: object, module: nn.Module) -> bool:
-    """Tell whether a gradient arrives at an input if it is watched, and changes nothing else."""
+    """Tell whether an input can be made to receive a gradient without changing anything else."""
     if type(value) not in PLAIN_TENSORS or not isinstance(value, Tensor):
         return False
     if not value.is_floating_point() or value.is_inference() or value.is_nested or is_transformed(value):
@@ -108,8 +112,8 @@ def _time_axis(module: nn.Module, value: Tensor) -> int | None:
     """Return the axis of an input that counts steps; None for cells, which take one."""
     if isinstance(module, _CELLS):
         return None
-    first = isinstance(module, (*_RECURRENT, nn.MultiheadAttention)) and module.batch_first
-    return 1 if first and value.dim() > _UNBATCHED_AXES else 0
+    batch_first = isinstance(module, (*_RECURRENT, nn.MultiheadAttention)) and module.batch_first
+    return 1 if batch_first and value.dim() > _UNBATCHED_AXES else 0
 
 
 def _steps(axis: int | None, gradient: Tensor) -> Tensor:
@@ -125,7 +129,7 @@ def _packed_steps(batch_sizes: Tensor, gradient: Tensor) -> Tensor:
 
 
 def by_layer(gradients: Sequence[StepGradient]) -> Mapping[str, StepGradient]:
-    """Put the calls of each layer behind each other in the order in which they were made, as one sequence of steps."""
+    """Join the calls of each layer, in the order in which they were made, to one sequence of steps."""
     calls: dict[str, dict[int, StepGradient]] = {}
     for gradient in gradients:
         earlier = calls.setdefault(gradient.layer, {}).get(gradient.call)

@@ -1,4 +1,4 @@
-"""Run what is compiled as written, but leave to torch what it must trace: `torch.cond`, `map`, `scan`, flex attention.
+"""Run compiled code as written, except where torch must trace: `torch.cond`, `map`, `scan`, flex attention.
 
 These operators compile the functions that they are given. Traced, such a function gets every tensor that it uses as an
 argument, parameters of layers among them; run as written, it uses parameters that then get no gradient. Hooks would be
@@ -50,7 +50,7 @@ def operators_left_to_torch(traced: dict[str, None] | None, stance: Any = None) 
 
     Args:
         traced: As in `eager`; None for that of the block around it, which may be a watched training.
-        stance: How torch is to treat what the operator compiles; None for as it does now.
+        stance: The compiler stance for what the operator compiles; None for the current one.
     """
     compile_ = torch.compile
     ours = compile_ if isinstance(compile_, _Compile) else _Compile(compile_)
@@ -66,7 +66,7 @@ def operators_left_to_torch(traced: dict[str, None] | None, stance: Any = None) 
 
 
 class _Compile:
-    """Stands for `torch.compile`, which operators call to trace the functions that they are given.
+    """Replaces `torch.compile`, which operators call to trace the functions that they are given.
 
     Attributes:
         stance: As in `operators_left_to_torch`.
@@ -91,13 +91,13 @@ class _Compile:
         operator = operator_around(frame)
         if operator is not None:
             self.traced[operator.place] = None
-        with self._as_before(), _without_hooks(frame), _without_modes() as mode:
+        with self._stance_before(), _without_hooks(frame), _without_modes() as mode:
             if mode is None or operator is None or operator.caller is None:
                 return run_networks(compiled, args, kwargs)
             return mode.run(operator.name, compiled, args, kwargs, operator.caller)
 
     @contextmanager
-    def _as_before(self) -> Iterator[None]:
+    def _stance_before(self) -> Iterator[None]:
         was = self.stance
         if was is None:
             yield
@@ -111,7 +111,7 @@ forwards(_Compile._run)
 
 
 def _is_nested(args: tuple[Any, ...]) -> bool:
-    """Tell whether an argument holds containers in a container, which operators take only where they are traced."""
+    """Tell whether an argument holds a container in a container, which operators take only where they are traced."""
     containers = [argument for argument in args if isinstance(argument, tuple | list)]
     return any(isinstance(inner, tuple | list | dict) for container in containers for inner in container)
 

@@ -8,17 +8,17 @@ Shape = tuple[int, ...]
 
 @dataclass(slots=True)
 class BatchShapes:
-    """The shapes that a tensor had in the batches of a run, with how many inputs there were in each batch."""
+    """The shapes of a tensor in the batches of a run, each with the number of inputs in the batch."""
 
     seen: dict[tuple[int, Shape], int] = field(default_factory=dict)
 
     def add(self, count: int, shape: Sequence[int], times: int = 1) -> None:
-        """Note the shape in so many batches of `count` inputs."""
+        """Count the shape in `times` batches of `count` inputs."""
         key = count, tuple(shape)
         self.seen[key] = self.seen.get(key, 0) + times
 
     def merge(self, other: "BatchShapes") -> None:
-        """Note what another has seen."""
+        """Add the batches of another."""
         for (count, shape), times in other.seen.items():
             self.add(count, shape, times)
 
@@ -42,7 +42,7 @@ class BatchShapes:
         return sum(self.seen.values())
 
     def _shapes(self) -> list[tuple[int, Shape]]:
-        """Return counts and shapes, with axes ragged in all batches that are ragged in one of several inputs."""
+        """Return counts and shapes; an axis that is ragged (-1) in one batch is so in all."""
         ragged = {axis for _, shape in self.seen for axis, size in enumerate(shape) if size < 0}
         return [
             (count, tuple(-1 if axis in ragged else size for axis, size in enumerate(shape)))
@@ -52,9 +52,9 @@ class BatchShapes:
     def _batch_axis(self) -> int | None:
         """Return the axis that counts inputs, as far as the shapes show it.
 
-        It is the only axis along which the batches differ: axis 0, or another one as long as there are inputs in each
-        batch, or a multiple of that. Where all batches are alike, it is axis 0, or axis 1 of (T, N, D), that is as long
-        as a batch; a tensor that does not depend on the inputs may be so by chance.
+        It is the only axis along which the batches differ: axis 0, or an axis whose size is in proportion to the number
+        of inputs. If all batches are alike, it is axis 0, or axis 1 of (T, N, D), if its size is the number of inputs;
+        a tensor that does not depend on the inputs may have that size by chance.
         """
         seen = self._shapes()
         shapes = [shape for _, shape in seen]

@@ -1,6 +1,6 @@
-"""What the modules of a network cost: multiply-adds, what they hold and save, what their cells see, and their time.
+"""The cost of a network's modules: multiply-adds, bytes held and saved, receptive fields, and time.
 
-Each is found in a pass of its own, which disturbs no other: operations are counted as torch dispatches them, with
+Separate passes measure them without disturbing each other: operations are counted as torch dispatches them, with
 gradients, so that autograd saves what it saves in training; receptive fields are read from the graph of a pass whose
 input requires a gradient; times are those of passes without either.
 """
@@ -131,7 +131,7 @@ def _sums(parameters: Collection[nn.Parameter], computed: Counter[str]) -> CostS
 
 @dataclass(slots=True)
 class _Running:
-    """The calls that run in each thread, the innermost last: the module, and when it began."""
+    """The calls in progress in each thread, the innermost last: the module's name, and when the call began."""
 
     _by_thread: defaultdict[int, list[tuple[str, float]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -147,7 +147,7 @@ class _Running:
         self.stack.append((name, time.perf_counter()))
 
     def leave(self, name: str) -> float:
-        """End the call of a module, and those inside of it that raised before their hooks could run.
+        """End the call of a module, and the calls inside it that raised before their hooks could run.
 
         Returns when the call began.
         """
@@ -168,7 +168,7 @@ class _Counts:
 
     Attributes:
         own: "multiply_adds" and "saved" bytes of each module without the modules inside it.
-        inclusive: The same of each module with the modules that it calls.
+        inclusive: The same, with the modules that it calls.
         uncounted: For each operation without a formula, how often it was called, and by which module first.
     """
 
@@ -238,8 +238,6 @@ def _run(call: Call) -> None:
 
 
 class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation that torch dispatches, and lets it run."""
-
     supports_higher_order_operators = True
 
     def __init__(self, counts: _Counts) -> None:
@@ -277,7 +275,7 @@ _ABOUT_SHAPES = re.compile(
 
 
 class _SavedStorages:
-    """Adds up the memory that autograd saves; several views of one memory keep all of it, once."""
+    """Adds up the memory that autograd saves: whole storages, each once, since a view keeps all of its storage."""
 
     def __init__(self, counts: _Counts, network: nn.Module) -> None:
         self._counts = counts
@@ -287,12 +285,12 @@ class _SavedStorages:
                 self._is_new(storage)
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Note what is saved, which goes on to be saved."""
+        """Count the storages of a tensor that autograd is about to save."""
         with torch._C.DisableTorchFunctionSubclass():
             size = sum(storage.nbytes() for storage in _storages_of(tensor) if self._is_new(storage))
             if size:
                 self._counts.add("saved", size)
-            return tensor.detach()  # without its graph, which would hold itself
+            return tensor.detach()  # without its graph, which would keep itself alive
 
     def _is_new(self, storage: torch.UntypedStorage) -> bool:
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]

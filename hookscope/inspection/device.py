@@ -71,7 +71,7 @@ def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None = None)
         raise ModelError(f"{loaded.info.name} cannot be moved to {where}: {one_line(error)}") from error
 
 
-# Besides its parameters, what a network computes takes memory, and so does the rest of the machine.
+# Activations and other processes need memory, too.
 _SHARE_OF_MEMORY = 0.5
 
 
@@ -87,7 +87,7 @@ def fits_into_memory(module: nn.Module) -> bool:
 
 @contextmanager
 def cpu_threads(count: int | None = None) -> Iterator[None]:
-    """Work with so many threads in the block, None for as many as before; afterwards there are as many as before."""
+    """Use `count` threads in the block, None for as many as before; restore their number afterwards."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

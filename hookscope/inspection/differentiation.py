@@ -122,7 +122,7 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
         with torch.no_grad():
             best = run.predicted(done.output, run.recorder.indices)
     watch, gradients = run.captured.watch, run.captured.gradients
-    steps = [] if watch.steps is None else [*watch.steps.found]
+    steps = [] if watch.steps is None else [*watch.steps.gradients]
     observations = run.captured.restart()
 
     def count() -> None:
@@ -141,19 +141,19 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
 
 
 def _first_pass(run: GradientRun, batch: Batch) -> _Pass:
-    """Run the first batch, without hooks as well if that is to be compared."""
+    """Run the first batch; run it without hooks, too, if the outcomes are to be compared."""
     began = copy.copy(run.state)
     done, watch = _differentiated(run, batch), run.captured.watch
     raised = done.broken is not None and done.broken.raised
     if raised and watch.gave_aliases and not _fails_without_hooks(run, batch):
         watch.give_up_aliases(_NO_ALIASES.format("torch cannot differentiate the network"))
-        done = _again(run, batch, began)
+        done = _run_again(run, batch, began)
     if done.broken is None and (run.verifies or _aliases_may_matter(run)):
         _verify(run, batch, done, began)
         for _ in ("tracked inputs", "aliases"):
             differs = run.verification is not None and run.verification.status == "differs"
             if done.broken is None and differs and _give_up(run):
-                done = _again(run, batch, began)
+                done = _run_again(run, batch, began)
                 if done.broken is None:
                     _verify(run, batch, done, began)
     if done.broken is None:
@@ -171,7 +171,6 @@ def undo_batch(run: GradientRun) -> None:
 
 
 def _aliases_may_matter(run: GradientRun) -> bool:
-    """Tell whether the network may compute something else because tensors were replaced by aliases."""
     watch = run.captured.watch
     if run.chosen.edits.by_name or not watch.gave_aliases:
         return False
@@ -179,7 +178,7 @@ def _aliases_may_matter(run: GradientRun) -> bool:
 
 
 def _fails_without_hooks(run: GradientRun, batch: Batch) -> bool:
-    """Tell whether the network by itself raises, forward or backward; its state is as at the mark then."""
+    """Tell whether the network raises without hooks, forward or backward; then go back to the mark."""
     run.state.rewind()
     try:
         with warnings.catch_warnings(action="ignore"), run.captured.detached():
@@ -191,7 +190,7 @@ def _fails_without_hooks(run: GradientRun, batch: Batch) -> bool:
 
 
 def _give_up(run: GradientRun) -> bool:
-    """Give up the first thing that may change the gradients of parameters, and tell whether there was one."""
+    """Give up tracked inputs or, without any, aliases, which may change results; return whether there were any."""
     if run.track_inputs and run.ends_at_parameters:  # parameters inside an operator may get another gradient
         run.track_inputs = False
         return True
@@ -201,7 +200,7 @@ def _give_up(run: GradientRun) -> bool:
     return gave_aliases
 
 
-def _again(run: GradientRun, batch: Batch, began: Preserved) -> _Pass:
+def _run_again(run: GradientRun, batch: Batch, began: Preserved) -> _Pass:
     run.gradient_recorder.waiting = None
     run.state = began
     run.state.rewind()
@@ -216,7 +215,7 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     began = time.perf_counter()
     output, value, broken = _forward(run, batch)
     # Reading the loss waits for an accelerator, so that the time below is that of the pass.
-    amount = math.nan if value is None else _amount(value)
+    amount = math.nan if value is None else _loss_number(value)
     run.recorder.settle()
     run.seconds["forward"] += time.perf_counter() - began
     observations = run.captured.observations
@@ -229,7 +228,7 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     began = time.perf_counter()
     broken = _backward(run, value.value)
     run.recorder.settle()
-    _amount(value)  # waits, as above
+    _loss_number(value)  # waits, as above
     run.seconds["backward"] += time.perf_counter() - began
     if broken is not None and broken.overwritten:
         broken = _protected(run, batch, broken)
@@ -246,7 +245,7 @@ def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> No
     def forward() -> Outcome:
         with warnings.catch_warnings(action="ignore"):
             output, loss = _output_and_loss(run, batch, tracks=run.track_inputs and not run.ends_at_parameters)
-            outcome = outcome_of(output, _amount(loss))
+            outcome = outcome_of(output, _loss_number(loss))
             if not run.verifies:
                 return outcome
             broken = _backward(run, loss.value)
@@ -272,7 +271,7 @@ def _gradients(run: GradientRun) -> dict[str, Tensor | None]:
 
 
 def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
-    """Name the layers behind an overwritten saved tensor, and take the gradients as if it was not overwritten."""
+    """Name the layers that saved and overwrote a tensor, and take the gradients as if it had not been overwritten."""
     if run.losses:  # the earlier batches were differentiated, so the gradients of parameters are partly theirs
         return broken
 
@@ -314,7 +313,6 @@ def _output_and_loss(run: GradientRun, batch: Batch, *, tracks: bool) -> tuple[o
 
 
 def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, Break | None]:
-    """Run the model and its loss, repeated until every gradient is seen."""
     expected = math.nan  # the loss of the pass before, if there was one
     places = tuple(range(len(run.records), len(run.records) + len(batch.records)))
     while True:
@@ -335,13 +333,13 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
             reraise_of_own_loss(raised, output)
             return output, None, Break(_loss_failed(run.inspected.info.name, raised), None, raised)
-        if not math.isnan(expected) and not math.isclose(expected, _amount(value), rel_tol=_SAME_LOSS):
+        if not math.isnan(expected) and not math.isclose(expected, _loss_number(value), rel_tol=_SAME_LOSS):
             run.captured.watch.give_up_copies()
             expected = math.nan
         elif not run.captured.must_repeat(value.value) or _fails_backward(value.value):
             return output, value, None
         else:
-            expected = _amount(value)
+            expected = _loss_number(value)
         del output, value
         run.captured.restart()
         run.state.rewind()
@@ -357,7 +355,7 @@ def _fails_backward(loss: Tensor) -> bool:
     return False
 
 
-def _amount(loss: LossValue) -> float:
+def _loss_number(loss: LossValue) -> float:
     return float(gathered(loss.value.detach()))
 
 
@@ -435,7 +433,7 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
 
 @contextmanager
 def _gradients_kept(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Empty the `.grad` of tensors that are not the network's for the block, and restore it afterwards."""
+    """Empty the `.grad` of tensors outside the network for the block, and restore it afterwards."""
     kept = [leaf.grad for leaf in leaves]
 
     def give(gradients: Iterable[Tensor | None]) -> None:

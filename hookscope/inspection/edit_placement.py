@@ -1,4 +1,4 @@
-"""Fit edit expressions to one network: to its layers and operations in a run, and to the values of its parameters.
+"""Bind edit expressions to a network: to its layers and operations in a run, or to the values of its parameters.
 
 A parameter's value is edited by expressions such as `param:conv1.weight:value:zero(channels=3)`.
 """

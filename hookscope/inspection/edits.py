@@ -60,7 +60,7 @@ class Edit:
     def apply(self, tensor: Tensor, channel_axis: int | None) -> Tensor:
         """Return a new tensor with the edit made, of the same shape, dtype and device, with a graph.
 
-        The very tensor that was given is returned if it cannot be edited: integers, booleans, complex numbers, sparse
+        The tensor itself is returned if it cannot be edited: integers, booleans, complex numbers, sparse
         and nested layouts.
 
         Raises:
@@ -147,7 +147,7 @@ def _selected(
 
 
 class Operation(NamedTuple):
-    """What can be done to values in float32 or float64."""
+    """An operation on values in float32 or float64."""
 
     apply: Callable[[Tensor, Edit], Tensor]
     numbers: Mapping[str, Literal["finite", "not negative", "positive", "a fraction"]]  # in order
@@ -173,7 +173,7 @@ def _clip_norm(values: Tensor, edit: Edit) -> Tensor:
 def _by_turn(values: Tensor, edit: Edit, change: Callable[[Tensor, int], Tensor]) -> Tensor:
     """Change the part of each turn by itself, so that an input does not depend on the others in its batch.
 
-    A turn has an equal part of axis 0, which may count windows, or of axis 1 of (T, N, D); else the first has all.
+    Parts are equal shares of axis 0, which may count windows, or of axis 1 of (T, N, D); else the first turn has all.
     """
     count = len(edit.turns)
     axis = 1 if values.dim() == 3 and values.shape[0] != count == values.shape[1] else 0
@@ -225,7 +225,7 @@ def _to_int8(exact: Tensor, _turn: int) -> Tensor:
 
 
 ROUNDED = ("int8", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""What `round` takes."""
+"""The dtypes that `round` takes."""
 
 OPERATIONS: Mapping[str, Operation] = {
     # Not a fresh tensor of zeros: the graph goes on, with a gradient of 0.
@@ -314,7 +314,7 @@ def _refuse_place(text: str) -> NoReturn:
 
 
 def _read_call(text: str, start: int) -> tuple[str, dict[str, Any]]:
-    """Return the operation that is called from `start` on, and its arguments by name."""
+    """Parse the call that begins at `start`: return the name of the operation, and its arguments by name."""
     call = _OPERATION.match(text, start)
     if call is None or not call["name"]:
         at = start if call is None else call.start("opens")
@@ -337,7 +337,7 @@ def _read_call(text: str, start: int) -> tuple[str, dict[str, Any]]:
 
 
 def _read_arguments(text: str, position: int, operation: str) -> tuple[dict[str, Any], int]:
-    """Return the arguments up to the closing parenthesis by name, and where the expression goes on."""
+    """Parse the arguments up to the closing parenthesis: return them by name, and the position after it."""
     if empty := _NO_ARGUMENTS.match(text, position):
         return {}, empty.end()
     arguments: dict[str, Any] = {}
@@ -357,7 +357,7 @@ def _read_arguments(text: str, position: int, operation: str) -> tuple[dict[str,
 
 
 def _parameter_of(text: str, argument: re.Match[str], operation: str, before: Sequence[str], *, is_named: bool) -> str:
-    """Return the parameter that an argument is for; `before` are those that have one already."""
+    """Return the parameter that an argument is for; `before` has those of earlier arguments."""
     parameters, name, at = OPERATIONS[operation].parameters, argument["name"], argument.start("value")
     if name and name not in parameters:
         message = f"{operation} takes no '{name}', only {', '.join(parameters)}.{nearest(name, parameters)}"
@@ -374,7 +374,7 @@ def _parameter_of(text: str, argument: re.Match[str], operation: str, before: Se
 
 
 def _read_value(text: str, at: int, value: str, parameter: str, operation: str) -> Any:
-    """Return the value of an argument that stands at a place in the text."""
+    """Parse the value of an argument, which begins at position `at` of the text."""
     if parameter == "channels":
         first, dash, last = value.partition("-")
         begin = _read_whole(text, at, first, "a channel", _HIGHEST_CHANNEL)

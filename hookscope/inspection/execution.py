@@ -36,8 +36,8 @@ class FirstCall:
 def execution_order(network: nn.Module, queue: BatchQueue) -> list[str]:
     """Return the names of all modules that run, in the order in which they first finish.
 
-    The next batch is tried, and where the model raises and inputs may be left out, those after it. If it raises on all,
-    the longest order counts. No batch leaves the queue.
+    The next batch is tried; if the model raises and inputs may be left out, so are those after it. If it raises on all,
+    the longest order is returned. No batch leaves the queue.
     """
     longest: list[str] = []
     ahead = 0
@@ -128,7 +128,7 @@ def calls_of_forward(modules: Mapping[str, nn.Module], silent: Mapping[str, nn.M
 
 
 def _run_again(network: nn.Module, batch: Batch) -> None:
-    """Run a pass that has just run; if it raises all the same, what was found until then is used."""
+    """Repeat a pass that has run; if it raises this time, its findings up to there are used."""
     again = copy_of(batch)
     with torch.no_grad(), suppress(Exception):
         network(*again.args, **again.kwargs)
@@ -136,6 +136,6 @@ def _run_again(network: nn.Module, batch: Batch) -> None:
 
 @lru_cache(maxsize=4096)
 def _names_forward(base: type) -> bool:
-    """Tell whether a method that a class defines, other than torch's own, names the attribute `forward`."""
+    """Tell whether a method that a class defines, not torch's own, uses the name `forward`."""
     codes = filter(None, map(code_of, vars(base).values()))
     return any("forward" in code.co_names and whose_code(code) == "network" for code in codes)

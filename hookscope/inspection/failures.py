@@ -41,7 +41,7 @@ def locate(modules: Mapping[str, nn.Module], error: BaseException) -> Failure:
             f"{path} {tensor.size(0)} nested" if tensor.is_nested else f"{path} {tuple(tensor.shape)}"
             for path, tensor in inputs
         )
-    hint = _known_arguments(module, error) or _name_in_tensor(modules[""], frames[-1:])
+    hint = _hint_of_arguments(module, error) or _hint_of_dict(modules[""], frames[-1:])
     return Failure(names[id(module)], type(module).__name__, shapes, exception_line(error) + hint)
 
 
@@ -52,8 +52,8 @@ def _traces(error: BaseException) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def _known_arguments(module: nn.Module, error: BaseException) -> str:
-    """Return the arguments of forward behind the name of one that it does not know; "" for any other error."""
+def _hint_of_arguments(module: nn.Module, error: BaseException) -> str:
+    """Return a hint with the arguments of forward if it was called with an unknown one; "" for other errors."""
     if not (isinstance(error, TypeError) and "forward() got an unexpected keyword argument" in str(error)):
         return ""
     names = [printable(parameter) for parameter in inspect.signature(module.forward).parameters]
@@ -62,8 +62,8 @@ def _known_arguments(module: nn.Module, error: BaseException) -> str:
     return f"; its arguments are {', '.join(names)}" if names else "; it has no arguments"
 
 
-def _name_in_tensor(network: nn.Module, innermost: Sequence[FrameType]) -> str:
-    """Return what helps where the network's code looks up a name in a tensor; "" for any other error."""
+def _hint_of_dict(network: nn.Module, innermost: Sequence[FrameType]) -> str:
+    """Return a hint if the network's code looks up a name in a tensor, as in a dict; "" for other errors."""
     called = [frame.f_locals for frame in innermost if frame.f_code is run_networks.__code__]
     if not called or not looks_up_a_name(called[0]["func"], called[0]["args"]):
         return ""

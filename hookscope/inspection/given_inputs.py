@@ -1,4 +1,4 @@
-"""What people give as inputs: paths, pictures, tensors, arguments by position or by name, or a file that holds them."""
+"""Inputs as users pass them: paths, pictures, tensors, arguments by position or by name, or a file with them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -51,8 +51,8 @@ def by_position_and_name(
 def arguments_in_file(images: Images) -> tuple[Images, tuple[NamedInput, ...]]:
     """Return the arguments that a single file holds in place of the file, those by position and those by name.
 
-    A tuple of tensors is arguments by position, as in Python, a dict of them arguments by name. Whatever else it holds,
-    or is wrong with it, is found where inputs are read.
+    A tuple of tensors is arguments by position, as in Python, a dict of them arguments by name. Other contents and
+    errors are left to the reading of inputs.
     """
     paths = list(images) if isinstance(images, list | tuple) else [images]
     path = Path(paths[0]) if len(paths) == 1 and isinstance(paths[0], str | Path) else None
@@ -69,17 +69,14 @@ def arguments_in_file(images: Images) -> tuple[Images, tuple[NamedInput, ...]]:
             for at, part in enumerate(first.records)
         ]
         return replace(first, args=content, records=tuple(records)), ()
-    if isinstance(content, dict) and content and all(_is_argument(*item) for item in content.items()):
+    is_named = isinstance(content, dict) and all(isinstance(name, str) and name.isidentifier() for name in content)
+    if is_named and content and all(isinstance(value, Tensor) for value in content.values()):
         named = (NamedInput(name, item, replace(record, shape=tuple(item.shape))) for name, item in content.items())
         return (), tuple(named)
     return images, ()
 
 
-def _is_argument(name: object, value: object) -> bool:
-    return isinstance(name, str) and name.isidentifier() and isinstance(value, Tensor)
-
-
-# What else people give, by class name: neither is imported here.
+# Remedies for other objects, by class name: neither class is imported here.
 _REMEDIES = {
     "ndarray": " torch.from_numpy makes a tensor of an array.",
     "DataLoader": " `hookscope.features` takes a loader; `hookscope.survey` takes the files behind it.",
@@ -87,7 +84,7 @@ _REMEDIES = {
 
 
 def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
-    """Return what stands for inputs as a list of paths and pictures, or as one tensor or batch.
+    """Return inputs as a list of paths and pictures, or as one tensor or batch.
 
     A tuple of tensors is the arguments of one call, with the inputs on axis 0.
 

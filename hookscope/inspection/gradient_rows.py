@@ -67,7 +67,6 @@ def _status(statistics: TensorStatistics | None, *, tracked: bool, raised: bool)
 
 
 def _no_statistics(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatistics:
-    """Return shape and dtype alone: there is no gradient."""
     return TensorStatistics(tuple(shape), "none" if dtype is None else str(dtype).removeprefix("torch."), 0)
 
 
@@ -84,7 +83,7 @@ def merge_steps(steps: Steps, gradients: Sequence[StepGradient]) -> None:
 
 
 def step_rows(steps: Steps) -> tuple[StepsRow, ...]:
-    """Turn gradients over time into results; a single step is no course."""
+    """Turn gradients over time into results; gradients of a single step are left out."""
     return tuple(
         StepsRow(layer, step.kind, str(step.dtype).removeprefix("torch."), tuple(step.largest.double().tolist()))
         for (layer, count), step in steps.items()
@@ -188,7 +187,7 @@ def gradient_rows(
 def _with_consumers(
     rows: Sequence[GradientRow], loss: Tensor, nodes: Mapping[SiteKey, Node | None]
 ) -> list[GradientRow]:
-    """Add to each row what takes its output; rows and labels are in the order of the forward pass."""
+    """Add to each row the labels of the outputs that use its output; both are in the order of the forward pass."""
     in_order = {key: node for key in map(_site, rows) if (node := nodes.get(key)) is not None}
     labels = {
         key: tuple("" if taker is None else row_label(*taker[:3]) for taker in takers)
@@ -295,10 +294,10 @@ def parameter_rows(
 
 
 def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
-    """Return the root of the sum of squares of each; None where it does not exist (meta) or is not finite.
+    """Return the L2 norm of each parameter; None for a meta tensor, or if the norm is not finite.
 
-    What compiled code does not read is summed in float64 over rows of axis 0, within which the tensor's own float32 or
-    better is good to 1e-5.
+    For parameters that compiled code does not read, norms of rows of axis 0 are computed in float32 or better, which
+    is good to 1e-5, and then summed in float64.
     """
     totals = square_sums(parameters)
     norms = [None if summed is None or not math.isfinite(summed) else math.sqrt(summed) for summed in totals]

@@ -1,4 +1,4 @@
-"""Two small maps of an activation, taken in the hook: all channels as one, and one channel, the strongest."""
+"""Two small maps of an activation, taken in the hook: all channels combined, and the strongest channel."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ class SavedSummary:
     Attributes:
         combined: (n, h, w), all channels as one.
         strongest: (n, h, w), of one channel each.
-        channels: Which they are, (n,).
+        channels: Their indices, (n,).
         size: (H, W) before averaging.
         first: Position of the first input.
     """
@@ -57,7 +57,7 @@ class SavedSummary:
 
 
 class _Latest(NamedTuple):
-    """The output that came last, held until the next one tells whether it is the last of its size."""
+    """The latest output, held until the next one shows whether it is the last of its size."""
 
     key: RowKey
     tensor: Tensor
@@ -89,13 +89,13 @@ class MapRecorder:
         self._latest = None
 
     def forget(self) -> None:
-        """Drop what was saved of the forward pass that began last."""
+        """Drop the summaries of the latest forward pass."""
         first = min(self._indices, default=0)
         self.saved = [summary for summary in self.saved if summary.first < first]
         self._latest = None
 
     def see(self, key: RowKey, tensor: Tensor, channel_axis: int, grids: Sequence[tuple[int, ...]]) -> None:
-        """Take notice of an output, and summarise it now or later if it has maps.
+        """Summarise an output now or later if it has maps.
 
         Args:
             key: Of the row.
@@ -157,7 +157,7 @@ def _summarised(key: RowKey, maps: Tensor, over_channels: OverChannels, first: i
 
 
 def _combined(maps: Tensor, over_channels: OverChannels) -> tuple[Tensor, Tensor, Tensor]:
-    """Return all channels as one map and the one with the largest L2 norm, both (n, H, W), and which that is, (n,)."""
+    """Return all channels combined, the channel of largest L2 norm, both (n, H, W), and its index, (n,)."""
     channel_count, *size = maps.shape[1:]
     is_large = maps.is_cpu and max(map(abs, torch.aminmax(maps))) > LARGEST_SQUARABLE
     wide = torch.float64 if is_large else torch.promote_types(maps.dtype, torch.float32)
@@ -203,9 +203,9 @@ def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tu
 def _spatial(
     shape: tuple[int, ...], channel_axis: int, grids: Sequence[tuple[int, ...]], input_count: int
 ) -> tuple[int, ...] | None:
-    """Return the axes of maps, (H, W), of a clip (T, H, W), of a sequence (1, L).
+    """Return the size of an output's maps, (H, W), (T, H, W) of a clip, or (1, L) of a sequence.
 
-    Return None for what has none, or no axis that counts inputs.
+    None for an output without maps, or without an axis that counts inputs.
     """
     if not 3 <= len(shape) <= 5 or 0 in shape:
         return None
@@ -237,7 +237,7 @@ def _maps(tensor: Tensor, channel_axis: int, spatial: tuple[int, ...], input_cou
 
 
 def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors on the CPU: those of one shape in one transfer."""
+    """Copy tensors to the CPU, those of one shape in one transfer."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for place, tensor in enumerate(tensors):
         by_shape.setdefault(tuple(tensor.shape), []).append(place)

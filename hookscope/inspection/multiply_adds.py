@@ -34,13 +34,13 @@ def formula_of(operation: Any) -> Formula | None:
 
 
 def name_of(operation: Any) -> str:
-    """Return the name of an operation without its overload and the underscore of the one in place: "aten.add"."""
+    """Return the name of an operation without overload and in-place underscore: "aten.add"."""
     packet = getattr(operation, "_overloadpacket", operation)
     return str(packet).rstrip("_")
 
 
 def _takes_none(operation: Any) -> bool:
-    """Tell whether an operation sums no products, as far as its name and torch's tags tell."""
+    """Tell, by its name and torch's tags, whether an operation sums no products."""
     tags = getattr(operation, "tags", ())
     if getattr(operation, "is_view", False) or any(tag in _TAGS_OF_NONE for tag in tags):
         return True
@@ -54,9 +54,13 @@ def _first(output: Any) -> Tensor:
 
 
 def _convolution(args: Sequence[Any], output: Any) -> int:
-    """Input (N, I, ...), weight (O, I / groups, ...); transposed, the weight is (I, O / groups, ...)."""
-    inputs, weight, transposed = args[0], args[1], len(args) > 6 and args[6]
-    return int((inputs if transposed else _first(output)).numel() * prod(weight.shape[1:]))
+    """Output (N, O, ...), weight (O, I / groups, ...)."""
+    return int(_first(output).numel() * prod(args[1].shape[1:]))
+
+
+def _either_convolution(args: Sequence[Any], output: Any) -> int:
+    """As `_convolution`; with argument 6, `transposed`, set: input (N, I, ...), weight (I, O / groups, ...)."""
+    return _convolution(args, args[0] if args[6] else output)
 
 
 def _product(at: int) -> Formula:
@@ -76,17 +80,17 @@ def _recurrent(args: Sequence[Any], matrices: Iterable[Tensor]) -> int:
 
 
 _FORMULAS: Mapping[str, Formula] = {
+    **dict.fromkeys(("aten.convolution", "aten._convolution", "aten.convolution_overrideable"), _either_convolution),
     **dict.fromkeys(
         (
-            *("aten.convolution", "aten._convolution", "aten.convolution_overrideable", "aten.cudnn_convolution"),
-            *("aten.mkldnn_convolution", "aten._slow_conv2d_forward", "aten.slow_conv3d_forward"),
-            *("aten._conv_depthwise2d", "aten.conv_depthwise3d", "aten.miopen_convolution"),
+            *("aten.cudnn_convolution", "aten.mkldnn_convolution", "aten.miopen_convolution"),
+            *("aten._slow_conv2d_forward", "aten.slow_conv3d_forward"),
+            *("aten._conv_depthwise2d", "aten.conv_depthwise3d", "torchvision.deform_conv2d"),
         ),
         _convolution,
     ),
     # An output (T, N, O), a weight (K, I, O).
     "aten.conv_tbc": lambda args, output: int(_first(output).numel() * prod(args[1].shape[:2])),
-    "torchvision.deform_conv2d": lambda args, output: int(_first(output).numel() * prod(args[1].shape[1:])),
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten.mv", "aten._scaled_mm", "aten._int_mm", "aten.linear"), _product(0)),
     **dict.fromkeys(("aten.addmm", "aten.baddbmm", "aten.addmv", "aten._addmm_activation"), _product(1)),
     # Matrices (b, m, k) and (b, k, n), summed over b.

@@ -1,16 +1,16 @@
 """Find the in-place operation that overwrites what the backward pass needs: autograd's error names no layer."""
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hookscope.hooks.attributes import argument
 from hookscope.hooks.autograd import graph_leaves, graph_nodes
 from hookscope.hooks.callers import CALL, code_of, frames_around, source_line, whose_code
 
@@ -37,18 +37,22 @@ class _Saved(NamedTuple):
     write_count: int
 
 
-class _FoundError(Exception):
+class _OverwrittenError(Exception):
     """Ends the backward pass at the first saved tensor that has been overwritten."""
 
 
-@dataclass(slots=True)
-class _Trace:
-    """The tensors that a forward pass saved and overwrote, in order; `names` are those of modules, by `id`."""
+class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own has no types
+    """Records the tensors that a forward pass saves, and those that operations write to, in order."""
 
-    names: Mapping[int, str]
-    codes: Collection[CodeType]  # of the modules' forwards, and of every call
-    writes: list[tuple[int, str, str, str]] = field(default_factory=list)  # storage, module, operation, line
-    found: Overwriting | None = None
+    supports_higher_order_operators = True
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        forwards = (code_of(module.forward) for module in modules.values())
+        self.names = {id(module): name for name, module in modules.items()}
+        self.codes = {CALL, *(code for code in forwards if code is not None)}
+        self.writes: list[tuple[int, str, str, str]] = []  # storage, module, operation, line
+        self.overwriting: Overwriting | None = None
 
     def pack(self, tensor: Tensor) -> _Saved:
         return _Saved(tensor, tensor._version, *self.place(sys._getframe(1)), len(self.writes))
@@ -73,24 +77,20 @@ class _Trace:
         later = (write[1:] for write in self.writes[saved.write_count :] if write[0] == storage)
         node = torch._C._current_autograd_node()
         name = node.name() if node is not None else ""
-        self.found = Overwriting(saved.module, name, saved.line, *next(later, (None, "", "")))
-        raise _FoundError
-
-
-class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own has no types
-    def __init__(self, trace: _Trace) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # likewise
-        self.trace = trace
+        self.overwriting = Overwriting(saved.module, name, saved.line, *next(later, (None, "", "")))
+        raise _OverwrittenError
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for argument, value in zip(function._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
+        schema = getattr(function, "_schema", None)  # `torch.cond` and its like have none
+        for place, parameter in enumerate(schema.arguments if schema is not None else ()):
+            if parameter.alias_info is not None and parameter.alias_info.is_write:
+                value = argument(args, kwargs or {}, place, parameter.name)
                 written = [value] if isinstance(value, Tensor) else [item for item in value or () if item is not None]
                 name = function._schema.name.rpartition("::")[2]
-                module, line = self.trace.place(sys._getframe(1))
-                self.trace.writes += [(_storage(tensor), module, name, line) for tensor in written]
+                module, line = self.place(sys._getframe(1))
+                self.writes += [(_storage(tensor), module, name, line) for tensor in written]
         return function(*args, **(kwargs or {}))
 
 
@@ -103,15 +103,13 @@ def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor
 
     `modules` are all of the network, by name; `loss` runs it and its loss.
     """
-    forwards = (code_of(module.forward) for module in modules.values())
-    codes = {CALL, *(code for code in forwards if code is not None)}
-    trace = _Trace({id(module): name for name, module in modules.items()}, codes)
+    trace = _Trace(modules)
     hooks = torch.autograd.graph.saved_tensors_hooks(trace.pack, trace.unpack)
-    with suppress(_FoundError), hooks:
-        with _Writes(trace):
+    with suppress(_OverwrittenError), hooks:
+        with trace:
             value = loss()
         torch.autograd.grad(value, graph_leaves(graph_nodes(value)), retain_graph=True, allow_unused=True)
-    return trace.found
+    return trace.overwriting
 
 
 def overwriting_message(model: str, modules: Mapping[str, nn.Module], write: Overwriting) -> str:

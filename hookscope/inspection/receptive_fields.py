@@ -29,7 +29,7 @@ _IN_PLACE = re.compile(
     r"(Relu\w*|Gelu|Silu|Elu|Celu|Mish|Hardtanh|Hardswish|Hardsigmoid|Softplus|Threshold|Prelu\w*|RreluWithNoise|"
     r"LeakyRelu|Sigmoid|LogSigmoid|Tanh|Clamp\w*|Maximum|Minimum|Add|Sub|Rsub|Mul|Div|Neg|Pow|Exp|Log|Sqrt|Rsqrt|Abs|"
     r"Lerp|Cat|Where|MaskedFill|\w*BatchNorm|NativeGroupNorm|NativeDropout|FusedDropout|NativeLayerNorm|Clone|ToCopy|"
-    r"AsStrided|Alias|Identity|Expand|Detach)Backward\d*|CopySlices"
+    r"Alias|Identity|Expand|Detach)Backward\d*|CopySlices"
 )
 _BATCH_AND_CHANNELS = 2  # axes of a picture besides its own
 _PICTURE_AXES = 2  # rows and columns
@@ -47,7 +47,7 @@ class _Line(NamedTuple):
     high: float = 0.0
 
     def through(self, window: "_Window") -> "_Line":
-        """Return the places of cells that see a window of these."""
+        """Return the places of cells that each see a window of these cells."""
         return _Line(
             self.start + window.looks_at * self.step,
             self.step * window.stride,
@@ -80,7 +80,7 @@ class ReceptiveField:
         by_weights: Whether the middle of a kernel depends on its weights.
         at_least: Whether values of other places enter the cells as well: through the factors of a gate, attention, or
             a normalisation over the map. Windows are then lower bounds.
-        flattened: The axes of a tensor (..., D) that a linear layer has laid into one, as it does; () otherwise.
+        flattened: The axes of a tensor (..., D) that a linear layer has flattened into one; () otherwise.
     """
 
     lines: tuple[_Line, ...] = (_Line(), _Line())
@@ -98,8 +98,8 @@ class ReceptiveField:
         return (*(begin for begin, _ in edges), *(end for _, end in edges))
 
 
-class _Found(NamedTuple):
-    """A function of autograd's graph: where its output lies if that is known, and if the picture enters it at all."""
+class _NodeField(NamedTuple):
+    """Where the output of a graph's node lies, None if unknown, and whether the picture enters it at all."""
 
     field: ReceptiveField | None
     is_of_picture: bool
@@ -118,47 +118,47 @@ class ReceptiveFields:
     axis_count: int = _PICTURE_AXES
     by_weights: bool = True
     channel_axis: int | None = 1
-    _found: dict[Any, _Found] = field(default_factory=dict)
+    _fields: dict[Any, _NodeField] = field(default_factory=dict)
 
     def of(self, node: Any) -> ReceptiveField | None:
         """Return where the output of a node lies on the picture.
 
-        None where it cannot be told: behind functions that move values, or that look at places which depend on them.
+        None if unknown: behind functions that move values, or whose places depend on values.
         """
         waiting = [node]
         while waiting:  # no recursion: graphs are deep
             current = waiting[-1]
             before = [parent for parent, _ in current.next_functions if parent is not None]
-            missing = [parent for parent in before if parent not in self._found]
+            missing = [parent for parent in before if parent not in self._fields]
             if missing:
                 waiting += missing
             else:
                 waiting.pop()
-                if current not in self._found:
-                    self._found[current] = self._of(current, before)
-        return self._found[node].field
+                if current not in self._fields:
+                    self._fields[current] = self._field_of(current, before)
+        return self._fields[node].field
 
-    def _of(self, node: Any, before: Sequence[Any]) -> _Found:
+    def _field_of(self, node: Any, before: Sequence[Any]) -> _NodeField:
         if before:
-            seen = [(parent, *self._found[parent]) for parent in before]
+            seen = [(parent, *self._fields[parent]) for parent in before]
             inputs = [(parent, of_map) for parent, of_map, is_of_picture in seen if is_of_picture]
-            return _Found(_of(node, inputs), is_of_picture=bool(inputs))
+            return _NodeField(_field_behind(node, inputs), is_of_picture=bool(inputs))
         variable, axis_count = getattr(node, "variable", None), self.axis_count
         axes_of_picture = axis_count + _BATCH_AND_CHANNELS - (self.channel_axis is None)
         if variable is None or isinstance(variable, nn.Parameter) or variable.dim() != axes_of_picture:
-            return _Found(None, is_of_picture=False)
+            return _NodeField(None, is_of_picture=False)
         after = int(self.channel_axis not in (1, None))  # whether channels are behind the axes of places
         axes = tuple(range(-axis_count - after, -after))
-        return _Found(ReceptiveField((_Line(),) * axis_count, axes, self.by_weights), is_of_picture=True)
+        return _NodeField(ReceptiveField((_Line(),) * axis_count, axes, self.by_weights), is_of_picture=True)
 
 
 def _signed(number: int) -> int:
-    """Return a number that a node has saved: -1 is saved as 2^64 - 1."""
+    """Return the signed form of a number that a node has saved: -1 is saved as 2^64 - 1."""
     return number - 2**64 if number >= 2**63 else number
 
 
 def _from_end(axis: int, count: int) -> int:
-    """Return one of `count` axes that a node has saved, counted from the end: -1 is the last."""
+    """Return an axis that a node has saved, of `count` axes, counted from the end: -1 is the last."""
     return _signed(axis) % count - count
 
 
@@ -166,7 +166,7 @@ def _shape(node: Any) -> tuple[int, ...]:
     return tuple(node._input_metadata[0].shape) if node._input_metadata else ()
 
 
-def _of(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
+def _field_behind(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
     """Return the field of a node by those of its inputs that the picture enters."""
     if not inputs:
         return None
@@ -179,16 +179,16 @@ def _of(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> Recep
             return None
         try:
             return replace(moving(node, _shape(first), of_map), at_least=of_map.at_least or len(inputs) > 1)
-        # Of another version of torch, not in these axes, or a graph that the network itself has differentiated.
+        # A node of another version of torch, not in these axes, or of a graph that the network has differentiated.
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return None
     return _joined(node, inputs) if _IN_PLACE.fullmatch(name) else None
 
 
 def _joined(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
-    """Return the field where branches meet, None where they are of different sizes or steps.
+    """Return the field of branches that meet; None if their sizes or steps differ.
 
-    Branches of a single place, as the factors of a gate, count only where there are no others; unknown ones never.
+    Branches with a single place, such as a gate's factors, count only if there are no others; unknown ones never.
     """
     branches = [(_shape(parent), of_branch) for parent, of_branch in inputs if of_branch is not None]
     with_places = [(shape, of_branch) for shape, of_branch in branches if _has_places(shape, of_branch)]
@@ -227,7 +227,7 @@ def _has_places(shape: Sequence[int], of_map: ReceptiveField) -> bool:
 
 
 def _moved(of_map: ReceptiveField, windows: Sequence[_Window] | Mapping[int, _Window]) -> ReceptiveField:
-    """Return the field of cells that see these windows, along the last axes or by axis; a LookupError for others."""
+    """Return the field of cells that see these windows, listed for the last axes, or by axis; else LookupError."""
     lines = zip(of_map.lines, of_map.axes, strict=True)
     return replace(of_map, lines=tuple(line.through(windows[axis]) for line, axis in lines))
 
@@ -300,10 +300,18 @@ def _pad(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> Receptive
 
 def _slice(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
     axis, start = _from_end(node._saved_dim, len(before)), _signed(node._saved_start)
-    if start < 0:  # counted from the end
-        start += before[axis]
+    if start < 0:  # counted from the end, at most to the first place
+        start = max(start + before[axis], 0)
     windows = dict.fromkeys(of_map.axes, _window(0, 0, 1))
     return _moved(of_map, {**windows, axis: _window(start, start, node._saved_step)})
+
+
+def _strided(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    """Allow views that autograd makes anew, after a write to one, if they keep the axes of the map in order."""
+    strides = [node._saved_stride[axis] for axis in of_map.axes]
+    if any(_shape(node)[axis] != before[axis] for axis in of_map.axes) or strides != sorted(strides, reverse=True):
+        raise ValueError("places are mixed")
+    return of_map
 
 
 def _split(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
@@ -312,7 +320,7 @@ def _split(node: Any, before: Sequence[int], of_map: ReceptiveField) -> Receptiv
     return of_map
 
 
-# How many places a resized one lies between, by how they are weighted.
+# How many places of its input a resized place depends on, by the kind of interpolation.
 _NEIGHBOURS = {"Nearest": 1, "Linear": 2, "Bilinear": 2, "Trilinear": 2, "Bicubic": 4}
 
 
@@ -320,9 +328,12 @@ def _upsampled(node: Any, before: Sequence[int], of_map: ReceptiveField) -> Rece
     count = next(count for name, count in _NEIGHBOURS.items() if f"Upsample{name}" in node.name())
     aligned = getattr(node, "_saved_align_corners", False)
     windows = []
-    for old, new in zip(before[_BATCH_AND_CHANNELS:], _shape(node)[_BATCH_AND_CHANNELS:], strict=True):
-        step = (old - 1) / (new - 1) if aligned and new > 1 else old / new
-        first = 0.0 if aligned else old / new / 2 - 0.5
+    sizes = zip(before[_BATCH_AND_CHANNELS:], _shape(node)[_BATCH_AND_CHANNELS:], strict=True)
+    names = ("scales",) if len(of_map.axes) == 1 else ("scales_d", "scales_h", "scales_w")[-len(of_map.axes) :]
+    for (old, new), name in zip(sizes, names, strict=True):
+        scale = getattr(node, f"_saved_{name}")  # the factor that was given; None where a size was
+        step = (old - 1) / (new - 1) if aligned and new > 1 else 1 / scale if scale else old / new
+        first = 0.0 if aligned else step / 2 - 0.5
         whole = step.is_integer() and first.is_integer()  # then a place lies on another, and has no neighbours
         reach = 0 if whole else (count - 1) / 2
         windows.append(_window(first - reach, first + reach, step))
@@ -350,7 +361,7 @@ def _permuted(node: Any, before: Sequence[int], of_map: ReceptiveField) -> Recep
 
 
 def _viewed(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
-    """Allow views that take only axes before the map's apart or together, and those around a linear layer."""
+    """Allow views that split or join only axes before the map's, and views around a linear layer."""
     after, begin = _shape(node), min(of_map.axes)
     if of_map.flattened:
         if after[:-1] == of_map.flattened:
@@ -392,6 +403,7 @@ _MOVING: Mapping[str, Callable[[Any, Sequence[int], ReceptiveField], ReceptiveFi
     "ConstantPadNd": _pad,
     **{f"{kind}Pad{count}D": _pad for kind in ("Reflection", "Replication") for count in (1, 2, 3)},
     "Slice": _slice,
+    "AsStrided": _strided,
     "Split": _split,
     **{f"UpsampleNearest{exact}{count}D": _upsampled for exact in ("", "Exact") for count in (1, 2, 3)},
     **dict.fromkeys(("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleBicubic2D", "UpsampleTrilinear3D"), _upsampled),

@@ -54,7 +54,7 @@ class Rows:
     """What each place has shown so far, over all batches.
 
     Attributes:
-        seen: In execution order. An output is passed through, and repeats another, where it does in every batch;
+        seen: In execution order. An output is passed through, or repeats another, if it does so in every batch;
             `sources` are those of the first.
         shapes: Those of each tensor in the batches.
     """
@@ -108,7 +108,7 @@ class Recorder:
             self.tokens.start(indices)
 
     def settle(self) -> None:
-        """Finish what waits for the outputs that come next. The caller's autocast and operations must not reach it."""
+        """Finish what waits for later outputs, without the caller's autocast and observation of operations."""
         with plain_arithmetic(), torch._C.DisableTorchFunction():
             self.reducer.settle()
             if self.rules_reducer is not None:
@@ -117,7 +117,7 @@ class Recorder:
                 self.maps.finish()
 
     def forget(self) -> None:
-        """Drop what was cloned of the forward pass that began last."""
+        """Drop what was cloned in the latest forward pass."""
         first = min(self.indices, default=0)
         self.kept = [activation for activation in self.kept if activation.input_index < first]
         if self.maps is not None:

@@ -218,7 +218,7 @@ def _measured(
     collector: TensorCollector,
     report: OnError | None,
 ) -> Run:
-    """Run over all inputs, without edits first if there are any; judge and compare the run with them.
+    """Run over all inputs, first without edits if there are any; judge the run with edits, and compare both.
 
     `base` has the options of the run that `activations` and `grads` do not share.
     """
@@ -360,7 +360,7 @@ def _without_arrays(statistics: TensorStatistics | None) -> TensorStatistics | N
 def _statistics_by_label(
     run: Activations | Gradients, left_out: Collection[Key]
 ) -> Iterator[tuple[tuple[str, str], TensorStatistics]]:
-    """Return ((what, label), statistics) of each row."""
+    """Return ((kind, label), statistics) of each row."""
     calls = {key[:2] for key in left_out}
     for row in run.rows:
         if (row.layer, row.call, row.slot) not in left_out:
@@ -375,7 +375,7 @@ def _statistics_by_label(
 
 
 def _shown(run: Run, *, repeats: bool) -> Run:
-    """Leave out the rows measured for verdicts alone and, unless they are wanted, those that repeat others."""
+    """Leave out rows measured for verdicts alone and, without `repeats`, rows that repeat others."""
     return replace(reduced(run, run.hidden, folds=not repeats, numbers=True), hidden=())
 
 
@@ -431,13 +431,11 @@ def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[s
 
 def package_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that results depend on."""
-    return dict(_versions())
-
-
-@cache  # to read them takes as long as a small network
-def _versions() -> dict[str, str]:
     packages = ("hookscope", "torch", "torchvision", "numpy", "pillow")
-    return {"python": python_version(), **{name: version(name) for name in packages}}
+    return {"python": python_version(), **{name: _version(name) for name in packages}}
+
+
+_version = cache(version)  # to read them takes as long as a small network
 
 
 def _one_by_one(error: HookscopeError) -> list[str]:

@@ -1,4 +1,4 @@
-"""Norms of tokens (N, T, D), taken in the hook; which stand out is decided after each pass, for all layers at once."""
+"""Norms of tokens (N, T, D), taken in the hook; outliers are found after each pass, for all layers at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The norms of one output, (N, T); of the same tensor in several rows they are taken once.
+    """The norms of one output, (N, T), taken once for all rows of the same tensor.
 
     `largest` are the values of largest magnitude, (N, T), their channels, (N, T), and the median magnitudes of inputs,
     (N,); None where no value can be massive.
@@ -85,8 +85,8 @@ class TokenRecorder:
     def see(self, key: RowKey, tensor: Tensor, layout: Layout | None, measured: Measured) -> None:
         """Measure an output whose axis 2 counts channels, if it is one of tokens.
 
-        What is wider than the first output with as many tokens lies inside a block (queries, keys and values together,
-        the hidden layer of an MLP), is no hidden state and is left out: it would cost twice as much as all others.
+        An output that is wider than the first one with as many tokens is no hidden state (queries, keys and values
+        together, the hidden layer of an MLP) and is left out: they would cost twice as much as all others.
 
         Args:
             key: Of the row.
@@ -111,12 +111,12 @@ class TokenRecorder:
         self._latest = measured
 
     def forget(self) -> None:
-        """Drop what was seen of the forward pass that began last."""
+        """Drop the latest forward pass."""
         self._seen.clear()
         self._latest = None
 
     def results(self) -> Mapping[RowKey, TokenNorms]:
-        """Return what was found, by row."""
+        """Return the results by row."""
         self._commit()
         return {key: _result(row) for key, row in self.rows.items() if row.medians}
 
@@ -145,7 +145,7 @@ class TokenRecorder:
         )
 
     def _commit(self) -> None:
-        """Decide which tokens of the latest pass stand out, and add them to those of earlier ones."""
+        """Find the high tokens of the latest pass, and add them to those of earlier passes."""
         by_shape: dict[tuple[torch.Size, torch.dtype, torch.device], list[_Seen]] = {}
         for output in self._seen:
             kind = output.norms.shape, output.norms.dtype, output.norms.device
@@ -160,8 +160,8 @@ class TokenRecorder:
         massive = _massive(several)
         usable = norms.isfinite().all(-1)
         ordered = norms.sort(-1).values
-        medians = _middle(ordered)
-        deviations = _middle((norms - medians[..., None]).abs().sort(-1).values)
+        medians = _median_of_sorted(ordered)
+        deviations = _median_of_sorted((norms - medians[..., None]).abs().sort(-1).values)
         limits = torch.maximum(LEAST_RATIO * medians, medians + DEVIATIONS * _NORMAL * deviations)
         is_high = (norms > limits[..., None]) & usable[..., None]
         high: dict[int, list[HighToken]] = {}
@@ -201,14 +201,14 @@ def _may_be_massive(measured: Measured) -> bool:
     return True
 
 
-def _middle(ordered: Tensor) -> Tensor:
+def _median_of_sorted(ordered: Tensor) -> Tensor:
     """Return the median of sorted values along the last axis, as NumPy defines it."""
     count = ordered.shape[-1]
     return (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2
 
 
 def _largest(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the numbers of `_Seen.largest`; an accelerator is not made to wait."""
+    """Return the numbers of `_Seen.largest`, without waiting for an accelerator."""
     magnitudes = values.abs()
     channels = magnitudes.argmax(2)
     largest = values.gather(2, channels[..., None])[..., 0]
@@ -244,7 +244,7 @@ def _massive(several: Sequence[_Seen]) -> dict[int, list[MassiveActivation]]:
 
 
 def _drawn_rows(rows: Sequence[LayerRow]) -> list[LayerRow]:
-    """Return the rows to draw: some with high tokens, evenly over depth, or the last block; a tensor once.
+    """Return the rows to draw, each tensor once: some with high tokens, evenly over depth, or the last block.
 
     Behind a norm all tokens are about equally long, so that a block which ends in one comes last.
     """

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.memory import missing_memory
+from hookscope.hooks.observed import shape_of
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.state.own_code import statements_of
 from hookscope.results.activations import Verification
@@ -82,7 +83,7 @@ def difference(first: Outcome, second: Outcome) -> str:
         return "the outputs have different parts"
     for path, tensor in first.tensors.items():
         other, where = second.tensors[path], path and f" at {path}"
-        if _shape(tensor) != _shape(other) or tensor.dtype != other.dtype:
+        if shape_of(tensor) != shape_of(other) or tensor.dtype != other.dtype:
             return f"the outputs have different shapes or dtypes{where}"
         lost = [bool(missing_memory(side)) for side in (tensor, other)]
         if lost[0] != lost[1]:
@@ -110,7 +111,7 @@ def _difference_of_gradients(first: Outcome, second: Outcome) -> str:
 
 
 def _same_but_for_order(first: Tensor, second: Tensor, others: Mapping[str, Tensor | None]) -> bool:
-    """Tell whether two gradients of a parameter differ by no more than the order in which terms are added changes.
+    """Tell whether two gradients of a parameter differ by no more than another order of summation explains.
 
     That is half of the digits of their dtype or, where terms cancel, some last digits of the greatest gradient. Ours.
     """
@@ -131,10 +132,6 @@ def asks_for_identity(modules: Collection[nn.Module]) -> bool:
     attention, of the tensors it is given at once.
     """
     return any(statement.asks for statement in statements_of(modules))
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:

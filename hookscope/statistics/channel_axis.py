@@ -16,7 +16,7 @@ from hookscope.statistics.layouts import MAX_HALVINGS, token_grid
 
 Arrangement = Literal["maps", "frames", "tokens", "vector"]
 
-# Where modules that count their own channels keep the number, and the axis they put it on: the second or the last.
+# The attribute in which modules hold their number of channels, and the usual axis of channels: second or last.
 _CHANNEL_COUNTS: tuple[tuple[tuple[type[nn.Module], ...], str, Literal["second", "last"]], ...] = (
     ((_ConvNd,), "out_channels", "second"),
     ((_NormBase,), "num_features", "second"),
@@ -32,7 +32,7 @@ class AxisReader:
     """Reads channel axes along one forward pass, remembering the shapes it has seen."""
 
     def __init__(self) -> None:
-        """Start with nothing seen."""
+        """Start without shapes."""
         self._axis_by_shape: dict[tuple[int, ...], int] = {}
         self._habits: dict[type[nn.Module] | str, tuple[str, str]] = {}
         self.grids: list[tuple[int, ...]] = []
@@ -53,8 +53,8 @@ class AxisReader:
 
         Returns:
             1 for channels-first, the last axis for channels-last, None below two axes. Spatial sizes of maps are
-            remembered in `grids`, latest last: those of convolutions, poolings and their like, and of others the sizes
-            that follow from one before, so that (heads, tokens) of attention is none.
+            remembered in `grids`, latest last: those of convolutions, poolings and the like; of other makers only sizes
+            that follow from an earlier one, so that (heads, tokens) of attention is left out.
         """
         if len(shape) < 2:
             return None
@@ -83,7 +83,7 @@ class AxisReader:
         return axis
 
     def _axis_after(self, shape: tuple[int, ...]) -> int | None:
-        """Return the channel axis that follows from shapes seen before, all without the batch axis.
+        """Return the channel axis that follows from earlier shapes; all shapes are without the batch axis.
 
         Heads (heads, tokens, D) are cut from tokens that have channels last; (C, L) is left of a map (C, H, W) that is
         flattened or reduced along one side.
@@ -98,9 +98,9 @@ class AxisReader:
         return None
 
     def channel_axis_in_vmap(self, maker: nn.Module | str, shape: tuple[int, ...], vmapped: int) -> int | None:
-        """Do as `channel_axis` where the first `vmapped` axes are those of `torch.vmap`.
+        """Return what `channel_axis` does for a shape whose first `vmapped` axes are those of `torch.vmap`.
 
-        The last of them stands for the batch, unless what the module itself has returned has an axis for that.
+        The last of them stands for the batch, unless the module's own output has an axis for the batch.
         """
         has_batch = isinstance(maker, nn.Module) and _has_batch(maker, shape[vmapped:])
         before = vmapped if has_batch else vmapped - 1
@@ -108,7 +108,7 @@ class AxisReader:
         return None if axis is None else before + axis
 
     def add_grid(self, grid: tuple[int, ...], *, makes_maps: bool, may_be_first: bool = False) -> None:
-        """Remember a spatial size, if it is that of a convolution or its like, or follows from one seen before."""
+        """Remember a spatial size if it is that of a convolution or the like, or follows from an earlier one."""
         if grid in self.grids:
             return
         if makes_maps or (may_be_first and not self.grids) or any(_follows(grid, prior) for prior in self.grids):
@@ -116,7 +116,7 @@ class AxisReader:
 
 
 def _has_batch(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Tell whether the first axis of a module's output is the batch; some modules also take one input alone."""
+    """Tell whether the first axis of a module's output is the batch: some modules also take a single input."""
     if isinstance(module, _ConvNd):
         return len(shape) == len(module.kernel_size) + 2
     if isinstance(module, _NormBase):  # InstanceNorm
@@ -125,7 +125,7 @@ def _has_batch(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 
 def _permuted(module: nn.Module, shape: tuple[int, ...]) -> int | None:
-    """Return where a module that permutes axes puts channels that were on axis 1 or the last; None for others."""
+    """Return the axis to which a module permutes channels on axis 1 or the last axis; None for other modules."""
     dims = vars(module).get("dims")  # torchvision's Permute
     if dims is None or not isinstance(dims, Sequence) or len(dims) != len(shape) or dims[0] != 0:
         return None
@@ -139,7 +139,7 @@ def _is_of_a_user(kind: type[nn.Module] | str) -> bool:
 
 
 def _follows(grid: tuple[int, ...], prior: tuple[int, ...]) -> bool:
-    """Tell whether a spatial size is another one, with height and width both halved or both doubled."""
+    """Tell whether a spatial size is an earlier one with height and width both doubled, or halved several times."""
     if len(grid) != len(prior) or grid[:-2] > prior[:-2]:
         return False
     if all(size == 2 * before for size, before in zip(grid[-2:], prior[-2:], strict=True)):
@@ -151,7 +151,7 @@ def _follows(grid: tuple[int, ...], prior: tuple[int, ...]) -> bool:
 
 
 def _habit(kind: type[nn.Module]) -> tuple[str, str]:
-    """Return the attribute that holds the class's channel count, if any, and its usual side, if it has one."""
+    """Return the attribute with the class's channel count and its usual side, "" for none."""
     for classes, attribute, side in _CHANNEL_COUNTS:
         if issubclass(kind, classes):
             return attribute, "second" if kind.__name__.endswith("2d") else side  # LayerNorm2d keeps (N, C, H, W)
@@ -168,7 +168,7 @@ def _side(operation: str) -> str:
 
 
 def _matching(count: int | Sequence[int], shape: tuple[int, ...], side: str) -> int | None:
-    """Return the axis whose size is the channel count; the module's usual side where both or neither fit."""
+    """Return the axis whose size is the channel count; the module's usual side if both axes fit, or neither."""
     if not isinstance(count, int):
         if len(count) != 1:  # normalised over several axes: which of them counts channels is not said
             return None

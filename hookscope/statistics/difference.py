@@ -1,6 +1,6 @@
 """How far two tensors are from each other, by compiled code that reads both once: see difference.c.
 
-What it does not read (other dtypes than float32, other devices, differing strides) is left to its callers.
+Callers compare other tensors themselves: of other dtypes than float32, on other devices, of differing strides.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from hookscope.statistics.native import dense_address_of, layout_of, load_kernel
 
 
 class SquaredSums(NamedTuple):
-    """Sums over the elements of tensors A and B, in float64; what is not finite on either side is not in them.
+    """Sums, in float64, over the elements that are finite in both tensors, A and B.
 
     Attributes:
         a: Of A squared, as `b` is of B and `difference` of A-B; `product` is of A times B.

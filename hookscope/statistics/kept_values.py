@@ -1,4 +1,4 @@
-"""Up to 256 values of each input in a tensor, at fixed places: what runs keep, to be compared without saving tensors.
+"""Up to 256 values of each input in a tensor, at fixed places: runs keep them to be compared without saved tensors.
 
 The places follow from the shape that one input has, and from which of its axes counts channels; not from the number of
 inputs, strides or the device. A tensor of up to 256 values per input is kept whole. Of a larger one, up to 256 channels

@@ -1,4 +1,4 @@
-"""Where the input lies in what a layer returns, by its shape: maps, channels first or last, or a sequence of tokens."""
+"""Where the input lies in a layer's output, by its shape: maps, channels first or last, or a sequence of tokens."""
 
 import math
 import re
@@ -144,7 +144,7 @@ def layout_of(
         grids: Sizes of maps that convolutions returned in the same pass, later ones preferred.
         axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
         prefix: Tokens in front of the grid, if that is known of the network.
-        tokens: What the user said of sequences.
+        tokens: The user's `--tokens`.
         size: (h, w) of the pictures; without convolutions, a network of known prefix cuts them into square patches.
     """
     if shape and shape[0] != count:
@@ -179,12 +179,12 @@ def _of_tokens(
 
 
 def _of_known_grid(length: int, grids: Sequence[tuple[int, ...]], prefix: int | None = None) -> Layout | None:
-    """Return the layout of tokens by the grid of a convolution before them, or one that follows from it by halving.
+    """Return the layout of tokens on the grid of an earlier convolution, or on one that follows from it by halving.
 
-    A map of one row or column is a picture's only where no other was seen: sequences are convolved as such, too.
+    A map of one row or column counts only if there are no others: convolutions over sequences have such maps, too.
     """
     grids = [grid for grid in grids if min(grid[-2:]) > 1] or grids
-    for halvings in range(MAX_HALVINGS + 1):  # what was seen before what would have to be halved
+    for halvings in range(MAX_HALVINGS + 1):  # a grid as it was seen comes before halved ones
         for grid in reversed(grids):
             frames, sides = grid[:-2], grid[-2:]  # networks over clips keep their frames
             # Where a size is odd, networks round up or down.
@@ -209,7 +209,7 @@ def _of_unknown_grid(length: int, axes: int, prefix: int | None, size: tuple[int
 
 
 def unknown_grid(length: int, example: str = "HEIGHTxWIDTH") -> str:
-    """Say that the places of tokens are not known."""
+    """Return the reason for tokens whose places are not known."""
     return f"has {length} tokens whose grid is not known; for patches give {arg('tokens')} prefix=1,grid={example}"
 
 

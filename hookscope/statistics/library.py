@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 LIBRARY = Path(__file__).parents[1] / "native.bin"  # not .so, which Python would take for a module
 SOURCES = Path(__file__).parent  # of the .c and .h files, which wheels leave out
 
-# What `reduce_tensor` of native.c returns, and how many numbers it writes.
+# The bits of the value that `reduce_tensor` of native.c returns, and the number of numbers that it writes.
 RARE, WITH_ZEROS = 1, 2
 BIN_COUNT_SHIFT = 2
 FOUND = 7

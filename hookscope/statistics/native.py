@@ -129,7 +129,7 @@ class FusedReducer:
         )
 
     def _make_room(self, layout: Layout) -> None:
-        """Give compiled code buffers that are large enough for such a tensor."""
+        """Enlarge the buffers that compiled code writes to, for a tensor of this layout."""
         self._nonzero = np.empty(max(layout.channels, self._nonzero.size, _FEWEST_CHANNELS))
         self._kept = np.empty(max(layout.kept_count, self._kept.size), np.float32)
         self._results.__init__(  # type: ignore[misc]  # in place: compiled code knows its address
@@ -166,7 +166,7 @@ def square_sums(tensors: Sequence[Tensor]) -> list[float | None]:
 
 
 def dense_address_of(tensor: Tensor) -> int:
-    """Return where the values lie if memory holds all of them, as float32 and without gaps; else 0."""
+    """Return the address of a tensor's values if they are float32, all in memory and without gaps; else 0."""
     address = address_of_float32(tensor)
     if not address or missing_memory(tensor):
         return 0
@@ -175,7 +175,7 @@ def dense_address_of(tensor: Tensor) -> int:
 
 
 def address_of_float32(tensor: Tensor) -> int:
-    """Return where the values of a float32 tensor on the CPU begin, in whatever order and with gaps; else 0."""
+    """Return the address of the values of a float32 tensor on the CPU, in any order and with gaps; else 0."""
     if not (
         type(tensor) in _READABLE
         and tensor.dtype is torch.float32
@@ -191,7 +191,7 @@ def address_of_float32(tensor: Tensor) -> int:
 
 
 def useful_threads(element_count: int, threads: int) -> int:
-    """Return how many of so many threads should share a tensor."""
+    """Return how many of `threads` should share a tensor."""
     return threads if element_count >= _PARALLEL_ELEMENTS else 1
 
 
@@ -199,7 +199,7 @@ def useful_threads(element_count: int, threads: int) -> int:
 def layout_of(
     shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int, inputs: int = 0
 ) -> Layout | None:
-    """Return how such tensors lie in memory; None for those that are empty or have gaps. `inputs` as for `reduce`."""
+    """Return how such tensors lie in memory; None if they are empty or have gaps. `inputs` as for `reduce`."""
     like = torch.empty_strided(shape, strides, device="meta")
     ordered, (before, channels, after) = in_memory_order(like, channel_axis)
     count = like.numel()

@@ -20,18 +20,18 @@ DECODER = "tokens of a decoder, which have no place on the picture"
 OTHERS = "tokens other than the patches, which have no place on the picture"
 LEARNED = "tokens that the network has learned, which have no place on the picture"
 
-# The names that forward has for what a decoder looks at.
+# Names of forward's parameters for the tokens that a decoder attends to.
 _MEMORY = re.compile(r"memory|context|encoder|media|image|vision|visual", re.IGNORECASE)
 _NO_MEMORY = re.compile(r"pos$|pos_|position|mask|rope|freq|rotary|cos$|sin$|bias|skip|residual", re.IGNORECASE)
-# Whole numbers for each input that are no words.
+# Names of whole numbers, several for each input, that are no words.
 _NO_WORDS = re.compile(
     r"mask|position|pos$|type|size|shape|grid|thw|label|target|coord|index|indices|step|time", re.IGNORECASE
 )
-# Numbers with four axes that are no pictures.
+# Names of tensors with four axes that are no pictures.
 _NO_PICTURE = re.compile(r"mask|bias|position|pos$|past|cache", re.IGNORECASE)
-# What a decoder's layers call the positions of its own tokens.
-_ASKING = re.compile(r"quer(y|ies)\w*_(pos|emb)", re.IGNORECASE)
-# What networks call tokens that they hold themselves.
+# Names of the positions of a decoder's own tokens.
+_QUERY_POSITIONS = re.compile(r"quer(y|ies)\w*_(pos|emb)", re.IGNORECASE)
+# Names of tokens that a network holds itself.
 _LEARNED = re.compile(r"quer(y|ies)|latent|slot|inducing|seed", re.IGNORECASE)
 _NOT_LEARNED = re.compile(r"pos$|position|bias|proj", re.IGNORECASE)
 # A decoder's layer is this many modules out from what it calls, at most.
@@ -74,7 +74,7 @@ class NonPatchTokens:
     def of_attention(
         self, running: Sequence[ModuleInput], queries: int, keys: int, grids: Sequence[tuple[int, ...]]
     ) -> tuple[str, str]:
-        """Return the same of the queries of an attention, and of its keys."""
+        """Return the reasons, as `reason` does, for the queries of an attention and for its keys."""
         decoder = self._decoder(running, grids)
         if decoder is None:
             return self._own_or_words(running, queries, grids), self._own_or_words(running, keys, grids)
@@ -93,7 +93,7 @@ class NonPatchTokens:
 
     @staticmethod
     def are_words_in_front(running: Sequence[ModuleInput], prefix: int) -> bool:
-        """Tell whether words may be among so many tokens in front of the grid: a module was given both (ViLT)."""
+        """Tell whether the `prefix` tokens in front of the grid may hold words: a module was given both (ViLT)."""
         source = next((call for call in running if _has_picture(call) and not call.sequences), None)
         return source is not None and any(prefix >= tensor.shape[1] for tensor in _texts(source))
 
@@ -132,26 +132,26 @@ class NonPatchTokens:
 
 
 class _Decoder(NamedTuple):
-    """How many tokens of its own a decoder layer has, and what these attend to: the picture's tokens first."""
+    """How many own tokens a decoder layer has, and the tokens that these attend to: the picture's first."""
 
     own_tokens: int
     memories: tuple[Tensor, ...]
     reason: str
 
     def holds(self, tokens: Tensor | None) -> bool:
-        """Tell whether the module's own tokens look at these."""
+        """Tell whether the decoder's own tokens attend to these."""
         return any(memory is tokens for memory in self.memories)
 
 
 def _decoder(call: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:
     """Return the tokens of a call in which other tokens attend to the picture's; None for other calls.
 
-    It is, if an argument is named so, or positions of queries are, if only one of two sequences is as long as a grid,
-    or if the first is learned.
+    The call must have an argument with the name of a memory, or of positions of queries; or only one of two sequences
+    as long as a grid; or a first sequence that is learned.
     """
     if len(call.sequences) < 2:
         return None
-    asking = [tensor.shape for name, tensor in call.sequences if _ASKING.search(name)]
+    asking = [tensor.shape for name, tensor in call.sequences if _QUERY_POSITIONS.search(name)]
     sequences = [(name, tensor) for name, tensor in call.sequences if not _NO_MEMORY.search(name)]
     for name, memory in sequences:
         for other_name, tokens in sequences:
@@ -196,9 +196,9 @@ def _on_grid(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
 
 
 def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
-    """Return whether tokens are those of an integer input, (N, T), and not of a picture that a module was given.
+    """Return why `count` tokens are, or may be, words of an integer input (N, T) of a running module; "" if not.
 
-    Modules that are given tokens themselves decide nothing: they are given integers for positions and masks.
+    Modules with tokens among their arguments decide nothing: their integers are positions and masks.
     """
     for call in running:
         if isinstance(call.module, nn.Embedding):  # of positions, maybe
@@ -216,15 +216,15 @@ def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int
             return WORDS
         if any(count - length in (0, 1) for length in lengths):
             return _AS_MANY_AS_WORDS
-        if lengths and not _are_patches(count, grids) and _holds(count, min(lengths), grids):
+        if lengths and not _are_patches(count, grids) and _has_room_for_words(count, min(lengths), grids):
             return _WITH_WORDS
         if has_picture:
             return ""
     return ""
 
 
-def _holds(count: int, words: int, grids: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether a count is enough for a grid seen before and so many words."""
+def _has_room_for_words(count: int, words: int, grids: Sequence[tuple[int, ...]]) -> bool:
+    """Tell whether a count is enough for a grid seen before and `words` words."""
     return any(count - grid[-2] * grid[-1] >= words for grid in grids if len(grid) > 1)
 
 
@@ -242,7 +242,7 @@ def _learned_counts(network: nn.Module) -> Iterator[int]:
 
 
 def _are_learned(tokens: Tensor, memory: Tensor) -> bool:
-    """Tell whether tokens are the same for every input, and those that they attend to are not."""
+    """Tell whether tokens are the same for every input, and the tokens that they attend to are not."""
     if _is_parameter(tokens, tokens.shape[1]):
         return not _is_parameter(memory, memory.shape[1])
     return len(tokens) > 1 and torch.equal(tokens[0], tokens[1]) and not torch.equal(memory[0], memory[1])

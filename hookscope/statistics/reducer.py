@@ -30,7 +30,7 @@ from hookscope.text import exception_line
 # Up to this size a tensor on an accelerator is copied and reduced with others of its shape; at most so many elements
 # wait. Starting an operation costs as much as reading megabytes. Not measured.
 _SMALL, _MOST_WAITING = 2**20, 2**23
-# What can be copied as float32 without loss.
+# Dtypes that can be copied to float32 without loss.
 _COPIED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
@@ -39,12 +39,12 @@ class Pending:
     """A reduction whose numbers are on an accelerator, where its values may wait for others of their shape.
 
     Attributes:
-        header: What is known without reading the values.
+        header: The fields that do not depend on values.
         reduction: With the numbers; None until they are there.
-        on_device: What `reduce_on_device` and `count_in_bins` gave for several tensors, one per row: (R, 7), (R, 2 + C)
+        on_device: `reduce_on_device` and `count_in_bins` of several tensors, one per row: (R, 7), (R, 2 + C)
             and (R, ...), (R, 0) without distributions; None if they have not been reduced.
-        row: Which of the rows it is.
-        kept: What `kept_values` gave; None if none are kept.
+        row: The row of this tensor.
+        kept: The result of `kept_values`; None if none are kept.
     """
 
     header: Reduction
@@ -138,7 +138,7 @@ class Reducer:
             return Reduction(shape, dtype, element_count, unmeasured=exception_line(error))
 
     def settle(self) -> None:
-        """Reduce what waits: after it `collect` can finish all that `reduce` returned."""
+        """Reduce waiting tensors, so that `collect` can finish all results of `reduce`."""
         self._latest = None
         while self._waiting:
             self._reduce_largest_group()

@@ -1,6 +1,6 @@
-"""A tensor reduced to numbers from which its statistics follow, and which merge with those of the next batch.
+"""A tensor reduced to numbers that give its statistics and can be merged with those of the next batch.
 
-`reduce_array` is the reduction by NumPy in float64, of whatever compiled code does not read. No torch.
+`reduce_array` reduces by NumPy, in float64, tensors that compiled code does not read. No torch.
 """
 
 import math
@@ -14,7 +14,7 @@ from hookscope.results.distribution import Distribution, distribution_of_zeros, 
 # So many stored values are read at a time, in a few MB.
 PIECE_ELEMENTS = 2**18
 
-# So many values are widened to float64 at a time: what a processor's own cache holds.
+# So many values are widened to float64 at a time: a processor's own cache holds them.
 _WIDENED = 2**15
 
 # Up to this exponent float64 holds sums of squares of as many values as memory does, with all their digits.
@@ -76,7 +76,7 @@ class Reduction(NamedTuple):
             return math.inf
 
     def with_exponent(self, exponent: int) -> "Reduction":
-        """Return the same with the sums of the values divided by another power of two."""
+        """Return the reduction with sums of the values divided by another power of two."""
         down = self.exponent - exponent
         return self._replace(
             squared_deviations=math.ldexp(self.squared_deviations, 2 * down),

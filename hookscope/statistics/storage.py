@@ -1,4 +1,4 @@
-"""What a tensor of any layout and dtype stores: its elements in the order in which they lie in memory."""
+"""The stored elements of a tensor of any layout and dtype, in the order of memory."""
 
 import math
 import sys
@@ -84,7 +84,7 @@ def without_float8(values: Tensor) -> Tensor:
 
 
 def in_memory_order(values: Tensor, channel_axis: int | None) -> tuple[Tensor, tuple[int, int, int]]:
-    """Order the axes as they lie in memory, and say where the channels come.
+    """Order the axes as they lie in memory, and return the place of the channels.
 
     Returns:
         The values, permuted so that a dense tensor is contiguous, and (before, C, after): flat and then viewed so, they

@@ -28,7 +28,7 @@ from hookscope.statistics.layouts import (
 from hookscope.statistics.non_patch_tokens import NonPatchTokens
 from hookscope.statistics.windows import map_size, padded_to, pair
 
-# Between mean cosines: what says that a single other token lies behind the patches, and what says anything. Ours.
+# Differences of mean cosines that show a single other token behind the patches, and that show anything. Ours.
 _CLEARLY, _SOMEWHAT = 0.2, 0.02
 _SWAPPED = "may have channels where tokens are: there are as many of both"
 # A layer that mixes tokens is this many modules out from those that it calls, at most.
@@ -66,7 +66,7 @@ class TokenLayout:
     _layouts: dict[RowKey, tuple[tuple[tuple[int, ...], int, int], Layout | str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Prepare to look at the network, which is done where the first tokens are."""
+        """Prepare to examine the network, at its first tokens."""
         self._off, self._windows = NonPatchTokens(self.network), WindowedLayers(self.network)
 
     @cached_property
@@ -86,7 +86,7 @@ class TokenLayout:
         return _patch_size(self.network)
 
     def restart(self, pictures: tuple[int, int, int] | None = None) -> None:
-        """Begin another forward pass; what was found for outputs of the same shapes is kept."""
+        """Begin another forward pass; findings for outputs of the same shapes are kept."""
         is_alike = pictures is not None and self.pictures is not None and pictures[1:] == self.pictures[1:]
         self._off.restart(keeps_counts=is_alike)
         if not is_alike:
@@ -97,7 +97,7 @@ class TokenLayout:
         self.pictures, self._patches = pictures, None
 
     def note_patches(self, maker: nn.Module | str, maps: Tensor) -> None:
-        """Note what the first convolution returned that cuts the input into patches, (N, D, *grid)."""
+        """Note the output, (N, D, *grid), of the first convolution that cuts the input into patches."""
         if self._patches is None and isinstance(maker, nn.Conv2d | nn.Conv3d) and _cuts_patches(maker):
             self._patches = maps.detach()
 
@@ -113,7 +113,7 @@ class TokenLayout:
     ) -> Layout | str:
         """Return where the input lies in an output, or in words why it has no place there.
 
-        It is to be called where the output is returned: the modules that run around it were given words, or a picture.
+        Call it where the output is returned: the modules that run around it were given words, or a picture.
 
         Args:
             place: The layer, or "MODULE:OPERATION", its call and the slot of the output.
@@ -210,10 +210,10 @@ class TokenLayout:
         return layouts[0], layouts[1]
 
     def _cut_grids(self, tokens: int = 0) -> Sequence[tuple[int, ...]]:
-        """Return the grid of patches in a list, where no convolution was seen to cut them; an empty one if unknown.
+        """Return the grid of patches in a list, if no convolution was seen to cut them; an empty list if unknown.
 
-        It is that of a convolution that was not observed. Without any, the first tokens, if some are given that may be
-        patches, are squares that fill the picture, behind a class token or none.
+        The grid is that of a convolution that was not observed. Without one, the first `tokens` are taken for square
+        patches that fill the picture, behind a class token or none; 0 stands for tokens that are no patches.
         """
         if self.pictures is None:
             return ()
@@ -226,7 +226,7 @@ class TokenLayout:
         return self._guessed
 
     def are_words_in_front(self, running: Sequence[ModuleInput], prefix: int) -> bool:
-        """Tell whether words may be among so many tokens in front of the grid, which then have no names."""
+        """Tell whether the `prefix` tokens in front of the grid may hold words; then they have no names."""
         return self._off.are_words_in_front(running, prefix)
 
     def _of_attention(
@@ -252,8 +252,8 @@ class TokenLayout:
     def _are_others_behind(self, layout: Layout, values: Tensor | None) -> bool:
         """Tell whether tokens may follow those of the grid; decided once for each token count.
 
-        A network that does not say how many are in front is taken at its values: its first tokens are patches that a
-        convolution has cut, with their positions added. A single other token is in front but for strong evidence.
+        If the network does not state how many are in front, values decide: its first tokens are patches that a
+        convolution has cut, with their positions added. A single other token is in front unless evidence is strong.
         """
         if self._prefix is not None or not layout.prefix or self.stated is not None:
             return False
@@ -273,7 +273,7 @@ class TokenLayout:
     ) -> bool:
         """Tell whether tokens lie on a grid that was seen, or on one that neighbouring tokens were merged to.
 
-        Other networks average tokens in order of rows, drop some, or have others that look at them. Where tokens are
+        Other networks average tokens in order of rows, drop some, or attend to them with other tokens. If tokens are
         merged by rows and columns, channels become more, or a module is given the size of the map, or has a stride.
         """
         if layout.grid in grids or not grids:
@@ -284,13 +284,13 @@ class TokenLayout:
         if not larger and self.pictures is not None and self._prefix is not None and layout.prefix == self._prefix:
             # Cut anew, after convolutions.
             return layout.grid == square_patches(tokens - self._prefix, self.pictures[1:])
-        return any(_says_size(call, layout.grid) for call in running) or any(map(_has_stride, [*running][:1]))
+        return any(_is_given_size(call, layout.grid) for call in running) or any(map(_has_stride, [*running][:1]))
 
 
 def _likeness(tokens: Tensor, patches: Tensor, layout: Layout) -> list[float] | None:
-    """Return how much tokens resemble patches, by the number of tokens in front; None if it cannot be measured.
+    """Return how much tokens resemble patches, for 0, 1, … tokens in front; None if it cannot be measured.
 
-    It is the mean cosine between a token and its patch, each less the mean over places.
+    The measure is the mean cosine between a token and its patch, each less the mean over places.
     """
     area, extra = math.prod(layout.grid), layout.prefix or 0
     if patches.dim() < 4 or patches.shape[2:] != layout.grid or len(patches) != len(tokens):
@@ -312,7 +312,7 @@ def _centred(tokens: Tensor) -> Tensor:
 
 
 def _patch_size(network: nn.Module) -> tuple[int, int] | None:
-    """Return the size of the patches that a network's first convolution cuts pictures into; None if it does not."""
+    """Return the size of patches that a network's first convolution cuts pictures into; None if it cuts none."""
     first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
     return pair(attribute_of(first, "stride")) if first is not None and _cuts_patches(first) else None
 
@@ -342,8 +342,8 @@ def _sequences(running: Sequence[ModuleInput]) -> list[Tensor]:
     ]
 
 
-def _says_size(call: ModuleInput, grid: tuple[int, ...]) -> bool:
-    """Tell whether a module was given a map of a size, the size itself, or that of the map before."""
+def _is_given_size(call: ModuleInput, grid: tuple[int, ...]) -> bool:
+    """Tell whether a module was given a map of this size, the size itself, or that of the map before merging."""
     high, wide = grid[-2:]
     before = ((high, wide), (2 * high, 2 * wide), (2 * high - 1, 2 * wide - 1))
     for argument in (*call.args, *call.kwargs.values()):

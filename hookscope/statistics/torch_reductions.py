@@ -47,7 +47,7 @@ def reduce_on_device(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple
 
 
 def completed(header: Reduction, scalars: Sequence[float], counts: NDArray[np.int64]) -> Reduction:
-    """Complete a reduction with a row of what `reduce_on_device` gave; it has no distribution."""
+    """Complete a reduction, without distribution, with a row of the results of `reduce_on_device`."""
     exponent, mean, squared_deviations, low, high, abs_sum, square_sum = scalars
     finite_count, nan_count = counts[:2].tolist()
     scaled = Reduction(
@@ -71,7 +71,7 @@ def completed(header: Reduction, scalars: Sequence[float], counts: NDArray[np.in
 
 
 def count_in_bins(rows: Tensor) -> Tensor:
-    """Count on an accelerator, without looking at the values or at how many bins hold any.
+    """Count values by bin on an accelerator, without fetching values or the number of filled bins.
 
     Args:
         rows: float32 or float64, one tensor per row, (R, n).

@@ -47,7 +47,7 @@ def cuts_windows(module: nn.Module) -> bool:
 
 
 def window_size(modules: Iterable[nn.Module], tokens: int) -> tuple[int, int] | None:
-    """Return the size of windows of so many tokens: a module's own, or of a square, as of one larger than the map."""
+    """Return the size of windows of `tokens` tokens: a module's own if one fits, else that of a square."""
     side = math.isqrt(tokens)
     sizes = (pair(attribute_of(module, "window_size")) for module in modules)
     fitting = [size for size in (*sizes, (side, side)) if size is not None and size[0] * size[1] == tokens]

@@ -80,6 +80,11 @@ X = torch.zeros
         (nn.Conv2d(6, 9, (3, 5), stride=2, padding=1), [X(2, 6, 17, 20)], 2 * 9 * 9 * 9 * 6 * 15),
         (nn.Conv2d(8, 8, 3, groups=8, padding=1, bias=False), [X(1, 8, 7, 7)], 8 * 49 * 9),
         (nn.Conv3d(2, 3, 2), [X(1, 2, 4, 5, 6)], 3 * 3 * 4 * 5 * 2 * 8),
+        (
+            lambda x, w: torch.ops.aten.mkldnn_convolution(x, w, None, [0, 0], [2, 2], [1, 1], 1),
+            [X(1, 3, 33, 33), X(8, 3, 3, 3)],
+            8 * 16 * 16 * 27,
+        ),
         # A transposed one takes every input value once for each weight of its channel.
         (nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1, groups=2), [X(2, 6, 5, 7)], 2 * 6 * 35 * 2 * 9),
         (nn.Linear(10, 7), [X(3, 10)], 3 * 7 * 10),

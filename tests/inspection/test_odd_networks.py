@@ -373,6 +373,32 @@ def test_a_backward_pass_that_needs_what_was_overwritten_is_reported_with_the_gr
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def written_by_keyword(net: Any, x: Tensor) -> Tensor:
+    hidden = net.linear(x).sigmoid()
+    with torch.no_grad():
+        torch.mul(hidden, 2, out=hidden)
+    return hidden
+
+
+def beside_an_operator(net: Any, x: Tensor) -> Tensor:
+    hidden = net.linear(x).sigmoid()
+    either = torch.cond(x.sum() > 0, torch.sin, torch.cos, (hidden,))
+    return either * hidden.mul_(2)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which torch's own tracing reads
+@pytest.mark.parametrize(
+    ("forward", "operation", "saved_at"), [(written_by_keyword, "mul", 1), (beside_an_operator, "mul_", 2)]
+)
+def test_a_write_is_named_however_it_is_called_and_whatever_runs_beside_it(
+    forward: Any, operation: str, saved_at: int
+) -> None:
+    with pytest.raises(PassError) as caught:
+        inspect_gradients(Written(forward, linear=nn.Linear(3, 3)), X, total, ["*"])
+    write, saved = (f"(model) (Written, {place(forward, line)})" for line in (3, saved_at))
+    assert f"{operation} in {write} overwrites the tensor that {saved} saved" in str(caught.value)
+
+
 def test_copies_do_not_mend_a_backward_pass_that_fails_by_itself() -> None:
     def forward(net: Any, x: Tensor) -> Tensor:
         hidden = torch.tanh(net.linear(x))

@@ -46,7 +46,11 @@ def filters(*size: int) -> Tensor:
         (lambda x: F.conv2d(F.pad(x, (0, 1, 0, 1)), filters(3, 3), stride=2), (1, 2), (1, 2)),
         # Two pixels for each: around a quarter before and a quarter behind.
         (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (-0.25, 0.5), (-0.25, 0.5)),
+        # Torch steps by the factor, though 32 and 48 pixels become 12 and 19.
+        (lambda x: F.interpolate(x, scale_factor=0.4, mode="bilinear"), (0.75, 2.5), (0.75, 2.5)),
         (lambda x: F.conv_transpose2d(x, torch.ones(3, 4, 2, 2), stride=2), (-0.25, 0.5), (-0.25, 0.5)),
+        (lambda x: (x * 1)[:, 1:].relu_(), (0, 1), (0, 1)),
+        (lambda x: x[:, :, -100:] * 2, (0, 1), (0, 1)),
         (lambda x: x[:, :, 1::2, -8:] * 2, (1, 2), (40, 1)),
         (lambda x: F.pad(x, (-3, 2, 4, -1)), (-4, 1), (3, 1)),  # negative padding cuts off
         (lambda x: x.permute(0, 2, 3, 1).relu().permute(0, 3, 1, 2)[..., 3:], (0, 1), (3, 1)),
@@ -75,6 +79,7 @@ def test_a_kernel_looks_where_its_weights_are() -> None:
     "compute",
     [
         lambda x: x.roll(3, 2),
+        lambda x: (x * 1)[..., :32].mT.relu_(),
         lambda x: x.reshape(1, 3, 4, 8, 6, 8).mean((3, 5)),
         lambda x: F.adaptive_avg_pool2d(x, 7),
         lambda x: x.mT @ x,

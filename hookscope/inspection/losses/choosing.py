@@ -1,4 +1,4 @@
-"""From the name of a loss to its value: nested outputs, which of them counts, and users' own functions."""
+"""From the name of a loss to its value: built-in losses, users' functions, and which of several outputs they take."""
 
 import inspect
 import re
@@ -29,8 +29,7 @@ from hookscope.inspection.losses.targets import (
 from hookscope.parameters import arg
 from hookscope.text import exception_line, safe_text, shape_text
 
-# The output that a loss of one output takes, of several: the first of these names that there is, after
-# what torchvision, timm and Hugging Face call theirs.
+# A loss of one output takes the output with the first of these names, as torchvision, timm and Hugging Face use them.
 _MAIN_NAMES = ("logits", "out", "output")
 _OWN_TARGETS: tuple[TargetKind, ...] = ("class", "zeros", "noise", "self", "tensor")
 
@@ -268,7 +267,7 @@ def _own_target(outputs: Sequence[Output], task: Task) -> tuple[Tensor, str]:
 
 
 def _place(function: Callable[..., object], error: BaseException) -> str:
-    """Return "file.py:12: TypeName: first line", the line being the innermost of the function's own file."""
+    """Return "file.py:12: TypeName: message", with the innermost line in the function's own file."""
     file = attribute_of(attribute_of(function, "__code__"), "co_filename")
     frames = traceback.extract_tb(error.__traceback__)[1:] or traceback.extract_tb(error.__traceback__)
     frame = next((summary for summary in reversed(frames) if summary.filename == file), frames[-1])

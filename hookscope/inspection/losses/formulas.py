@@ -1,4 +1,4 @@
-"""The losses themselves, in float32 or float64, with the axis of classes and outputs that are normalised already.
+"""The built-in losses, in float32 or float64, as `choose_loss` describes them; they find the axis of classes.
 
 A network may end in a softmax or a normalisation. A loss that is wrong or has no gradient there raises or warns.
 """
@@ -34,7 +34,7 @@ _SUMS = re.compile(r"Addmm|Mm|Bmm|Baddbmm|Add|Sub|Linear|Convolution|\w*BatchNor
 
 @dataclass(frozen=True, slots=True)
 class LossValue:
-    """A loss over one batch: 0-d, with its graph; other fields as in `LossRecord`. Each batch brings its warnings."""
+    """A loss over one batch, 0-d with its graph, and the warnings of this batch; other fields as in `LossRecord`."""
 
     value: Tensor
     target: str = ""
@@ -46,7 +46,7 @@ class LossValue:
 def real(tensor: Tensor) -> Tensor:
     """Return a floating tensor as dense float32 or float64; of a complex one, both parts along a new last axis.
 
-    The parts of a nested one come one after the other along axis 0, or flat if they differ in further axes.
+    The parts of a nested tensor are joined along axis 0, or flat if they differ in other axes.
     """
     if tensor.is_nested:
         parts = [real(part) for part in tensor.unbind()]
@@ -63,7 +63,6 @@ def real(tensor: Tensor) -> Tensor:
 
 
 def _cross_entropy(output: Output, task: Task) -> LossValue:
-    """Compute the mean over rows and positions of -log p(t)."""
     values = real(output.tensor)
     axis = _class_axis(values, output, task)
     rows = _rows(values, axis)  # (N, C, *positions)
@@ -89,7 +88,6 @@ def _cross_entropy(output: Output, task: Task) -> LossValue:
 
 
 def _logit(output: Output, task: Task) -> LossValue:
-    """Compute the sum over rows of x(t), of its mean over positions."""
     values = real(output.tensor)
     rows = _rows(values, _class_axis(values, output, task))  # (N, C, *positions)
     classes, text = class_target(rows, output, task)
@@ -122,7 +120,7 @@ def _rows(values: Tensor, axis: int) -> Tensor:
 
 
 def _log_probabilities(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, bool, tuple[str, ...]]:
-    """Return log p of each class, whether these are normalised, and a warning about that."""
+    """Return log p of each class, whether they are normalised, and any warning about that."""
     if is_softmax(rows, output):
         return _log(rows), True, (_softmax_warning(output, task),)
     if task.loss == "ce":
@@ -203,7 +201,6 @@ def _confidence_warning(log_p: Tensor, task: Task) -> tuple[str, ...]:
 
 
 def _binary_cross_entropy(output: Output, task: Task) -> LossValue:
-    """Compute the mean over all elements of -t log p - (1 - t) log(1 - p)."""
     values = real(output.tensor)
     labels, text = _binary_labels(values, output, task)
     if not bool(((labels >= 0) & (labels <= 1)).all()):
@@ -269,7 +266,6 @@ def _sum(outputs: Sequence[Output], task: Task) -> LossValue:
 
 
 def _projection(outputs: Sequence[Output], task: Task) -> LossValue:
-    """Compute the sum of r x over all elements, r standard normal."""
     sources = task.generators()
     parts = []
     for values, drawn in chain.from_iterable(_by_generator(output.tensor, sources) for output in outputs):
@@ -279,7 +275,7 @@ def _projection(outputs: Sequence[Output], task: Task) -> LossValue:
 
 
 def _by_generator(tensor: Tensor, sources: list[torch.Generator]) -> Iterator[tuple[Tensor, Sequence[torch.Generator]]]:
-    """Yield an output with its generators; of a nested output each part with the generator of its input."""
+    """Yield an output with its generators; for a nested output, each part with the generator of its input."""
     if not tensor.is_nested:
         yield real(tensor), sources
         return
@@ -335,9 +331,9 @@ def _class_axes(values: Tensor) -> set[int]:
 
 
 def _groups(values: Tensor) -> list[tuple[tuple[int, ...], int]]:
-    """List the axes of an input and of a channel, which normalisations reduce, with how many values they have.
+    """List the axes that normalisations reduce, of an input and of a channel, with their number of values.
 
-    Values that are normalised within smaller groups are normalised within these.
+    Values that are normalised within smaller groups are also normalised within these.
     """
     axes = tuple(range(values.dim()))
     sets = {axes[1:], (*axes[:1], *axes[2:])} - {()}

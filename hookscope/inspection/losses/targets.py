@@ -1,4 +1,4 @@
-"""What an output is compared with: class names, files for many inputs, random numbers, and their shapes."""
+"""The targets of losses: classes, tensors of files, noise, zeros or the input, in the shape of the output."""
 
 import re
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One loss over one batch, but for the outputs."""
+    """One loss over one batch, without its outputs."""
 
     loss: str
     target: Target
@@ -170,7 +170,7 @@ def class_target(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, str]
 
 
 def per_input(row_count: int, task: Task, names: Sequence[str]) -> tuple[list[int], str]:
-    """Return a class for each row of the batch, the one there is or that of the row's input, and words for people.
+    """Return a class for each row of the batch, the only one or that of its input, and words for people.
 
     Raises:
         UsageError: If there are several, and not one for each input, or rows do not stand for inputs.
@@ -247,7 +247,7 @@ def draw(shape: tuple[int, ...], sources: Sequence[torch.Generator]) -> Tensor:
 def fit(tensor: Tensor, shape: tuple[int, ...], output: Output, task: Task) -> Tensor:
     """Return a target tensor in the shape that is compared, with the rows of this batch's inputs.
 
-    It is of that shape; or has a row for each input of the run, or is for one input with or without a batch axis.
+    The tensor has that shape, or a row for each input of the run, or is for one input with or without a batch axis.
 
     Raises:
         UsageError: If the shapes do not fit.

@@ -24,14 +24,14 @@ _dtype, _device = attrgetter("dtype"), attrgetter("device")
 
 
 class HeldValues:
-    """Tensors and what they held when this was made.
+    """Tensors, and their values when this was made.
 
     Attributes:
-        tensors: Those that lie in memory by strides.
-        aliases: For each of them one that shares its memory and keeps its size and strides.
-        joined: Places in `tensors` of small ones that are alike, and their values in a row.
-        single: Places of others that were copied, and the copies; `bare` are those that were not, and `growing` those
-            of them that may be written to.
+        tensors: The strided ones.
+        aliases: For each, an alias that shares its memory and keeps its size and strides.
+        joined: Places in `tensors` of small ones of one dtype, device and number of axes, and their values joined.
+        single: Places of other copied tensors, and the copies. Tensors without a copy are `growing` if they may be
+            written to, else `bare`.
         special: Sparse, nested and quantised tensors, and those of subclasses that compute in their own way: copy, None
             if none can be made, and version.
     """
@@ -81,7 +81,7 @@ class HeldValues:
                 self.single += [(place, self.aliases[place].clone()) for place in places if place not in small]
 
     def changed(self) -> bool:
-        """Tell whether a tensor holds something else, or, without a copy, was written to."""
+        """Tell whether a tensor has other values or, without a copy, was written to."""
         with _plainly():
             return bool(
                 self._moved()
@@ -107,7 +107,7 @@ class HeldValues:
         return failed
 
     def _moved(self) -> list[int]:
-        """List the tensors that lie elsewhere, or with another size or strides."""
+        """List the places of tensors whose memory, size or strides have changed."""
         if (
             [*map(Tensor.data_ptr, self.tensors)] == self.addresses
             and [*map(Tensor.size, self.tensors)] == [*map(Tensor.size, self.aliases)]
@@ -168,7 +168,7 @@ class HeldValues:
 
 @contextmanager
 def _plainly() -> Iterator[None]:
-    """Leave out what subclasses, gradients and inference mode would do to plain reading and writing."""
+    """Read and write without the overrides of subclasses, gradients and inference mode."""
     with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -188,7 +188,7 @@ def _are_dense(tensors: Sequence[Tensor]) -> bool:
 
 
 def _alias(tensor: Tensor) -> Tensor | None:
-    """Return a plain dense tensor that shares the memory of this one, if there is one."""
+    """Return a plain dense tensor that shares the memory of this one; None if there is none."""
     try:
         alias = tensor.data
         plain = type(alias) is Tensor and alias.layout is torch.strided and not (alias.is_nested or alias.is_quantized)
@@ -219,7 +219,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _join(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the values of tensors with as many axes in a row."""
+    """Join the values of tensors with equally many axes, (n,)."""
     if tensors[0].dim() == 0:
         return torch.stack([*tensors])
     return torch.cat([*tensors] if tensors[0].dim() == 1 else [tensor.reshape(-1) for tensor in tensors])

@@ -1,6 +1,6 @@
 """The contents and states of objects other than tensors, kept so that they can be restored.
 
-Of containers the very objects are kept, in their order. Classes, slots, arrays, random generators and scripted modules
+Of containers, the objects in them are kept, in order. Classes, slots, arrays, random generators and scripted modules
 have a state that is read and written as a whole.
 """
 
@@ -24,7 +24,7 @@ Problem = tuple[object, str]
 
 
 def attempt(holder: object, call: Callable[[], object]) -> list[Problem]:
-    """Call a function of the object, Python or torch, not of hookscope, whose bugs are not the object's."""
+    """Call a function of the object, Python or torch; return its error. Bugs of hookscope's own must raise."""
     try:
         call()
     except Exception as error:  # noqa: BLE001 - the model's own objects may raise anything
@@ -32,18 +32,17 @@ def attempt(holder: object, call: Callable[[], object]) -> list[Problem]:
     return []
 
 
-# Containers, which are read and filled by these classes' own methods, whatever a subclass makes of them. The first that
-# fits is the one.
+# Containers are read and filled by the methods of the first of these classes that fits, whatever a subclass overrides.
 _KINDS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque, bytearray)
 
 
 def kind_of(value: object) -> Any:
-    """Return which of the classes that `Contents` can keep a container is of; None if it is of none."""
+    """Return the class that `Contents` treats a container as; None for other objects."""
     return next((kind for kind in _KINDS if isinstance(value, kind)), None)
 
 
 def contents(kind: Any, container: Any) -> list[Any]:
-    """Return what a container of that class holds, keys included."""
+    """Return the objects in a container of that class, with the keys."""
     return [*kind.__iter__(container), *(kind.values(container) if issubclass(kind, dict) else ())]
 
 
@@ -54,7 +53,7 @@ def identical(first: Sequence[object], second: Sequence[object]) -> bool:
 
 @dataclass(slots=True)
 class Contents:
-    """Containers of one kind, each once, with what they held, in a row: to compare all of them takes one pass."""
+    """Containers of one kind, each once, with their contents in one list, so that one pass compares them all."""
 
     kind: Any
     containers: list[Any]
@@ -63,12 +62,12 @@ class Contents:
     _values: list[Any] = field(default_factory=list)
 
     def note(self) -> "Contents":
-        """Keep what they hold now."""
+        """Record their present contents."""
         self._counts, self._keys, self._values = self._counts_now(), self._keys_now(), [*self._values_now()]
         return self
 
     def changed(self) -> bool:
-        """Tell whether one of them holds other objects, or in another order."""
+        """Tell whether a container holds other objects, or in another order."""
         try:
             if self._counts_now() != self._counts or self._keys_now() != self._keys:
                 return True
@@ -77,7 +76,7 @@ class Contents:
         return not all(map(is_, self._values_now(), self._values))
 
     def put_back(self) -> Iterator[Problem]:
-        """Fill them as they were; return what that fails with."""
+        """Restore the contents; return the failures."""
         start, kind = 0, self.kind
         fill = kind.update if hasattr(kind, "update") else kind.extend
         for container, count in zip(self.containers, self._counts, strict=True):
@@ -101,7 +100,7 @@ class Contents:
 
 
 class Access(NamedTuple):
-    """How the state of an object is read and written: as a whole, or attribute by attribute if those can be deleted."""
+    """How the state of an object is read and written: attribute by attribute with `delete`, else as a whole."""
 
     read: Callable[[Any], Any]
     write: Callable[..., object]  # of an object and a state, or of an object, a name and a value
@@ -109,7 +108,7 @@ class Access(NamedTuple):
 
 
 class State:
-    """An object with the state that it has when this is made: attributes by name, or what is its state."""
+    """An object and its state when this was made: attributes by name, or the state as a whole."""
 
     def __init__(self, access: Access, holder: Any) -> None:
         """Read the state of an object."""
@@ -120,7 +119,7 @@ class State:
         return not _alike(self._access.read(self.holder), self.value)
 
     def put_back(self) -> list[Problem]:
-        """Give the object the state that it had; return the first thing that this fails with."""
+        """Restore the state; return the first failure."""
         (read, write, delete), holder, value = self._access, self.holder, self.value
         now = read(holder)
         if _alike(now, value):
@@ -134,7 +133,7 @@ class State:
 
 
 def state_as_a_whole(value: object) -> State | None:
-    """Keep the state of a NumPy array, a random generator or a script's handle; None of anything else."""
+    """Return the state of a NumPy array, a random generator or a script's handle; None for other objects."""
     access = next((access for kind, access in _WHOLE.items() if isinstance(value, kind)), None)
     if access is None or (isinstance(value, np.ndarray) and value.nbytes > _ARRAY_BYTES):
         return None
@@ -172,7 +171,7 @@ def _read_slots(value: object) -> dict[str, object]:
 
 
 def _slot(value: object, name: str) -> object:
-    """Return what a slot holds, without asking the object's own `__getattr__`."""
+    """Return the value of a slot, without calling the object's `__getattr__`."""
     try:
         return object.__getattribute__(value, name)
     except AttributeError:
@@ -183,7 +182,7 @@ _EMPTY = object()
 
 
 def _read_script(handle: Any) -> dict[str, object]:
-    """Return the attributes of a scripted module, which it keeps out of Python's sight, but not its packed weights."""
+    """Return the attributes of a scripted module, which Python does not see, without its packed weights."""
     concrete: Any = torch._C.ConcreteModuleType.from_jit_type(handle._type())
     attributes = {name: handle.getattr(name) for name in concrete.get_attributes()}
     return {name: value for name, value in attributes.items() if not isinstance(value, torch._C.ScriptObject)}

@@ -1,8 +1,8 @@
 """Which code of a network is its own, not torch's, torchvision's or timm's, and which parameters it may overwrite.
 
 To copy every parameter takes a quarter of a forward pass and their memory again: up to 64 MiB, 61 MB and 20 to 50 ms of
-a resnet34. So of a large network only those are copied that some function names which also writes, as far as its
-bytecode shows: by an in-place method (`mul_`), `.data`, `out=`, an assignment to items or an augmented one.
+a resnet34. So for a large network, only those are copied that are named by a function whose bytecode also writes:
+by an in-place method (`mul_`), `.data`, `out=`, an assignment to items or an augmented one.
 """
 
 import dis
@@ -83,7 +83,7 @@ def has_read_code(module: str | None) -> bool:
 
 @functools.cache
 def _is_pythons(package: str) -> bool:
-    """Tell whether a package of the standard library's name is it, and not a user's `test.py` or `code.py`."""
+    """Tell whether a package with a name of the standard library is Python's, not a user's `test.py` or `code.py`."""
     file = getattr(sys.modules.get(package), "__file__", None)
     return file is None or file.startswith(_STANDARD_LIBRARY)
 
@@ -138,18 +138,19 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     written = {id(layer.weight) for layer in embeddings if attribute_of(layer, "max_norm", 0) is not None}
     if not own_code:
         return Overwritten(written, gradients=False)
-    said = statements_of(modules)
-    through_data = any("data" in fact.names for fact in said)
-    for stated in said:
-        if stated.writes or through_data:
-            written.update(map(id, _named(modules, stated.owner, stated.names)))
-    writers = {fact.owner for fact in said if fact.writes} - {nn.Module}
+    statements = statements_of(modules)
+    through_data = any("data" in statement.names for statement in statements)
+    for statement in statements:
+        if statement.writes or through_data:
+            written.update(map(id, _named(modules, statement.owner, statement.names)))
+    writers = {statement.owner for statement in statements if statement.writes} - {nn.Module}
     for module in modules:
         if isinstance(module, ParametrizationList):  # its parts are given its parameters
             bases = {base for part in module._modules.values() for base in type(part).__mro__}
             written.update(() if bases.isdisjoint(writers) else map(id, module._parameters.values()))
     gradients = any(
-        "backward" in fact.names or (fact.writes and not fact.names.isdisjoint(_GRADIENTS)) for fact in said
+        "backward" in statement.names or (statement.writes and not statement.names.isdisjoint(_GRADIENTS))
+        for statement in statements
     )
     return Overwritten(written, gradients)
 
@@ -179,20 +180,20 @@ def statements_of(modules: Collection[nn.Module]) -> tuple[Statement, ...]:
 
 
 def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> tuple[Statement, ...]:
-    """Read the functions that modules of these classes run, further ones, and what all of them name in turn."""
+    """Read the functions that modules of these classes run, the others, and the functions that all of them name."""
     owners = [*dict.fromkeys(base for kind in kinds for base in kind.__mro__ if is_read(base))]
     waiting: list[tuple[type, FunctionType]] = [(nn.Module, function) for function in functions]
     for owner in owners:
         waiting += [(owner, method) for name in _OF_A_MODULE for method in functions_behind(vars(owner).get(name))]
     seen: set[CodeType] = set()
-    said = []
+    statements = []
     while waiting:
         owner, function = waiting.pop()
         if function.__code__ in seen:
             continue
         seen.add(function.__code__)
-        said.append(_statement(owner, function.__code__))
-        names = said[-1].names
+        statements.append(_statement(owner, function.__code__))
+        names = statements[-1].names
         attributes = {name for name in names if not name.startswith("__")}
         for holder in owners:
             meant = [vars(holder)[name] for name in attributes & vars(holder).keys()]
@@ -204,7 +205,7 @@ def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> 
                 owners += bases
                 entries = [vars(base).get(name) for base in bases for name in ("__init__", *_ENTRY_POINTS)]
                 waiting += [(nn.Module, callee) for entry in entries for callee in functions_behind(entry)]
-    return tuple(said)
+    return tuple(statements)
 
 
 @functools.lru_cache(maxsize=32)

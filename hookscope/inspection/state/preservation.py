@@ -182,7 +182,7 @@ def _restored(
 
 
 def _reshard(modules: Sequence[nn.Module]) -> None:
-    """Let modules of FSDP2 put their sharded parameters back, whose place they gave to gathered ones for a pass."""
+    """Let modules of FSDP2 put their sharded parameters back in place of those gathered for a pass."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     kinds: set[Any] = {*map(type, modules)} if fsdp is not None else set()
     if any(issubclass(kind, fsdp.FSDPModule) for kind in kinds):
@@ -201,7 +201,7 @@ def _have_own_ways(modules: Sequence[nn.Module]) -> bool:
 
 @contextmanager
 def _exported_let_by(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let exported programs, whose mode is fixed, do nothing when the mode around them changes; else they raise."""
+    """Let exported programs ignore changes of mode, on which they raise: their mode is fixed."""
     refusals = [
         (vars(module), name, vars(module)[name])
         for module in modules

@@ -1,6 +1,6 @@
 """The state of a network at one moment, to compare with later and to go back to.
 
-It is everything that the modules lead to and that running them may change.
+It has everything that is reachable from the modules and that running them may change.
 """
 
 import dataclasses
@@ -84,14 +84,14 @@ _WITH_CONTAINERS = frozenset({"collections", "types", "weakref", "_weakrefset"})
 
 
 class Snapshot:
-    """What a network refers to and holds at one moment.
+    """The references and values of a network at one moment.
 
     Attributes:
-        owners: Its modules, and objects that their attributes lead to.
-        tensors: What may be written to, each once.
+        owners: Its modules, and objects reachable by their attributes.
+        tensors: Those that may be written to, each once.
         leaves: Parameters, and other tensors that may have a gradient.
         histories: Those of the tensors that have a graph, with its last node and a copy that has it too.
-        values: What the tensors hold.
+        values: Those of the tensors.
     """
 
     def __init__(self, modules: Sequence[nn.Module], *, differentiates: bool = True) -> None:
@@ -102,7 +102,7 @@ class Snapshot:
             differentiates: Whether a backward pass may run before the network is compared with the snapshot.
         """
         own_code = has_own_code(modules)
-        self._found = reached = _reachable(modules, closely=own_code)
+        self._reached = reached = _reachable(modules, closely=own_code)
         written = overwritten(reached.modules, own_code=own_code)
         stepped = [group for owner in reached.owners if isinstance(owner, Optimizer) for group in owner.param_groups]
         expected = written.tensors | {id(parameter) for group in stepped for parameter in group["params"]}
@@ -128,14 +128,14 @@ class Snapshot:
         self.values = HeldValues(tensors, copied, gradients.keys() - copied if differentiates else frozenset())
 
     def note(self) -> None:
-        """Keep what everything refers to now, as if the snapshot had been taken now; what tensors hold stays."""
+        """Take the present references into the snapshot; the values of tensors stay those of its beginning."""
         self._kinds = [*map(type, self.owners)]
-        self._filled = [*filter(None, self._found.registers)]
+        self._filled = [*filter(None, self._reached.registers)]
         alike: defaultdict[type, list[Any]] = defaultdict(list)
         alike[dict] += self._attributes
         for register in self._filled:
             alike[type(register)].append(register)
-        for kind, container in self._found.containers:
+        for kind, container in self._reached.containers:
             alike[kind].append(container)
         with torch._C.DisableTorchFunction():
             self._required = [*map(attrgetter("requires_grad"), chain(self.tensors, self.leaves))]
@@ -146,20 +146,20 @@ class Snapshot:
         self._contents = [Contents(kind, containers).note() for kind, containers in alike.items()]
 
     def changed(self) -> bool:
-        """Tell whether anything is not as it was."""
+        """Tell whether anything has changed."""
         return (
             self._refers_to_others()
-            or any(state.changed() for state in self._found.states)
+            or any(state.changed() for state in self._reached.states)
             or self._changed_leaves()
             or self.values.changed()
         )
 
     def put_back(self) -> list[Problem]:
-        """Put everything back; return what that failed with."""
+        """Restore everything; return the failures."""
         problems: list[Problem] = []
         if self._refers_to_others():
             problems += self._put_back_references()
-        for state in self._found.states:
+        for state in self._reached.states:
             problems += state.put_back()
         problems += self.values.put_back()
         problems += self._put_back_leaves() if self._changed_leaves() else ()
@@ -169,13 +169,13 @@ class Snapshot:
         return (
             [*map(type, self.owners)] != self._kinds
             or not identical([*map(vars, self.owners)], self._attributes)
-            or not identical([*filter(None, self._found.registers)], self._filled)
+            or not identical([*filter(None, self._reached.registers)], self._filled)
             or any(content.changed() for content in self._contents)
         )
 
     def _put_back_references(self) -> list[Problem]:
         problems: list[Problem] = []
-        ids = {*self._found.parameters, *map(id, self.leaves)}
+        ids = {*self._reached.parameters, *map(id, self.leaves)}
         for owner, kind, attributes in zip(self.owners, self._kinds, self._attributes, strict=True):
             if isinstance(owner, nn.Module):  # it may have registered parameters, which have got gradients
                 for parameter in owner._parameters.values():
@@ -186,7 +186,7 @@ class Snapshot:
             if vars(owner) is not attributes:
                 problems += attempt(owner, partial(object.__setattr__, owner, "__dict__", attributes))
         filled = {*map(id, self._filled)}
-        for register in filter(None, self._found.registers):
+        for register in filter(None, self._reached.registers):
             if id(register) not in filled:
                 register.clear()
         for content in self._contents:
@@ -238,7 +238,7 @@ def _set_gradient(leaf: Tensor, gradient: Tensor | None) -> list[Problem]:
 
 
 def _become(tensor: Tensor, other: Tensor) -> list[Problem]:
-    """Give a tensor the graph of another one, or none, but leave it its memory."""
+    """Give a tensor the graph of another tensor, or none; it keeps its memory."""
     return attempt(tensor, partial(setattr, other, "data", tensor.data)) or attempt(
         tensor, partial(torch.utils.swap_tensors, tensor, other)
     )
@@ -256,7 +256,7 @@ def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]
 def _affordable(tensors: Sequence[Tensor]) -> set[int]:
     """Return the ids of the tensors to copy although no code is seen to write to them.
 
-    That is all of them, or if they are too large as many as fit that are no parameters, the smallest first.
+    These are all tensors or, if that is too much, as many as fit of those that are no parameters, the smallest first.
     """
     if sum(map(_byte_count, tensors)) > _COPIED_BYTES:
         tensors = sorted((tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)), key=_byte_count)
@@ -276,7 +276,7 @@ def _byte_count(tensor: Tensor) -> int:
 
 @dataclass(slots=True)
 class _Reachable:
-    """What modules lead to, each object once; tensors by identity."""
+    """The objects reachable from modules, each once; tensors by identity."""
 
     modules: list[nn.Module] = field(default_factory=list)  # given, or led to by attributes alone
     owners: list[Any] = field(default_factory=list)  # modules and other objects whose attributes may change
@@ -289,9 +289,9 @@ class _Reachable:
 
 
 def _reachable(modules: Sequence[nn.Module], *, closely: bool) -> _Reachable:
-    """Find what the modules of a network lead to.
+    """Find the objects reachable from the modules of a network.
 
-    Looked into are attributes of modules, of objects whose class comes from the package of one of them, of dataclasses
+    The search enters attributes of modules, of objects whose class comes from the package of a module, of dataclasses
     and optimisers; and standard containers. Other objects are not the network's own, or cannot be put back. Not
     `closely`, there are neither hooks nor code but that of torch, torchvision and timm, so of torch's own modules only
     those change that are in train mode or keep more than constants.
@@ -310,7 +310,7 @@ def _reachable(modules: Sequence[nn.Module], *, closely: bool) -> _Reachable:
         on_all = [held for name, held in vars(nn.modules.module).items() if name.startswith("_global_")]  # hooks
         reached.containers += [(kind, registry) for registry in on_all if (kind := kind_of(registry))]
     while pending or waiting:
-        waiting += _of_modules(reached, pending, closely=closely)
+        waiting += _add_modules(reached, pending, closely=closely)
         pending = []
         inner: list[Any] = []
         for value in [
@@ -327,13 +327,13 @@ def _reachable(modules: Sequence[nn.Module], *, closely: bool) -> _Reachable:
                 pending.append(value)
             else:
                 with suppress(Exception):  # an object may raise anything when it is looked at
-                    inner += _of_other(reached, value, packages)
+                    inner += _add_object(reached, value, packages)
         waiting = inner
     return reached
 
 
-def _of_modules(reached: _Reachable, modules: Sequence[nn.Module], *, closely: bool) -> list[Any]:
-    """Note modules with their parameters and buffers; list what else they lead to."""
+def _add_modules(reached: _Reachable, modules: Sequence[nn.Module], *, closely: bool) -> list[Any]:
+    """Add modules, with their parameters and buffers; return other objects that they hold."""
     parameters = [parameter for module in modules for parameter in module._parameters.values() if parameter is not None]
     reached.parameters.update(zip(map(id, parameters), parameters, strict=True))
     reached.modules += modules
@@ -360,7 +360,7 @@ def _of_modules(reached: _Reachable, modules: Sequence[nn.Module], *, closely: b
 
 
 def _keeps_still(module: nn.Module) -> bool:
-    """Tell whether a module is one of torch's own that changes nothing while it runs: in train mode BatchNorm does."""
+    """Tell whether a module is one of torch's that changes nothing while it runs, as BatchNorm does in train mode."""
     attributes = vars(module)
     key = (type(module), len(attributes))
     if key not in _constant:
@@ -378,14 +378,14 @@ def _runs_torchs_code(kind: type) -> bool:
 
 
 def _own_values(attributes: dict[str, Any]) -> list[Any]:
-    """List what the attributes that nn.Module does not set itself hold, if there is something to look into."""
+    """List the values that may hold objects of the attributes that nn.Module does not set itself."""
     if [*islice(attributes, len(_EMPTY_MODULE))] == _EMPTY_MODULE:  # nearly always: its constructor was called first
         return [value for value in islice(attributes.values(), len(_EMPTY_MODULE), None) if type(value) not in _LEAVES]
     return [value for name, value in attributes.items() if type(value) not in _LEAVES and name not in _REGISTERS]
 
 
-def _of_other(reached: _Reachable, value: Any, packages: AbstractSet[str]) -> Iterable[Any]:
-    """Note an object that is neither module nor tensor; list what it leads to."""
+def _add_object(reached: _Reachable, value: Any, packages: AbstractSet[str]) -> Iterable[Any]:
+    """Add an object that is neither module nor tensor; return the objects that it holds."""
     kind = type(value)
     if isinstance(value, tuple | frozenset):
         return value if len(value) <= _SEARCHED_ENTRIES else ()

@@ -298,7 +298,12 @@ def with_projection(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.einsum("bhij,hdo,bhjd->bio", weights, drawn(3, 4, 5, seed=9), value)
 
 
-@pytest.mark.parametrize("function", [written_out, by_einsum, with_projection, values_first])
+def by_keywords(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = torch.softmax(input=torch.matmul(input=query, other=key.mT) / 2, dim=-1)
+    return torch.matmul(input=weights, other=value)
+
+
+@pytest.mark.parametrize("function", [written_out, by_einsum, with_projection, values_first, by_keywords])
 def test_a_softmax_that_meets_values_is_attention(function: Callable[..., Tensor]) -> None:
     query, key, value = (drawn(2, 3, 6, 4, seed=number) for number in range(3))
     calls, (rows,), _ = seen_by_mode(Attends(function), query, key, value)

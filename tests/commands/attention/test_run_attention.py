@@ -421,6 +421,16 @@ def test_torchs_attention_is_a_block_whatever_the_module_is_called() -> None:
         hookscope.attention(nn.Sequential(Nested()), torch.randn(2, 6, 8), batch_axis=0)
 
 
+def test_maps_may_be_rolled_along_one_axis(pictures: Tensor) -> None:
+    class Rolled(SmallTransformer):
+        def forward(self, image: Tensor) -> Tensor:
+            return super().forward(image.roll(1, 3))
+
+    rolled = hookscope.attention(network := Rolled(), pictures).rows[0]
+    shares = weights_of(network, pictures)[0][:, 0]
+    assert rolled.entropy == pytest.approx(-(shares * np.log(shares)).sum(-1).mean(), rel=1e-5)
+
+
 def test_a_network_without_attention_is_refused(pictures: Tensor) -> None:
     with pytest.raises(NothingMatchedError, match=r"^No attention found in ") as refused:
         hookscope.attention(nn.Sequential(nn.Conv2d(3, 4, 3)), pictures)
