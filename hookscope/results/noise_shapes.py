@@ -83,9 +83,9 @@ def parse_noise_shapes(specs: NoiseShapes | Sequence[NoiseShape]) -> tuple[Noise
 def _several(specs: Any) -> tuple[NoiseShape, ...]:
     if isinstance(specs, Mapping):
         return tuple(_one(value, str(name)) for name, value in specs.items())
-    if isinstance(specs, str) or not isinstance(specs, Sequence) or not any(map(_is_nested, specs)):
-        return (_one(specs),)
-    return tuple(_one(spec) for spec in specs)
+    if not isinstance(specs, str) and isinstance(specs, Sequence) and specs and all(map(_is_nested, specs)):
+        return tuple(_one(spec) for spec in specs)
+    return (_one(specs),)
 
 
 def _is_nested(value: object) -> bool:
@@ -106,9 +106,10 @@ def _one(spec: Any, name: str = "") -> NoiseShape:
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return index(value)
+    try:
+        return index(None if isinstance(value, bool) else value)
+    except TypeError as error:
+        raise UsageError(f"{arg('input_shape')} {printable(str(value), 80)!r} is not a size. {_EXAMPLE}.") from error
 
 
 def _read(text: str) -> tuple[NoiseShape, str]:

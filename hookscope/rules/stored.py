@@ -113,7 +113,7 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
             yield about(values, f"{claim}, though the two are not tied")
 
 
-@rule("batchnorm-variance", "fail", "stored", followers="layer")
+@rule("batchnorm-variance", "fail", "stored", followers="buffer")
 @limit(
     "max_zero_fraction",
     0.5,
@@ -121,20 +121,22 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     "3 of 8 trained networks, EfficientNet-Lite0 to 2, have such channels: up to 7 of 32, harmlessly",
 )
 def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
-    """A running variance of BatchNorm is negative or zero.
+    """A running variance of BatchNorm is negative or zero, or a count of its batches is negative.
 
     A running variance is a mean of squares. A negative one is damaged, and its root is NaN. Zeros in a few channels
     mean that these channels are dead. Zeros in many mean that the buffer was zeroed instead of loaded: eval mode then
     divides by the root of eps, which magnifies every deviation. A single channel that is zero, or below 1.18e-38, the
     least normal number of float32, fails if its running mean is not zero, because a dead channel has a mean of zero. A
-    single zero also fails if all running means are zero, because no training leaves that. Load the buffers again, or
-    compute them anew by forward passes in train mode.
+    single zero also fails if all running means are zero, because no training leaves that. A negative count of
+    batches is damaged, too. Load the buffers again, or compute them anew by forward passes in train mode.
     """
     # In a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
     # training explains a variance of zero.
     named = [(*stored.name.rpartition("."), stored) for stored in measured.stored]
     untrained = {module for module, _, name, values in named if name == "running_mean" and is_zero(values)}
     for module, _, name, values in named:
+        if name == "num_batches_tracked" and (values.min or 0) < 0:
+            yield about(values, f" counts {values.min:,.0f} batches (limit 0)")
         if name != "running_var" or values.min is None:
             continue
         limit = 0.0 if module in untrained else terms.limit("max_zero_fraction", stored_in(values))

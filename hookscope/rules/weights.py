@@ -337,7 +337,8 @@ def _is_never_updated(norm: Mapping[str, StoredValues], *, looks_random: bool) -
 
 
 def _batches(norm: Mapping[str, StoredValues]) -> float:
-    return (norm["num_batches_tracked"].max or 0.0) if "num_batches_tracked" in norm else 0.0
+    count = norm["num_batches_tracked"].max if "num_batches_tracked" in norm else None
+    return max(count or 0.0, 0.0)  # batchnorm-variance reports a negative count
 
 
 def _differs(norm: Mapping[str, StoredValues], leaf: str | None) -> bool:

@@ -85,6 +85,10 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
             "shape in [input] is wrong: '3' is not a shape. Give sizes like 1,3,224,224, or tokens=4,20:int64<1000.",
         ),
         (
+            "input.shape = [2, 3, 'x']",
+            "shape in [input] is wrong: 'x' is not a size. Give sizes like 1,3,224,224, or tokens=4,20:int64<1000.",
+        ),
+        (
             "input.shape = [0, 3]",
             (
                 "shape in [input] is wrong: '0,3' has a size below 1. Give sizes like 1,3,224,224, or "
