@@ -81,7 +81,7 @@ def parse_noise_shapes(specs: NoiseShapes | Sequence[NoiseShape]) -> tuple[Noise
 
 
 def _several(specs: Any) -> tuple[NoiseShape, ...]:
-    if isinstance(specs, Mapping):
+    if specs and isinstance(specs, Mapping):
         return tuple(_one(value, str(name)) for name, value in specs.items())
     if not isinstance(specs, str) and isinstance(specs, Sequence) and specs and all(map(_is_nested, specs)):
         return tuple(_one(spec) for spec in specs)

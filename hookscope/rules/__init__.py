@@ -95,7 +95,7 @@ def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
 
 def _named_limits(overrides: Limits) -> Iterator[tuple[str, str, str | float]]:
     if isinstance(overrides, Mapping):
-        yield from ((f"{name}={value}", name, value) for name, value in overrides.items())
+        yield from ((f"{name}={value}", str(name), value) for name, value in overrides.items())
     else:
         for text in [overrides] if isinstance(overrides, str) else overrides:
             name, _, value = text.partition("=")

@@ -254,19 +254,20 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     a dead layer, a head that was never loaded. Findings on weights and layers in the same report show where. It is a
     warning if missing training explains it: the last weight or the last two are zero, which is usual for untrained
     heads; all statistics of BatchNorm have their initial values; or the weights are random (hookscope drew them, or
-    nearly all look random, no layer is BatchNorm, and no other normalisation is trained). Needs two different inputs.
+    nearly all look random, no layer is BatchNorm, and no other normalisation is trained). It is also a warning if the
+    output holds whole numbers or truth values, which may agree by chance. Needs two different inputs.
     """
     changes = [(values.input_difference, values) for values in measured.outputs if values.input_difference is not None]
     if not changes:
         return
-    difference, output = max(changes, key=lambda pair: pair[0])
+    difference, output = max(changes, key=lambda pair: (pair[0], _holds_fractions(pair[1])))
     limit = terms.limit("min_difference", _target(measured, output))
     if not all(change < limit for change, _ in changes):  # one of several may be constant; NaN is none
         return
     if output.max_abs is None:
         yield _about(measured, output, "is NaN or Inf everywhere, for every input.")
         return
-    excuse = _excuse(measured)
+    excuse = _excuse(measured, output)
     share = f"{_difference(difference)} its greatest magnitude (limit: at least {figure(limit)})"
     finding = _about(measured, output, f"is the same for every input: it changes by {share}.{excuse}")
     yield replace(finding, at_most="warn") if excuse else finding
@@ -357,8 +358,14 @@ def _is_of_shape(shape: tuple[int, ...], wanted: tuple[int | str, ...], count: i
     return len(shape) == len(sizes) and all(want in ("*", size) for size, want in zip(shape, sizes, strict=True))
 
 
-def _excuse(measured: CheckMeasurements) -> str:
-    """Return what of the network is untrained, so that a constant output is no wonder; "" for nothing."""
+def _holds_fractions(output: OutputValues) -> bool:
+    return "float" in output.dtype or "complex" in output.dtype
+
+
+def _excuse(measured: CheckMeasurements, output: OutputValues) -> str:
+    """Return why a constant output proves no fault, as a sentence after a space; "" if it does."""
+    if not _holds_fractions(output):
+        return " Whole numbers, such as the index of a class, may be the same by chance."
     weights = [values for values in measured.stored if is_weight(values)]
     zeros = [*itertools.takewhile(is_zero, reversed(weights))]
     if 0 < len(zeros) <= _MOST_HEADS:

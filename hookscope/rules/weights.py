@@ -135,7 +135,7 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     and matrices of 1,024 values or more whose module stores nothing called "scale". Convert the file again, and
     multiply each weight by its scale.
     """
-    scaled = {_owner(stored) for stored in measured.stored if "scale" in leaf_of(stored).lower()}
+    scaled = {_owner(values) for values in measured.stored if _is_scale(values)}
     for values in measured.stored:
         if values.is_whole and values.element_count >= _FEWEST_INTEGERS and _owner(values) not in scaled:
             least, reached = terms.limit("min_magnitude", stored_in(values)), values.max_abs or 0.0
@@ -158,9 +158,10 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     conversion, by reading signed integers as unsigned, or in a step that stored absolute values. If most weights have
     one sign, the rule fails: convert the file again. A few such weights are a warning, because some layers are kept
     positive on purpose, such as those that mix energies of frequencies. The rule checks kernels and matrices with at
-    least 2,048 non-zero values, unless they are constant or break integer-weight.
+    least 2,048 non-zero values, unless they are constant, break integer-weight, or are named "scale" (GPTQ, AWQ, FP8).
     """
-    weights = [stored for stored in measured.stored if is_weight(stored) and _nonzero(stored) >= _FEWEST_SIGNS]
+    large = [values for values in measured.stored if is_weight(values) and _nonzero(values) >= _FEWEST_SIGNS]
+    weights = [values for values in large if not _is_scale(values)]
     unsigned = [
         weight for weight in weights if _has_one_sign(weight) and weight.min != weight.max and not weight.is_whole
     ]
@@ -360,6 +361,10 @@ def _owner(values: StoredValues) -> str:
     return values.name.rpartition(".")[0]
 
 
+def _is_scale(values: StoredValues) -> bool:
+    return "scale" in leaf_of(values).lower()
+
+
 def _nonzero(values: StoredValues) -> int:
     return values.element_count - values.zero_count
 
@@ -417,7 +422,7 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     file into a float32 network. An overflow becomes NaN, which non-finite-parameter reports. Convert the network again,
     from the file with the full weights.
     """
-    scaled = {_owner(tensor) for tensor in measured.stored if "scale" in leaf_of(tensor).lower()}
+    scaled = {_owner(values) for values in measured.stored if _is_scale(values)}
     for values in measured.stored:
         if (float8 := values.float8) is None:
             continue

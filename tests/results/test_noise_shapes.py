@@ -57,6 +57,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (["16384,16384", "m=1"], "more than 268435456 values in all"),
     (["m=1,2", "m=1,2"], "--input-shape m is given twice"),
     ((), "has no batch axis"),
+    ({}, "has no batch axis"),
     ([4, "2,3"], "'2,3' is not a size"),
     ([2, 3, "x"], "'x' is not a size"),
     ((4.5, 2), "'4.5' is not a size"),

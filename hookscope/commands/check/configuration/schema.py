@@ -216,7 +216,7 @@ class _Expect(_Table):
     def _expects_something(self) -> "_Expect":
         if self.image is None:
             raise ValueError("lacks an image. Name the picture, for example image = 'cat.jpg'.")
-        if self.model_fields_set <= {"image", "k"}:
+        if self.top1 is None and self.min_probability is None and not self.contains:
             raise ValueError("expects nothing. Add top1, contains or min-probability.")
         if "k" in self.model_fields_set and not self.contains:
             raise ValueError("has k, which is how many places 'contains' looks at, but no contains. Add it.")

@@ -167,6 +167,10 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ("expect = [{ top1 = 1 }]", "[[expect]] lacks an image. Name the picture, for example image = 'cat.jpg'."),
         ("expect = [{ image = 'a.png', k = 2 }]", "[[expect]] expects nothing. Add top1, contains or min-probability."),
         (
+            "expect = [{ image = 'a.png', contains = [] }]",
+            "[[expect]] expects nothing. Add top1, contains or min-probability.",
+        ),
+        (
             "expect = [{ image = 'a.png', top1 = 1, k = 2 }]",
             "[[expect]] has k, which is how many places 'contains' looks at, but no contains. Add it.",
         ),
