@@ -34,7 +34,9 @@ from hookscope.rules.rule import of_modules, taken_forward
 from hookscope.rules.settings import RENEW
 from hookscope.text import counted, one_line, printable, safe_text, shape_text, strict_json
 
-SCHEMA_VERSION = 7  # 6 has other names, 5 sums of values in place of values, 4 shapes of first batches, 3 no channels
+SCHEMA_VERSION = (
+    8  # 7 and 6 have other names, 5 sums of values in place of values, 4 shapes of first batches, 3 no channels
+)
 
 # float32 itself holds seven. Rounding to six moves a value by at most 5e-6 of itself: 5e-4 of the spread that drift is
 # measured in, a twentieth of the default limit of the rule `drift`.
@@ -112,7 +114,7 @@ class Baseline:
     """What a network's layers gave for known inputs; names as in `ModelInfo`.
 
     `kind` is the class name of the root module, `weights_precision` the narrowest dtype that holds the parameters
-    exactly, `given` values of all input tensors. There is a row per layer, call and slot.
+    exactly, `input_values` values of all input tensors. There is a row per layer, call and slot.
     """
 
     model: str
@@ -123,7 +125,7 @@ class Baseline:
     dtype: str
     weights_precision: str
     gradients: BaselineGradients | None
-    given: str | None
+    input_values: str | None
     inputs: tuple[BaselineInput, ...]
     rows: tuple[BaselineRow, ...]
     labelled: tuple[BaselineClass, ...] = ()
@@ -147,7 +149,7 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
         dtype=forward.dtype,
         weights_precision=measured.weights_precision,
         gradients=gradients_of(measured.gradients),
-        given=given_of(measured),
+        input_values=input_values_of(measured),
         inputs=inputs_of(forward.inputs),
         rows=tuple(sorted((row for _, row in measured_rows(measured)), key=lambda row: _counting_order(row.label))),
         labelled=_labelled_of(measured.labelled),
@@ -183,8 +185,8 @@ def _digests(pictures: Mapping[str, bool], right: bool) -> tuple[str, ...]:
     return tuple(sorted(digest for digest, is_right in pictures.items() if is_right is right))
 
 
-def given_of(measured: CheckMeasurements) -> str | None:
-    """Return values of what the network was given, as a baseline keeps them; None if there are none."""
+def input_values_of(measured: CheckMeasurements) -> str | None:
+    """Return values of the network's inputs as a baseline keeps them; None if there are none."""
     return values_text(measured.signatures.get("", _NO_SIGNATURE).values)
 
 
@@ -286,7 +288,7 @@ def _parsed(document: Any) -> Baseline:
         baseline: Baseline = checked(Baseline, document)
     except ValueError as error:
         raise ValueError(": ".join(error.args)) from error
-    check_text(values_from_text, baseline.given, "'given'")
+    check_text(values_from_text, baseline.input_values, "'input_values'")
     for row in baseline.rows:
         check_text(values_from_text, row.values, f"'values' of layer {row.label!r}")
         check_text(channels_from_text, row.channels, f"'channels' of layer {row.label!r}")

@@ -110,12 +110,12 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
             f" {reason}: {listed(names)}."
         )
         first = parameters[names[0]]
-        target = parameter_of(first) if len(names) == 1 else _module(_common_module(names), gradients)
+        target = parameter_of(first) if len(names) == 1 else _module_target(_common_module(names), gradients)
         yield RuleFinding(target, message, "warn")
 
 
 def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
-    """Return what is known of why a parameter gets no gradient, from the rows of its module."""
+    """Return why a parameter gets no gradient, as far as the rows of its module show."""
     if parameter.status == "no gradient path":
         return "autograd does not track what is computed with them (no_grad, detach)"
     module = owner(parameter)
@@ -210,7 +210,7 @@ class _Trend:
 def _beyond(
     limit: float, is_beyond: Callable[[float, float], bool], trends: Iterable[tuple[_Trend, float | None]]
 ) -> Iterable[RuleFinding]:
-    """Report trends with such ratios, once where they begin at the same place."""
+    """Report trends with a ratio beyond the limit; of several that begin at one place, the first."""
     by_place: dict[str, RuleFinding] = {}
     for trend, ratio in trends:
         if ratio is not None and is_beyond(ratio, limit):
@@ -220,7 +220,7 @@ def _beyond(
 
 
 def _serving_idle(gradients: Gradients) -> set[str]:
-    """Return the layers with an output that is taken only by modules idle at that call, or that leads only to them."""
+    """Return the layers with an output that an idle module takes, or that leads only to such layers."""
     outputs = arrived_outputs(gradients)
     idle = idle_modules(outputs)
     serving: set[str] = set()
@@ -245,7 +245,7 @@ def _learning(gradients: Gradients) -> _Trend:
 
 
 def _recurrences(gradients: Gradients) -> Iterator[_Trend]:
-    """Return ‖grad_output‖ over the calls of each layer with weights that is called often, always with one shape."""
+    """Yield ‖grad_output‖ over the calls of layers with weights that are called often with one shape."""
     weighted = {owner(parameter) for parameter in gradients.parameters}
     by_layer: dict[tuple[str, str, tuple[int, ...]], list[GradientRow]] = {}
     for row in arrived_outputs(gradients):
@@ -260,7 +260,7 @@ def _of_outputs(things: str, rows: Sequence[GradientRow]) -> _Trend:
     return _Trend("‖grad_output‖", things, [*map(output_of, rows)], [row.gradient.l2 or 0.0 for row in rows])
 
 
-def _module(name: str, gradients: Gradients) -> FindingTarget:
+def _module_target(name: str, gradients: Gradients) -> FindingTarget:
     row = next((row for row in gradients.rows if row.label == name), None)
     return output_of(row) if row else FindingTarget(name, (name,) if name else ())
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
 
 
-# A network with at least this many weights counts as random if this share of them spreads by less than this many
-# standard errors beyond chance: of 289 random networks the nearest has 0.88. So do 0.94 of the weights of a small ViT
-# that is trained, which only its LayerNorms show: of 90 random networks without BatchNorm, no scale varies in any.
+# A network with at least `_FEWEST_SPREADS` weights counts as random if `_RANDOM_FRACTION` of them spread by less than
+# `RANDOM_SPREAD` standard errors beyond chance. The smallest share in 289 random networks is 0.88. A small trained ViT
+# has 0.94, and only its LayerNorms show the training: no scale varies in 90 random networks without BatchNorm.
 _FEWEST_SPREADS = 3
 RANDOM_SPREAD = 3.0
 _RANDOM_FRACTION = 0.8
@@ -194,7 +194,7 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
 def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
     """Return how many of the last filters are zero, and the probability of that from the share of the other filters.
 
-    The share is estimated as Laplace does: one more of each kind.
+    Laplace's rule estimates the share: one more zero filter, and one more other filter.
     """
     tail = 0
     while tail < len(zeros) and zeros[-1 - tail] == count - 1 - tail:
@@ -218,12 +218,12 @@ def is_weight(values: StoredValues) -> bool:
 
 
 def is_zero(values: StoredValues) -> bool:
-    """Tell whether there are values, all of them zero."""
+    """Tell whether all values are zero, and there are any."""
     return 0 < values.element_count == values.zero_count
 
 
 def batch_norm_is_untrained(measured: CheckMeasurements) -> bool:
-    """Tell whether there is BatchNorm, all of whose statistics are as they start: mean 0, variance 1."""
+    """Tell whether there is BatchNorm, and all its statistics have their initial values: mean 0, variance 1."""
     starts = {"running_mean": 0.0, "running_var": 1.0}
     running = [values for values in measured.stored if leaf_of(values) in starts]
     return bool(running) and all(values.min == values.max == starts[leaf_of(values)] for values in running)
@@ -235,7 +235,7 @@ def is_untrained(measured: CheckMeasurements) -> bool:
 
 
 def untrained_remark(measured: CheckMeasurements) -> str:
-    """Return what of the network is untrained, as a sentence after a space; "" for nothing."""
+    """Say what is untrained, as a sentence after a space; "" for a trained network."""
     if batch_norm_is_untrained(measured):
         return " BatchNorm is untrained and does not normalise yet."
     if not weights_are_random(measured):
@@ -251,13 +251,13 @@ def weights_are_random(measured: CheckMeasurements) -> bool:
 
 
 def _is_trained_norm(values: StoredValues) -> bool:
-    """Tell whether values are statistics of BatchNorm, which say more than weights, or a scale that has moved."""
+    """Tell whether values show training better than weights do: BatchNorm's statistics, or a scale that has moved."""
     is_scale = leaf_of(values) == "weight" and values.role == "parameter" and len(values.shape) == 1
     return leaf_of(values) == "running_var" or (is_scale and values.min != values.max)
 
 
 def weights_look_random(stored: Sequence[StoredValues]) -> bool:
-    """Tell whether nearly all weights that are large enough to tell look drawn at random."""
+    """Tell whether nearly all weights that are large enough to judge look drawn at random."""
     spreads = [values.spread_beyond_chance for values in stored if values.spread_beyond_chance is not None]
     random = sum(spread < RANDOM_SPREAD for spread in spreads)
     return len(spreads) >= _FEWEST_SPREADS and random >= _RANDOM_FRACTION * len(spreads)
