@@ -72,10 +72,9 @@ _MODULE_OF = {
     "maximum": "ReLU",
     "hardtanh": "ReLU",
 }
-_RECTIFIER_FUNCTIONS = {name: _MODULE_OF[name] for name in ("relu", "relu6", "hardswish", "threshold")}
-
 # Their output is exactly zero over a range of inputs; that of GELU, SiLU and leaky ReLUs never is.
 RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
+_RECTIFIER_FUNCTIONS = frozenset({"relu", "relu6", "hardswish", "threshold"})
 
 # A channel of fewer values is often zero by chance: with 32, once in 2**32 for a balanced ReLU.
 _VALUES_PER_CHANNEL = 32
@@ -134,7 +133,7 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFi
     """
     forward = forward_of(measured)
     for row in forward.rows:
-        is_rectifier = (row.kind if row.owner is None else _RECTIFIER_FUNCTIONS.get(row.kind)) in RECTIFIERS
+        is_rectifier = row.kind in (RECTIFIERS if row.owner is None else _RECTIFIER_FUNCTIONS)
         statistics = row.activation
         enough = max(terms.limit("min_values", output_of(row)), _VALUES_PER_CHANNEL * (statistics.channel_count or 1))
         if is_rectifier and statistics.element_count >= enough and statistics.dead_channel_fraction == 1:
@@ -156,11 +155,8 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     """
     forward = forward_of(measured)
     constant: dict[str, tuple[LayerRow, float]] = {}
-    before: LayerRow | None = None
-    for row in forward.rows:
-        value = _constant_of(row)
-        shown = _shown_before(row, before)
-        before = row
+    for before, row in zip([None, *forward.rows], forward.rows, strict=False):
+        value, shown = _constant_of(row), _shown_before(row, before)
         if value is not None and (not shown or shown in constant):
             constant[row.label] = row, value
     fixed = _computed_without_data(forward.rows) if constant else set()

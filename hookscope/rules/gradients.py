@@ -117,8 +117,6 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     Nothing can learn: the loss does not depend on any parameter, or is constant by construction, such as the sum of a
     softmax or of LayerNorm's output. Choose another loss, then look at the layers.
     """
-    # To first order, changing a tensor by its own size changes the loss by at most ‖g‖·‖x‖, its effect. Where that is
-    # only rounding, the loss is at a minimum, or constant by construction.
     gradients, rounding = taken_gradients(measured), terms.limit("rounding")
     parameters = [parameter for parameter in gradients.parameters if parameter.status in ("gradient", "zero")]
     outputs = arrived_outputs(gradients)
@@ -136,11 +134,9 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         )
         yield RuleFinding(WHOLE_NETWORK, message, "warn")
         return
-    activations = {row.label: row.activation.l2 or 0.0 for row in gradients.rows}
-    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(row.label, 0.0)) for row in outputs]
     zero_weights = _gates(gradients)
     reaching = 0.0
-    for (row, before), (following, after) in pairwise(effects):
+    for (row, before), (following, after) in pairwise(effects_of(gradients)):
         reaching = max(reaching, before)
         normalises = following.kind in _NORMALISERS and not _gates_near(zero_weights, row.layer, following.layer)
         if normalises and reaching < rounding * after:
@@ -151,6 +147,12 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
             )
             yield RuleFinding(output_of(following), message, "warn")
             return
+
+
+def effects_of(gradients: Gradients) -> list[tuple[GradientRow, float]]:
+    """Return module outputs with ‖g‖·‖x‖: how far the loss moves, to first order, if x changes by its own size."""
+    sizes = {row.label: row.activation.l2 or 0.0 for row in gradients.rows}
+    return [(row, (row.gradient.l2 or 0.0) * sizes.get(row.label, 0.0)) for row in arrived_outputs(gradients)]
 
 
 def _non_finite_parameter(gradients: Gradients) -> Iterator[RuleFinding]:

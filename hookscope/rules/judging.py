@@ -314,14 +314,9 @@ class _Judging:
         if needs not in ("file", "network", "stored"):
             if measured.forward is not None and measured.forward.failure is not None and name != "forward":
                 return "the forward pass raised"
-            lack = ""
-            if needs == "gradients":
-                lack = "no gradients were taken" if measured.gradients is None else ""
-            elif measured.forward is None:
-                lack = "the network was not run"
-            elif needs == "labels" and measured.labelled is None:
-                lack = "no labelled pictures were classified"
-            if lack:
+            run = measured.gradients if needs == "gradients" else measured.forward
+            if run is None:
+                lack = "no gradients were taken" if needs == "gradients" else "the network was not run"
                 return measured.unmeasured.get(name, lack)
         return "" if name in _NEVER_UNMEASURED else measured.unmeasured.get(name, "")
 

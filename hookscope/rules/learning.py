@@ -6,12 +6,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from operator import gt, lt
 from statistics import median
 from typing import TYPE_CHECKING
 
-from hookscope.rules.gradients import idle_modules
+from hookscope.rules.gradients import effects_of, idle_modules
 from hookscope.rules.rule import (
     FindingTarget,
     RuleFinding,
@@ -99,19 +99,19 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     """
     gradients = taken_gradients(measured)
     trainable = [parameter for parameter in gradients.parameters if parameter.trainable]
-    by_reason: dict[str, list[str]] = {}
-    parameters = {parameter_row.name: parameter_row for parameter_row in trainable}
+    by_reason: dict[str, list[ParameterRow]] = {}
     for row in trainable:
         if row.status in ("not reached", "no gradient path"):
-            by_reason.setdefault(_why_unused(row, gradients), []).append(row.name)
-    for reason, names in by_reason.items():
+            by_reason.setdefault(_why_unused(row, gradients), []).append(row)
+    for reason, unused in by_reason.items():
+        names = [row.name for row in unused]
         message = (
             f"{len(names)} of {counted(len(trainable), 'trainable parameter')} never get a gradient (limit 0):"
             f" {reason}: {listed(names)}."
         )
-        first = parameters[names[0]]
-        target = parameter_of(first) if len(names) == 1 else _module_target(_common_module(names), gradients)
-        yield RuleFinding(target, message, "warn")
+        yield RuleFinding(
+            parameter_of(unused[0]) if len(unused) == 1 else _common_module(names, gradients), message, "warn"
+        )
 
 
 def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
@@ -238,9 +238,7 @@ def _learning(gradients: Gradients) -> _Trend:
     weights = _weights(gradients)
     if len(weights) >= _SHORTEST_TREND:
         return _Trend("‖g‖/‖w‖", "weights", [*map(parameter_of, weights)], [weight.ratio or 0.0 for weight in weights])
-    activations = {row.label: row.activation.l2 or 0.0 for row in gradients.rows}
-    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(row.label, 0.0)) for row in arrived_outputs(gradients)]
-    positive = [(output_of(row), effect) for row, effect in effects if _is_positive(effect)]
+    positive = [(output_of(row), effect) for row, effect in effects_of(gradients) if _is_positive(effect)]
     return _Trend("‖g‖·‖x‖", "outputs", [target for target, _ in positive], [effect for _, effect in positive])
 
 
@@ -260,17 +258,12 @@ def _of_outputs(things: str, rows: Sequence[GradientRow]) -> _Trend:
     return _Trend("‖grad_output‖", things, [*map(output_of, rows)], [row.gradient.l2 or 0.0 for row in rows])
 
 
-def _module_target(name: str, gradients: Gradients) -> FindingTarget:
+def _common_module(parameters: Sequence[str], gradients: Gradients) -> FindingTarget:
+    """Return the innermost module that holds all of these parameters."""
+    paths = zip(*(parameter.split(".")[:-1] for parameter in parameters), strict=False)
+    name = ".".join(parts[0] for parts in takewhile(lambda parts: len({*parts}) == 1, paths))
     row = next((row for row in gradients.rows if row.label == name), None)
     return output_of(row) if row else FindingTarget(name, (name,) if name else ())
-
-
-def _common_module(names: Sequence[str]) -> str:
-    paths = [name.split(".")[:-1] for name in names]
-    depth = 0
-    while all(len(path) > depth for path in paths) and len({path[depth] for path in paths}) == 1:
-        depth += 1
-    return ".".join(paths[0][:depth])
 
 
 def _weights(gradients: Gradients) -> list[ParameterRow]:

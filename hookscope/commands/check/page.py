@@ -1,6 +1,6 @@
-"""The page of a check, with the pictures that `--evidence` left of what failed.
+"""The page of a check, with the pictures that `--evidence` wrote about failures.
 
-What cannot be shown is counted and is no error. No file outside the folder is read, and no link is followed.
+Pictures that cannot be shown are counted, and are no error. No file outside the folder is read, no link is followed.
 """
 
 import base64
