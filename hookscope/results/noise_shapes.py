@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import Any, SupportsIndex
 
 from hookscope.errors import UsageError, nearest
 from hookscope.parameters import arg
@@ -106,10 +106,9 @@ def _one(spec: Any, name: str = "") -> NoiseShape:
 
 
 def _size(value: Any) -> int:
-    try:
-        return index(None if isinstance(value, bool) else value)
-    except TypeError as error:
-        raise UsageError(f"{arg('input_shape')} {printable(str(value), 80)!r} is not a size. {_EXAMPLE}.") from error
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise UsageError(f"{arg('input_shape')} {printable(str(value), 80)!r} is not a size. {_EXAMPLE}.")
+    return index(value)
 
 
 def _read(text: str) -> tuple[NoiseShape, str]:
