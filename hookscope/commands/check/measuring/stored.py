@@ -168,7 +168,7 @@ class _Totals:
             piece = piece.float()
         if not piece.numel():
             return
-        low, high = _bounds(piece)
+        low, high = map(float, torch.aminmax(piece))
         if not (math.isfinite(low) and math.isfinite(high)):
             nan_count = int(piece.isnan().sum())
             finite = piece[piece.isfinite()]
@@ -177,7 +177,7 @@ class _Totals:
             if not finite.numel():
                 return
             piece = finite
-            low, high = _bounds(piece)
+            low, high = map(float, torch.aminmax(piece))
         nonzero = int(torch.count_nonzero(piece))
         self.zero_count += piece.numel() - nonzero
         if piece.is_floating_point():
@@ -189,11 +189,6 @@ class _Totals:
         self.min = low if self.min is None else min(low, self.min)
         self.max = high if self.max is None else max(high, self.max)
         self.max_abs = max(abs(low), abs(high), self.max_abs or 0.0)
-
-
-def _bounds(piece: Tensor) -> tuple[float, float]:
-    low, high = torch.aminmax(piece)
-    return float(low), float(high)
 
 
 def _filters(entry: _NamedTensor, values: Tensor, shape: tuple[int, ...]) -> Tensor | None:

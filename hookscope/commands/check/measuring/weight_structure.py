@@ -187,12 +187,9 @@ def spread_beyond_chance(values: Tensor) -> float | None:
     if not (math.isfinite(fourth) and second > 0 and 0 < fourth < _HEAVIEST_TAILS * second**2):
         return None
     excesses = []
-    for axis in (None, 1, 0):  # rows; columns, of which each holds the places of a kernel
-        sums, squares = (
-            (torch.cat(row_sums), torch.cat(row_squares))
-            if axis is None
-            else (column_sums.view(inputs, -1).sum(axis), column_squares.view(inputs, -1).sum(axis))
-        )
+    by_row = torch.cat(row_sums), torch.cat(row_squares)
+    by_column = column_sums.view(inputs, -1), column_squares.view(inputs, -1)  # (inputs, places)
+    for sums, squares in (by_row, *((by_column[0].sum(axis), by_column[1].sum(axis)) for axis in (1, 0))):
         groups, size = len(sums), values.numel() // len(sums)
         if groups < 2 or size < _FEWEST_IN_GROUP:
             continue
