@@ -56,7 +56,7 @@ _RESAMPLING = frozenset(
     ]
 )
 
-# The module that does what a function does. The bound of `clamp` is not known; at 0 it acts as a ReLU.
+# The module that computes the same as a function. The bound of `clamp` is not known; at 0 it acts as a ReLU.
 _MODULE_OF = {
     "relu": "ReLU",
     "relu6": "ReLU6",

@@ -1,4 +1,4 @@
-"""A baseline: what a network's layers gave for known inputs, as JSON that a reviewer can read in a pull request.
+"""A baseline: statistics of a network's outputs for known inputs, as JSON that a reviewer can read in a pull request.
 
 One line per layer, sorted by name, numbers in six significant digits: a diff shows which layers changed, and by how
 much. Containers without parameters are left out; labelled pictures follow, a line per class.
@@ -44,14 +44,14 @@ _SIGNIFICANT_DIGITS = 6
 
 _MOST_BYTES = 64 * 2**20  # ten thousand rows, at about six thousand bytes each
 
-# Share of the rows that must have kept name, type and shape: below it the network is another one (resnet18 and resnet34
+# Share of the rows that must have kept name, type and shape: below it, the network differs (resnet18 and resnet34
 # share 0.5 of theirs).
 _LEAST_ALIKE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineInput:
-    """Equal inputs that followed each other, and what was done to them.
+    """Consecutive equal inputs, and the steps of their preprocessing.
 
     `name` is for people, without its folder, `sha256` None without a file, `shape` without the batch axis.
     """
@@ -65,7 +65,7 @@ class BaselineInput:
 
 @dataclass(frozen=True, slots=True)
 class BaselineGradients:
-    """What the gradients belong to: loss and target by name, "" without a target, and the mode, "eval" or "train"."""
+    """Loss and target of the gradients by name, "" without a target, and the mode, "eval" or "train"."""
 
     loss: str
     target: str
@@ -111,7 +111,7 @@ class BaselineClass:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a network's layers gave for known inputs; names as in `ModelInfo`.
+    """Statistics of a network's outputs for known inputs; names as in `ModelInfo`.
 
     `kind` is the class name of the root module, `weights_precision` the narrowest dtype that holds the parameters
     exactly, `input_values` values of all input tensors. There is a row per layer, call and slot.
@@ -158,7 +158,7 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
 
 
 def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, BaselineRow], ...]:
-    """Return the rows that a baseline holds, in execution order, each with what it would hold of them."""
+    """Return the rows of which a baseline holds something, in execution order, with their form in the baseline."""
     rows = of_modules(taken_forward(measured).rows)
     containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
     taken = measured.gradients.gradients if measured.gradients else ()
@@ -191,14 +191,14 @@ def input_values_of(measured: CheckMeasurements) -> str | None:
 
 
 def gradients_of(gradients: Gradients | None) -> BaselineGradients | None:
-    """Return what the gradients of a run belong to; None if it took none."""
+    """Return loss, target and mode of a run's gradients; None if it took none."""
     if gradients is None or gradients.loss is None:
         return None
     return BaselineGradients(safe_text(gradients.loss.name), safe_text(gradients.loss.target), gradients.mode)
 
 
 def inputs_of(records: Iterable[InputRecord]) -> tuple[BaselineInput, ...]:
-    """Return the inputs of a run; what a reader warned of is left out, because it depends on the reader's version."""
+    """Return the inputs of a run, without the warnings of readers, which depend on the reader's version."""
 
     def described(record: InputRecord) -> BaselineInput:
         name = safe_text(PurePath(record.name).name or record.name)
@@ -232,7 +232,7 @@ def _baseline_row(row: LayerRow, gradient_l2: float | None, signature: OutputSig
 
 
 def _rounded(value: float | None) -> float | None:
-    """Return a number in six significant digits, -0 as 0; None for what JSON has no number for."""
+    """Return a number in six significant digits, -0 as 0; None for NaN and infinities, which JSON lacks."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{_SIGNIFICANT_DIGITS}g}") + 0.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # hardly vary (a sigmoid at 0.5) is no drift.
 _LEAST_SPREAD = 0.1
 
-# The limit for what was rounded to each floating dtype, from the finest to the coarsest.
+# The limit for values rounded to a floating dtype, from the finest dtype to the coarsest.
 _LIMITS = {
     "float64": "max_difference",
     "float32": "max_difference",
@@ -27,7 +27,7 @@ _LIMITS = {
 }
 _HALF = frozenset({"float16", "bfloat16"})
 
-# The smallest number of float16 (IEEE 754): values that lie nearer to each other are the same in it.
+# The smallest number of float16 (IEEE 754): nearer values are equal in float16.
 _STEP_OF_FLOAT16 = 2.0**-24
 
 # Rounding may move a quantile this many times as far as it moves the values (root mean square): an outer quantile of
@@ -98,7 +98,7 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
     begins where they suddenly double. Changes smaller than these errors cannot be detected. Dynamic int8 quantisation
     of linear layers moves layers by 0.007 to 0.06, which counts as drift: raise max_difference to 0.1 for it.
     """
-    # Layers are compared in execution order; those that are gone come last. A layer without a counterpart, or with
+    # Layers are compared in execution order; layers that are gone come last. A layer without a counterpart, or with
     # another type, shape, dtype, or count of NaN or Inf, drifts whatever the limits.
     from hookscope.rules.baseline import measured_rows, require_fit
 

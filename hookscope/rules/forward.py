@@ -127,7 +127,7 @@ def _first_in_forward_order(
     in_modules = of_modules(broken)
     spread = {label for row in broken for label in row.inputs}
     meant = _filled_on_purpose(broken)
-    # Inf alone, from which no more comes, is what masks are made of.
+    # Inf that leads to no other Inf or NaN is a mask.
     broken = [row for row in broken if row.owner is None or row.activation.nan_count or row.label in spread - meant]
     has_effect = bool(in_modules) or not finite
     if not has_effect:  # operations choose among values, as `torch.where` does
@@ -205,7 +205,7 @@ def _guilty_inputs(origin: NonFiniteOrigin) -> str:
     return f"{len(named)} of the {origin.input_count} inputs of the batch lead to it ({some_of(named, 3)}){where}"
 
 
-# Machine epsilon: float16 has 11 significant bits, bfloat16 has 8 (IEEE 754, and its first half).
+# Machine epsilon: float16 has 11 significant bits, bfloat16 has 8.
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _ROUNDINGS = 16  # roundings of the output's dtype that differences may always have
 

@@ -90,7 +90,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
         # Containers that end with the broken output are passed over: their gradient is not finite either.
         later = (output for output in arrived_outputs(gradients, of_operations=True) if output.index > first.index)
         consumer = next((output for output in later if not non_finite_count(output.gradient)), None)
-        # The last to arrive may be the module that returns what an operation of its code has computed.
+        # The last to arrive may be the module that returns the output of an operation of its code.
         if consumer is not None and (consumer is finite[-1] or consumer.owner == finite[-1].layer):
             target, maker = output_of(consumer), f"{quoted(consumer)} and what leads to it"
         else:

@@ -42,7 +42,7 @@ def _idle_without(rule: str) -> str:
     }.get(rule, labelled)
 
 
-_NEED_NO_NETWORK = frozenset({"file", "stored"})  # what a weights file shows by itself
+_NEED_NO_NETWORK = frozenset({"file", "stored"})  # a weights file suffices
 
 # These rules report themselves that something could not be measured, so that nobody reads silence as a pass.
 _NEVER_UNMEASURED = frozenset({"non-finite-activation", "expectation"})
@@ -333,7 +333,7 @@ class _Judging:
         if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
             origin = self.outcomes["non-finite-activation"]
             # After a forward pass that is not finite, rules about gradients would blame the layer that runs last. After
-            # a warning, which may be about a mask, gradients are judged all the same.
+            # a warning, which may be about a mask, gradients are judged anyway.
             if origin.status == "fail" or (origin.findings and rule.needs != "gradients"):
                 maker = "an output has" if self.measured.origin is None else "a module makes"
                 return f"{maker} NaN or Inf, which causes the rest"

@@ -1,4 +1,4 @@
-"""Rules about what each parameter learns: how gradients change over depth and between them, and which get none."""
+"""Rules about what parameters learn: how gradients change over depth and between parameters, and which are missing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     """
     # ‖g‖/‖w‖ is flat over depth in healthy networks, also where activations shrink or grow, as ‖grad_output‖ is not.
     # The median over a tenth spans skip connections and branches that start small. A layer that is called again and
-    # again has one gradient for all its calls; those of its outputs are compared instead.
+    # again has one gradient for all its calls; the gradients of its outputs are compared instead.
     gradients = taken_gradients(measured)
     trends = [*_recurrences(gradients), _learning(gradients)]
     yield from _beyond(terms.limit("min_ratio"), lt, [(trend, trend.ratio(median)) for trend in trends])
@@ -170,7 +170,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class _Trend:
-    """Positive values in forward order: what they measure, of which things (a plural noun), and a target for each."""
+    """Positive values of a measure in forward order; `things` is a plural noun for the targets."""
 
     measure: str
     things: str
@@ -178,7 +178,7 @@ class _Trend:
     values: Sequence[float]
 
     def ratio(self, of_last: Callable[[Sequence[float]], float]) -> float | None:
-        """Return the median of the first tenth over what `of_last` makes of the last tenth; None if values are few."""
+        """Return the median of the first tenth over `of_last` of the last tenth; None for too few values."""
         if len(self.values) < _SHORTEST_TREND:
             return None
         ratio = median(self.values[: self._tenth]) / of_last(self.values[-self._tenth :])

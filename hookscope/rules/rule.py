@@ -198,7 +198,7 @@ class RuleTerms:
         return replace(first, message=message, followed_by=names)
 
     def _changes(self, target: FindingTarget) -> Iterator[RuleSettings]:
-        """Yield what the user has changed for the whole network, then for layers; a later change overrides."""
+        """Yield the user's changes for the whole network, then for layers; a later change overrides."""
         yield self.settings.rules.get(self.rule.identifier, RuleSettings())
         for pattern, settings in self.layers:
             if target.names and any(pattern.matches(name, target.kind) for name in target.names) != pattern.exclude:
@@ -249,7 +249,7 @@ def arrived_outputs(gradients: Gradients, *, of_operations: bool = False) -> lis
 
 
 def of_modules(rows: Iterable[LayerRow]) -> list[LayerRow]:
-    """Return the rows of modules, without those of operations."""
+    """Return the rows of modules, without operations."""
     return [row for row in rows if row.owner is None]
 
 

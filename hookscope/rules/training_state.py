@@ -1,4 +1,4 @@
-"""Rules about what a training checkpoint holds beside the weights: optimisers' and scalers' states, averages."""
+"""Rules about other entries of a training checkpoint than weights: states of optimisers and scalers, averages."""
 
 from __future__ import annotations
 

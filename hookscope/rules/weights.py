@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 # A running variance may well be 10^4 times those of dead channels, and a single weight below this does not dominate.
 _LEAST_THAT_FAILS = 1000.0
 
-# Standard errors from which a weight counts as trained. Of the weights of EfficientNet-Lite0 to 2 with 2,048 values and
-# more, nine in ten are beyond, by up to 10^3.
+# Standard errors from which a weight counts as trained. Nine in ten weights of EfficientNet-Lite0 to 2 with
+# 2,048 values or more exceed it, by up to 10^3.
 TRAINED_SPREAD = 10.0
-_FEWEST_TRAINED = 3  # among fewer nothing stands out
-_FEWEST_INTEGERS = 1024  # a fixed kernel, as one that finds edges, may have fewer
+_FEWEST_TRAINED = 3  # among fewer weights, none stands out
+_FEWEST_INTEGERS = 1024  # a fixed kernel, such as an edge detector, may have fewer
 _FEWEST_SIGNS = 2048  # so many equal signs are no chance; a bank of fixed filters is mostly zeros
 
 

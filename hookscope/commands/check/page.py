@@ -73,7 +73,7 @@ def _contents(folder: Path) -> RunRecord:
             raise InputError("The folder of the evidence has become a link.")
         document = parse_json(read_inside(folder, "run.json", _MAX_RECORD_BYTES))
         record: RunRecord = checked(RunRecord, document or {})
-        return record  # noqa: TRY300 - in one place with what reads it
+        return record  # noqa: TRY300 - beside the reading
     except OSError as error:
         raise InputError("The folder of the evidence cannot be read.") from error
     except (ValueError, RecursionError) as error:

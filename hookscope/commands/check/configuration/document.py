@@ -91,7 +91,7 @@ def read_settings(config: Path | None, folder: Path) -> CheckSettings:
 
 def _find(folder: Path) -> Entry | None:
     for name in ("hookscope.toml", "pyproject.toml"):
-        # A dangling link counts as a file: passing over it would check by other rules than those meant.
+        # A dangling link counts as a file: without it, the check would silently use other rules.
         if os.path.lexists(folder / name) and (entry := _read(folder / name, name)) is not None:
             return entry
     return None
@@ -133,7 +133,7 @@ def line_of(text: str, path: KeyPath) -> int:
 
     For a table it is the line of the header, or of whatever creates it. Something must be at `path`.
     """
-    ends, depth = [], 0  # of headers, assignments, comments and empty lines: what is before one is valid TOML
+    ends, depth = [], 0  # ends of statements, comments and empty lines: the text before an end is valid TOML
     for token in _TOKEN.finditer(text):
         depth += (token[0] in "[{") - (token[0] in "]}")
         if token[0] == "\n" and not depth:

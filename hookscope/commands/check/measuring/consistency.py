@@ -344,7 +344,7 @@ def _mirrored(tensor: Tensor) -> Tensor:
 
 
 def same_input(first: Batch, second: Batch) -> bool:
-    """Tell whether two batches of one input each hold the same values."""
+    """Tell whether two batches, both of one input, hold equal values."""
     inputs = [tensors_given(batch.args, batch.kwargs) for batch in (first, second)]
     pairs = zip(*inputs, strict=True)
     return all(_same_tensor(left, right) for (_, left), (_, right) in pairs)

@@ -33,7 +33,7 @@ class _Part:
 
 @dataclass(slots=True)
 class OutputSignatures:
-    """Signs every output that `add` is called with; the same tensor twice in a row is read once.
+    """Signs every output given to `add`; a tensor that comes twice in a row is read once.
 
     Attributes:
         inputs: Number of inputs of the batch that is running.

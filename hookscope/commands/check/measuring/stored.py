@@ -23,8 +23,8 @@ from hookscope.results.check import StoredValues
 from hookscope.rules.stored import is_weight
 from hookscope.statistics.storage import stored_values
 
-# Half of the smallest magnitude rounds to zero. 464 rounds to 448, the greatest of float8_e4m3fn: it is halfway to what
-# would be next (IEEE 754; OCP 8-bit Floating Point Specification, 2023).
+# Half of the smallest magnitude rounds to zero. 464 rounds to 448, the greatest of float8_e4m3fn: it is halfway
+# to the next number on this grid (IEEE 754; OCP 8-bit Floating Point Specification, 2023).
 _FP16_VANISHES = 2.0**-25
 _FLOAT8_VANISHES = 2.0**-10
 _FLOAT8_OVERFLOWS = 464.0

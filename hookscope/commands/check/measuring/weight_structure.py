@@ -11,7 +11,7 @@ from hookscope.statistics.storage import plain_array
 
 _Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-_PIECE_ELEMENTS = 2**16  # as in `stored`: what stays in a processor's cache
+_PIECE_ELEMENTS = 2**16  # they stay in a processor's cache, as in `stored`
 _SAMPLE_ELEMENTS = 4096  # so many evenly spaced values show about where the greatest thousandth begins
 _FEWEST_FOR_OUTLIERS = 16  # with fewer values, the second greatest does not show the usual size
 
