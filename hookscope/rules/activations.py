@@ -353,7 +353,7 @@ def _above(limit: float, share: float, row: LayerRow, symptom: str) -> Iterator[
 def _inputs_words(measured: CheckMeasurements, row: LayerRow) -> str:
     if measured.survey is not None and _surveyed(measured, row) is not None:
         return f"{counted(measured.survey.input_count, 'input')} of the survey"
-    forward = forward_of(measured)
+    forward = taken_forward(measured)
     if row.label in one_row_outputs(forward):
         return f"the row that all {counted(len(forward.inputs), 'input')} share"
     return f"all {counted(len(forward.inputs), 'input')}" if len(forward.inputs) > 1 else "the only input"

@@ -119,8 +119,8 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     settable = {setting.name for setting in fields(CheckSettings)}
     changes: dict[str, Any] = {name: getattr(option, name) for name in names & settable}
     has_shape, has_images = "input_shape" in names, "images" in names
-    given_shape = option.input_shape if has_shape else settings.input_shape
-    shapes = None if given_shape is None else parse_noise_shapes(given_shape)
+    shape = changes.get("input_shape", settings.input_shape)
+    shapes = None if shape is None else parse_noise_shapes(shape)
     by_position = any(not shape.name for shape in shapes or ())
     changes["input_shape"] = shapes
     if by_position and has_shape:
