@@ -216,7 +216,6 @@ def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
 
 
 def _movement(pair: _Pair, limit: float) -> _Movement:
-    """Return how far a layer moved; units are explained in `_Movement`."""
     before, now, _ = pair
     if before.shape != now.shape:
         return _Movement(None, 0.0, "")

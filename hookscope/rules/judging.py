@@ -303,7 +303,7 @@ class _Judging:
         return _outcome(name, terms.findings(problems))
 
     def _missing(self, terms: RuleTerms) -> str:
-        """Return what a rule lacks to run, in a sentence; "" if nothing."""
+        """Return why a rule cannot run, in a sentence; "" if it can."""
         measured, name, needs = self.measured, terms.rule.identifier, terms.rule.needs
         if name == "accuracy-drop" and terms.settings.data is None:
             return f"the baseline has labelled pictures, and none are given: {arg('data')} FOLDER"

@@ -110,7 +110,7 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
             f" {reason}: {listed(names)}."
         )
         yield RuleFinding(
-            parameter_of(unused[0]) if len(unused) == 1 else _common_module(names, gradients), message, "warn"
+            parameter_of(unused[0]) if len(unused) == 1 else _module_around(names, gradients), message, "warn"
         )
 
 
@@ -258,8 +258,7 @@ def _of_outputs(things: str, rows: Sequence[GradientRow]) -> _Trend:
     return _Trend("‖grad_output‖", things, [*map(output_of, rows)], [row.gradient.l2 or 0.0 for row in rows])
 
 
-def _common_module(parameters: Sequence[str], gradients: Gradients) -> FindingTarget:
-    """Return the innermost module that holds all of these parameters."""
+def _module_around(parameters: Sequence[str], gradients: Gradients) -> FindingTarget:
     paths = zip(*(parameter.split(".")[:-1] for parameter in parameters), strict=False)
     name = ".".join(parts[0] for parts in takewhile(lambda parts: len({*parts}) == 1, paths))
     row = next((row for row in gradients.rows if row.label == name), None)

@@ -269,7 +269,7 @@ def _is_mask(values: StoredValues) -> bool:
 
 
 def _is_empty_range(values: StoredValues) -> bool:
-    """Tell whether a buffer is a minimum or maximum over nothing."""
+    """Tell whether a buffer is the minimum or maximum of an observer that has seen nothing."""
     is_bound = any(word in leaf_of(values) for word in ("min", "max"))
     return values.role == "buffer" and is_bound and 0 < values.inf_count == values.element_count
 

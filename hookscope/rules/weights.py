@@ -368,7 +368,7 @@ def _nonzero(values: StoredValues) -> int:
 
 
 def _has_one_sign(values: StoredValues) -> bool:
-    """Tell whether the values, all finite, are positive or zero, or all negative or zero."""
+    """Tell whether no values are negative, or none are positive; False for NaN and infinities."""
     low, high = values.min, values.max
     return low is not None and high is not None and not values.nan_count + values.inf_count and not low < 0 < high
 

@@ -151,7 +151,7 @@ def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Doc
 
 
 def _seen(name: str) -> str:
-    """Return a name that can be seen and clicked on."""
+    """Return a name in quotes if it is blank, so that it can be seen and clicked on."""
     return name if name.strip() else f"'{name}'"
 
 
