@@ -148,7 +148,7 @@ def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
 _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((str, str | None), ((str,), "a text")),
     **dict.fromkeys((int, int | None), ((Integral,), "a whole number")),
-    Texts: ((str, Collection), "a text or a list of texts"),
+    **dict.fromkeys((Texts, Limits), ((str, Collection), "a text or a list of texts")),
     **{kind: ((*get_args(kind), PathLike), "a path") for kind in (File, File | None)},
 }
 _HINTS = {
@@ -187,7 +187,7 @@ def of_kind(name: str, kind: Any, value: Any) -> Any:
     choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
     classes, wanted = _KINDS.get(kind, ((), ""))
     is_right = not classes or (isinstance(value, classes) and not (isinstance(value, bool) and Integral in classes))
-    if kind == Texts and isinstance(value, list | tuple):
+    if kind in (Texts, Limits) and isinstance(value, list | tuple):
         is_right = all(isinstance(text, str) for text in value)
     if not is_right:
         actual = f"the class {value.__name__}" if isinstance(value, type) else f"type {type(value).__name__}"

@@ -48,6 +48,7 @@ WRONG: dict[str, tuple[Callable[..., object], str]] = {
     "arch": (lambda _, __: hookscope.load_model("resnet18", arch="resnet18"), "`arch` needs a weights file"),
     "type": (partial(hookscope.activations, arch=nn.Linear), "`arch` takes a text, not the class Linear. Give the"),
     "list": (partial(hookscope.activations, layer=["0", 1]), "`layer` takes a text or a list of texts, not type list"),
+    "limits": (partial(hookscope.grads, limit=5), "`limit` takes a text or a list of texts, not type int"),
     "number": (partial(hookscope.grads, seed="x"), "`seed` takes a whole number, not type str"),
     "choice": (partial(hookscope.grads, mode="trian"), "`mode` takes eval or train, not 'trian'."),
     "choice of one": (partial(hookscope.diff, images=(), reference=3), "`reference` takes float64, not 3."),

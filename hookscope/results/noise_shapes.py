@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import Any, SupportsIndex
 
 from hookscope.errors import UsageError, nearest
 from hookscope.parameters import arg
@@ -81,11 +81,11 @@ def parse_noise_shapes(specs: NoiseShapes | Sequence[NoiseShape]) -> tuple[Noise
 
 
 def _several(specs: Any) -> tuple[NoiseShape, ...]:
-    if isinstance(specs, Mapping):
+    if specs and isinstance(specs, Mapping):
         return tuple(_one(value, str(name)) for name, value in specs.items())
-    if isinstance(specs, str) or not isinstance(specs, Sequence) or not any(map(_is_nested, specs)):
-        return (_one(specs),)
-    return tuple(_one(spec) for spec in specs)
+    if not isinstance(specs, str) and isinstance(specs, Sequence) and specs and all(map(_is_nested, specs)):
+        return tuple(_one(spec) for spec in specs)
+    return (_one(specs),)
 
 
 def _is_nested(value: object) -> bool:
@@ -106,8 +106,8 @@ def _one(spec: Any, name: str = "") -> NoiseShape:
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, bool):
-        raise TypeError
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise UsageError(f"{arg('input_shape')} {printable(str(value), 80)!r} is not a size. {_EXAMPLE}.")
     return index(value)
 
 

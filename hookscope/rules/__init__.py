@@ -1,4 +1,4 @@
-"""The rules of `hookscope check` and `hookscope grads`: a function each, in files by what they look at.
+"""The rules of `hookscope check` and `hookscope grads`: one function per rule, in files by what they look at.
 
 Nothing here loads NumPy or torch, for `hookscope grads --help` names rules: these files import results for annotations
 only.
@@ -35,7 +35,7 @@ _FILES = (
 RULES: Mapping[str, Rule] = {
     rule.identifier: rule for file in _FILES for rule in vars(file).values() if isinstance(rule, Rule)
 }
-"""By identifier, in the order in which they are judged and reported: that of the files, and within each."""
+"""All rules by identifier, in the order of judging and reporting: file by file, as in `_FILES`."""
 
 GRADS_RULES = (
     *("non-finite-loss", "non-finite-activation", "non-finite-gradient", "zero-gradient", "dead-gradient"),
@@ -49,13 +49,13 @@ ACTIVATIONS_RULES = ("non-finite-activation", "constant-activation", "dead-chann
 
 
 def grads_limits() -> dict[str, tuple[Rule, str]]:
-    """Return for each name of `hookscope grads --limit` the rule, and the limit's own name."""
+    """Return the rule and the limit's own name, by the limit's name in `hookscope grads --limit`."""
     rules = [RULES[name] for name in GRADS_RULES]
     return {limit.grads_name: (rule, name) for rule in rules for name, limit in rule.limits.items()}
 
 
 def limits_of_grads(overrides: Limits) -> dict[str, float]:
-    """Return all limits of `hookscope grads` by name: the defaults, and what `--limit NAME=VALUE` gives instead."""
+    """Return all limits of `hookscope grads` by name: the default, unless `--limit NAME=VALUE` overrides it."""
     limits = {name: rule.limits[limit].default for name, (rule, limit) in grads_limits().items()}
     for text, name, value in _named_limits(overrides):
         if name not in limits:
@@ -67,7 +67,7 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
 
 
 def with_limits(settings: CheckSettings, overrides: Limits) -> CheckSettings:
-    """Return the settings of a check with limits put over them, by "RULE.LIMIT" or as "RULE.LIMIT=VALUE" each.
+    """Return the settings of a check with other limits: values by "RULE.LIMIT", or texts "RULE.LIMIT=VALUE".
 
     Raises UsageError if a rule or limit does not exist, or a value cannot be right.
     """
@@ -79,7 +79,7 @@ def with_limits(settings: CheckSettings, overrides: Limits) -> CheckSettings:
 
 
 def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
-    """Return what `hookscope check --limit RULE.LIMIT=VALUE` gives: by rule, its limits; raises as `with_limits`."""
+    """Return the limits that `--limit RULE.LIMIT=VALUE` sets, by rule and limit; raises as `with_limits`."""
     limits: dict[str, dict[str, float]] = {}
     choices = {
         f"{rule.identifier}.{key.replace('_', '-')}": (rule, key) for rule in RULES.values() for key in rule.limits
@@ -95,7 +95,7 @@ def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
 
 def _named_limits(overrides: Limits) -> Iterator[tuple[str, str, str | float]]:
     if isinstance(overrides, Mapping):
-        yield from ((f"{name}={value}", name, value) for name, value in overrides.items())
+        yield from ((f"{name}={value}", str(name), value) for name, value in overrides.items())
     else:
         for text in [overrides] if isinstance(overrides, str) else overrides:
             name, _, value = text.partition("=")
@@ -103,7 +103,7 @@ def _named_limits(overrides: Limits) -> Iterator[tuple[str, str, str | float]]:
 
 
 def _limit_hint(name: str, choices: Mapping[str, tuple[Rule, str]]) -> str:
-    """Return which limits there may be meant by a name of none, as a sentence after a space."""
+    """Suggest limits in place of a name that no limit has, as a sentence after a space."""
     of_grads = [choice for choice, (rule, limit) in choices.items() if rule.limits[limit].grads_name == name]
     of_rule = [choice for choice in choices if choice.partition(".")[0] == name.partition(".")[0]]
     if of_grads:

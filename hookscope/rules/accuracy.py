@@ -48,25 +48,25 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFind
         guessing = by_chance / (overall.count * positives)
         bounds = interval(hits, positives)
         if bounds.low <= guessing:
-            odds = _odds(bounds, guessing, "giving each label as often to any pictures")
+            odds = _chance_words(bounds, guessing, "giving each label as often to any pictures")
             recalled = f"{hits:,} of their {counted(positives, 'label')} are given, {odds}"
             yield RuleFinding(WHOLE_NETWORK, f"{words}. {recalled}", "warn")
     elif not least:
         guessing = 1 / overall.class_count
         if overall.interval.low <= guessing:
-            needed = _needed(pictures_needed(overall.share, guessing)) if overall.share > guessing else ""
-            odds = _odds(overall.interval, guessing, f"guessing one of {overall.class_count:,} classes")
+            needed = _enough(pictures_needed(overall.share, guessing)) if overall.share > guessing else ""
+            odds = _chance_words(overall.interval, guessing, f"guessing one of {overall.class_count:,} classes")
             yield RuleFinding(WHOLE_NETWORK, f"{words}, {odds}{needed}", "warn")
     elif overall.interval.high < least:
-        yield RuleFinding(WHOLE_NETWORK, f"{words}; the limit is at least {_exact(least)}.{lowest_words(overall)}")
+        yield RuleFinding(WHOLE_NETWORK, f"{words}; the limit is at least {_percent(least)}.{lowest_words(overall)}")
     elif overall.interval.low < least and not overall.share == least == 1:
-        needed = _needed(pictures_needed(overall.share, least))
-        thin = f"too few pictures to tell whether it is at least {_exact(least)}"
+        needed = _enough(pictures_needed(overall.share, least))
+        thin = f"too few pictures to tell whether it is at least {_percent(least)}"
         yield RuleFinding(WHOLE_NETWORK, f"{words}; {thin}.{needed}{lowest_words(overall)}", "warn")
 
 
-def _odds(bounds: Interval, guessing: float, how: str) -> str:
-    """Compare an accuracy with that of guessing, which its 95% interval reaches or lies below."""
+def _chance_words(bounds: Interval, guessing: float, how: str) -> str:
+    """Compare an accuracy with guessing, where its 95% interval includes the share for guessing or lies below it."""
     if bounds.high < guessing:
         return f"worse than {how}, {guessing:.1%}. Are its classes in the order of the labels?"
     return f"indistinguishable from {how}, {guessing:.1%}."
@@ -100,10 +100,10 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     of_labels = f"of {counted(len(overall.classes), 'label')}"
     if failing:
         words = f"{len(failing):,} {of_labels} {are(len(failing))} right less often than the limit"
-        yield RuleFinding(WHOLE_NETWORK, f"{words}, {_exact(least)}: {_listed(failing, overall)}.")
+        yield RuleFinding(WHOLE_NETWORK, f"{words}, {_percent(least)}: {_listed(failing, overall)}.")
     if thin:
-        needed = _needed(pictures_needed(thin[0].share, least, confidence), f" of '{printable(thin[0].label, 80)}'")
-        words = f"Too few pictures to tell for {len(thin):,} {of_labels} whether at least {_exact(least)} are right"
+        needed = _enough(pictures_needed(thin[0].share, least, confidence), f" of '{printable(thin[0].label, 80)}'")
+        words = f"Too few pictures to tell for {len(thin):,} {of_labels} whether at least {_percent(least)} are right"
         yield RuleFinding(WHOLE_NETWORK, f"{words}: {_listed(thin, overall)}.{needed}", "warn")
 
 
@@ -143,13 +143,13 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         words = (
             f"{before:,} of {counted(count, 'picture')} of the baseline {were} right, {before / count:.1%}, and now "
             f"{now:,} {are(now)}, {now / count:.1%}: {lost:,} lost and {gained:,} gained, a loss of {drop:.1%}"
-            f" (limit {_exact(most)}; McNemar's exact test: p = {figure(p)})"
+            f" (limit {_percent(most)}; McNemar's exact test: p = {figure(p)})"
         )
         most_lost = f" Most are lost with the label '{label}', {worst:,}."
         if p <= 1 - CONFIDENCE:
             yield RuleFinding(WHOLE_NETWORK, f"{words}.{most_lost}")
         else:
-            needed = _needed(pairs_needed(lost, gained, count))
+            needed = _enough(pairs_needed(lost, gained, count))
             yield RuleFinding(WHOLE_NETWORK, f"{words}, which may be chance.{needed}{most_lost}", "warn")
     if pairs.remarks:
         yield RuleFinding(WHOLE_NETWORK, f"Of the pictures in the baseline {' and '.join(pairs.remarks)}.", "warn")
@@ -192,11 +192,11 @@ def _labelled(measured: CheckMeasurements) -> LabelledResult:
     return measured.labelled
 
 
-def _needed(count: int | None, suffix: str = "") -> str:
+def _enough(count: int | None, suffix: str = "") -> str:
     return "" if count is None else f" About {counted(count, 'picture')}{suffix} would be enough, at this share."
 
 
-def _exact(share: float) -> str:
+def _percent(share: float) -> str:
     return f"{share * 100:.6g}%"
 
 

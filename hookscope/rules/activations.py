@@ -56,7 +56,7 @@ _RESAMPLING = frozenset(
     ]
 )
 
-# The module that does what a function does. The bound of `clamp` is not known; at 0 it acts as a ReLU.
+# The module that computes the same as a function. The bound of `clamp` is not known; at 0 it acts as a ReLU.
 _MODULE_OF = {
     "relu": "ReLU",
     "relu6": "ReLU6",
@@ -72,10 +72,9 @@ _MODULE_OF = {
     "maximum": "ReLU",
     "hardtanh": "ReLU",
 }
-_RECTIFIER_FUNCTIONS = {name: _MODULE_OF[name] for name in ("relu", "relu6", "hardswish", "threshold")}
-
-# What is exactly zero over a range of inputs; GELU, SiLU and leaky ReLUs never are.
+# Their output is exactly zero over a range of inputs; that of GELU, SiLU and leaky ReLUs never is.
 RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
+_RECTIFIER_FUNCTIONS = frozenset({"relu", "relu6", "hardswish", "threshold"})
 
 # A channel of fewer values is often zero by chance: with 32, once in 2**32 for a balanced ReLU.
 _VALUES_PER_CHANNEL = 32
@@ -86,7 +85,7 @@ _ALLOWANCE_ON_NOISE = 0.4
 
 
 def acts_as(row: LayerRow | GradientRow) -> str:
-    """Return the class of the module that computed a row, or of the one that does the same as its operation."""
+    """Return the class of a row's module; for an operation, the class of module that does the same."""
     return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
 
 
@@ -115,7 +114,7 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     for row in forward.rows:
         if acts_as(row) in RECTIFIERS and _has_enough_values(row.activation):
             on_noise = is_noise and _surveyed(measured, row) is None
-            symptom = f"channels are 0 over {_inputs(measured, row)}{' of noise' if on_noise else ''}"
+            symptom = f"channels are 0 over {_inputs_words(measured, row)}{' of noise' if on_noise else ''}"
             share, most = row.activation.dead_channel_fraction or 0.0, terms.limit("max_fraction", output_of(row))
             most += _ALLOWANCE_ON_NOISE * (1 - most) if on_noise else 0.0
             yield from _above(most, share, row, f"of its {row.activation.channel_count} {symptom}")
@@ -134,14 +133,14 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFi
     """
     forward = forward_of(measured)
     for row in forward.rows:
-        is_rectifier = (row.kind if row.owner is None else _RECTIFIER_FUNCTIONS.get(row.kind)) in RECTIFIERS
+        is_rectifier = row.kind in (RECTIFIERS if row.owner is None else _RECTIFIER_FUNCTIONS)
         statistics = row.activation
         enough = max(terms.limit("min_values", output_of(row)), _VALUES_PER_CHANNEL * (statistics.channel_count or 1))
         if is_rectifier and statistics.element_count >= enough and statistics.dead_channel_fraction == 1:
             outputs = (
                 f"all {statistics.element_count:,} outputs of its {counted(statistics.channel_count or 0, 'channel')}"
             )
-            message = f"{named(row)}: {outputs} are 0 over {_inputs(measured, row)}."
+            message = f"{named(row)}: {outputs} are 0 over {_inputs_words(measured, row)}."
             yield RuleFinding(output_of(row), message, "warn" if is_untrained(measured) else "fail")
 
 
@@ -156,23 +155,20 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     """
     forward = forward_of(measured)
     constant: dict[str, tuple[LayerRow, float]] = {}
-    before: LayerRow | None = None
-    for row in forward.rows:
-        value = _constant_of(row)
-        shown = _shown_before(row, before)
-        before = row
+    for before, row in zip([None, *forward.rows], forward.rows, strict=False):
+        value, shown = _constant_of(row), _shown_before(row, before)
         if value is not None and (not shown or shown in constant):
             constant[row.label] = row, value
     fixed = _computed_without_data(forward.rows) if constant else set()
     for row, value in constant.values():
         if row.label not in fixed:
             count = row.activation.element_count
-            symptom = f"all {count:,} outputs are {figure(value, 4)} over {_inputs(measured, row)}"
+            symptom = f"all {count:,} outputs are {figure(value, 4)} over {_inputs_words(measured, row)}"
             yield RuleFinding(output_of(row), f"{named(row)}: {symptom}.", "warn")
 
 
 def _shown_before(row: LayerRow, before: LayerRow | None) -> str:
-    """Return the label of the row that shows the same output earlier, as the last of a Sequential does; "" for none."""
+    """Return the label of an earlier row with the same output, such as the last layer of a Sequential; "" for none."""
     if before is None or row.owner is not None or row.layer == before.layer or not is_within(before.layer, row.layer):
         return row.duplicate_of
     earlier, other = before.activation, row.activation
@@ -181,7 +177,7 @@ def _shown_before(row: LayerRow, before: LayerRow | None) -> str:
 
 
 def _constant_of(row: LayerRow) -> float | None:
-    """Return the finite floating value that all outputs of a row have, if they are enough to tell."""
+    """Return the finite value of all outputs of a row; None if they differ, are no floats, or are too few to tell."""
     values = row.activation
     if values.min is None or values.min != values.max or "float" not in values.dtype or non_finite_count(values):
         return None
@@ -204,7 +200,7 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
         surveyed = _surveyed(measured, row)
         if surveyed is not None and surveyed.massive:
             greatest, channels = row.activation.max_abs or 0, some_of(surveyed.massive, 3)
-            beyond = f"above 100 and 1,000 times the median over {_inputs(measured, row)} in channel {channels}"
+            beyond = f"above 100 and 1,000 times the median over {_inputs_words(measured, row)} in channel {channels}"
             yield RuleFinding(output_of(row), f"{named(row)}: up to {greatest:,.4g}, {beyond}.", "warn")
         elif surveyed is None and row.tokens is not None and row.tokens.massive:
             peak = row.tokens.massive[0]
@@ -217,9 +213,9 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
 
 
 def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
-    """Return the labels of the operations that are known to take nothing of the network's input.
+    """Return the labels of operations that do not depend on the network's input.
 
-    The origin of a view is not known: an activation function of one is kept.
+    The origin of a view is not known, so an activation function of a view counts as dependent.
     """
     labels = {row.label for row in rows}
     fixed: set[str] = set()
@@ -263,7 +259,7 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         if peaks is None or not peaks.size or not _has_enough_values(row.activation):
             continue
         below = terms.limit("below", output_of(row))
-        symptom = f"channels stay below {below:g} in magnitude over {_inputs(measured, row)}"
+        symptom = f"channels stay below {below:g} in magnitude over {_inputs_words(measured, row)}"
         most = terms.limit("max_fraction", output_of(row))
         fed = inputs.get(row.inputs[0]) if row.inputs else None
         yield from _above(most, _quiet_share(peaks, row, below, fed), row, f"of its {peaks.size} {symptom}")
@@ -297,11 +293,11 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
         if acts_as(row) in SATURATED_BEYOND and row.activation.quantiles is not None:
             share = _share_beyond(row.activation, *SATURATED_BEYOND[acts_as(row)])
             most = terms.limit("max_fraction", output_of(row))
-            yield from _above(most, share, row, f"of its outputs are saturated over {_inputs(measured, row)}")
+            yield from _above(most, share, row, f"of its outputs are saturated over {_inputs_words(measured, row)}")
 
 
 def _is_only_resampled(rows: Sequence[LayerRow], at: int) -> bool:
-    """Tell whether only other places or a choice of a row's values follow it, as far as operations are observed."""
+    """Tell whether the rows after `at` only resize, crop or select its values, as far as operations are observed."""
     return any(row.owner is not None for row in rows) and all(
         row.kind in _RESAMPLING or acts_as(row) in _PROBABILITIES if row.owner is not None else not row.parameter_count
         for row in rows[at + 1 :]
@@ -322,10 +318,10 @@ _CLOSED_BELOW = -1.0
 
 
 def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float, fed: float | None) -> float:
-    """Return the share of channels that are closed; `fed` is the greatest of what feeds the layer, None if not known.
+    """Return the share of quiet channels; `fed` is the greatest input of the layer, None if it is unknown.
 
-    A layer that is small as a whole works where the function is linear, so `below` is then a share of its peak; only
-    closed layers are small without any positive output.
+    If all outputs are small, the layer works where the function is linear, and `below` becomes a share of its peak. A
+    layer without positive outputs, whose inputs are far below 0, is closed: then `below` stays as it is.
     """
     all_negative = row.activation.max is not None and row.activation.max <= 0
     closed = all_negative and (fed is None or fed < _CLOSED_BELOW)
@@ -334,7 +330,7 @@ def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float, fed: f
 
 
 def _share_beyond(statistics: TensorStatistics, low: float, high: float) -> float:
-    """Return the share of values at or beyond two bounds; without a distribution at least this much, by quantiles."""
+    """Return the share of values at or beyond two bounds; without a distribution, a lower bound from quantiles."""
     from hookscope.results.statistics import QUANTILE_LEVELS
 
     if statistics.distribution is not None:
@@ -354,17 +350,17 @@ def _above(limit: float, share: float, row: LayerRow, symptom: str) -> Iterator[
         yield RuleFinding(output_of(row), f"{named(row)}: {share:.1%} {symptom} (limit {limit:.0%}).")
 
 
-def _inputs(measured: CheckMeasurements, row: LayerRow) -> str:
+def _inputs_words(measured: CheckMeasurements, row: LayerRow) -> str:
     if measured.survey is not None and _surveyed(measured, row) is not None:
         return f"{counted(measured.survey.input_count, 'input')} of the survey"
-    forward = forward_of(measured)
+    forward = taken_forward(measured)
     if row.label in one_row_outputs(forward):
         return f"the row that all {counted(len(forward.inputs), 'input')} share"
     return f"all {counted(len(forward.inputs), 'input')}" if len(forward.inputs) > 1 else "the only input"
 
 
 def forward_of(measured: CheckMeasurements) -> Activations:
-    """Return the forward pass, with statistics of a survey over a data set where there are some.
+    """Return the forward pass, with the statistics of a survey for outputs that the survey has.
 
     An output that is computed from a row that all inputs share has the number of values that one input gives.
     """

@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_VALUES = 1024
-"""Values of an output that are kept: all `kept_values` of four inputs; of more every second or later one of each."""
+"""How many values of an output are kept: all `kept_values` of four inputs, evenly spaced ones of more inputs."""
 
 CHANNEL_SUMS = 64
-"""Numbers that are kept of more channels: of 2,048 channels four that moved are found in 99 of 100 cases."""
+"""How many sums are kept of more channels: they find four moved channels of 2,048 in 99 of 100 cases."""
 
-_MOST_FOUND = 4  # with more, so few sums do not tell
-_UNEXPLAINED = 0.1  # share of what differs, in its norm, that the few channels may leave unexplained
-_ROUNDING = 1e-4  # what is left is that of float32
+_MOST_FOUND = 4  # moved channels; for more, there are too few sums
+_UNEXPLAINED = 0.1  # share of the difference's norm that the few channels may leave unexplained
+_ROUNDING = 1e-4  # a smaller rest is the rounding of float32
 
 
 def values_text(values: NDArray[np.floating] | None) -> str | None:
-    """Return `MOST_VALUES` of (N, K), or at least one of each input, little-endian float32 in base64; None for none."""
+    """Return up to `MOST_VALUES` of (N, K), at least one per input, as little-endian float32 in base64."""
     if values is None:
         return None
     inputs, count = values.shape
@@ -36,7 +36,7 @@ def values_from_text(text: str) -> NDArray[np.float64]:
     content = base64.b64decode(text, validate=True)
     if len(content) % 4:
         raise ValueError("not whole numbers of four bytes")
-    with np.errstate(invalid="ignore"):  # of a signalling NaN
+    with np.errstate(invalid="ignore"):  # a signalling NaN
         return np.frombuffer(content, "<f4").astype(np.float64)
 
 
@@ -50,9 +50,9 @@ def check_text(read: Callable[[str], object], text: str | None, place: str) -> N
 
 
 def values_apart(before: str, now: str) -> float | None:
-    """Return the root mean square of the differences of values that `values_text` wrote; None of other many.
+    """Return the root mean square difference of two texts of `values_text`; None if their counts differ or are 0.
 
-    It is infinite where NaN or Inf stands at other places.
+    It is infinite if NaN or Inf are in different places.
     """
     was, current = values_from_text(before), values_from_text(now)
     if was.size != current.size or not was.size:
@@ -64,7 +64,7 @@ def values_apart(before: str, now: str) -> float | None:
 
 
 def root_mean_square(text: str) -> float:
-    """Return that of the finite values that `values_text` wrote; 0 of none."""
+    """Return the root mean square of the finite values in a text of `values_text`; 0 if there are none."""
     values = values_from_text(text)
     finite = values[np.isfinite(values)]
     return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
@@ -73,10 +73,10 @@ def root_mean_square(text: str) -> float:
 def channels_text(moments: NDArray[np.float64] | None) -> str | None:
     """Return mean and standard deviation of channels, (2, C), as a baseline keeps them, in base64.
 
-    The two are added: the sum moves when a channel is shifted or scaled, or when its sign is turned. Of up to
-    `CHANNEL_SUMS` channels each is kept, for more channels as many signed sums over all of them, from which a few that
-    moved can be found. First comes C, little-endian uint32, then float32. None for none, and for what float32 does not
-    hold.
+    The two are added: the sum moves when a channel is shifted or scaled, or when its sign is turned. Up to
+    `CHANNEL_SUMS` channels are kept one by one; of more channels, that many signed sums over all of them, from which a
+    few moved channels can be found. First comes C as little-endian uint32, then float32. None without moments, and if
+    float32 overflows.
     """
     if moments is None:
         return None
@@ -89,20 +89,20 @@ def channels_text(moments: NDArray[np.float64] | None) -> str | None:
 
 
 def channel_differences(before: str, now: str) -> NDArray[np.float64] | None:
-    """Return by how much mean plus standard deviation of each channel differ, (C,), of two that `channels_text` wrote.
+    """Return the change of mean plus standard deviation of each channel, (C,), between two texts of `channels_text`.
 
-    Of more than `CHANNEL_SUMS` channels those few are found that explain nearly all that differs; None if more do.
+    Of more than `CHANNEL_SUMS` channels, the few are found that explain nearly all of the change; None if more moved.
     Raises ValueError for other text.
     """
     (count, was), (other, current) = (channels_from_text(text) for text in (before, now))
     if count != other:
         return None
     difference: NDArray[np.float64] = current - was
-    return difference if count <= CHANNEL_SUMS else _few(difference, _signs(count))
+    return difference if count <= CHANNEL_SUMS else _few_moved(difference, _signs(count))
 
 
 def channels_apart(before: str, now: str) -> float:
-    """Return how far channels differ, root mean square over them, of two that `channels_text` wrote.
+    """Return the root mean square difference of the channels in two texts of `channels_text`.
 
     A channel whose values differ by d, root mean square, differs in its mean and standard deviation by m and s, where
     m^2 + s^2 <= d^2, and so in their sum by up to sqrt(2) d: the result is at most so many times that of all values.
@@ -115,8 +115,8 @@ def channels_apart(before: str, now: str) -> float:
     return float(np.sqrt(np.mean(np.square(current - was)) / over))
 
 
-def _few(sums: NDArray[np.float64], signs: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the few numbers, (C,), of which these are the sums; None if no few are.
+def _few_moved(sums: NDArray[np.float64], signs: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Return numbers, (C,), only a few of them not 0, that have these signed sums; None if there are none such.
 
     This is orthogonal matching pursuit: Tropp and Gilbert 2007.
     """
@@ -132,14 +132,14 @@ def _few(sums: NDArray[np.float64], signs: NDArray[np.float64]) -> NDArray[np.fl
 
 @cache
 def _signs(count: int) -> NDArray[np.float64]:
-    """Return signs that are the same everywhere, (`CHANNEL_SUMS`, C): the first bits of the SHA-256 of a number."""
+    """Return reproducible signs, (`CHANNEL_SUMS`, C): the first bits of the SHA-256 of each channel's index."""
     digests = b"".join(hashlib.sha256(str(channel).encode()).digest()[: CHANNEL_SUMS // 8] for channel in range(count))
     bits = np.unpackbits(np.frombuffer(digests, np.uint8)).reshape(count, CHANNEL_SUMS)
     return 1.0 - 2.0 * bits.T.astype(np.float64)
 
 
 def channels_from_text(text: str) -> tuple[int, NDArray[np.float64]]:
-    """Return how many channels there are, and what `channels_text` kept; raises ValueError for other text."""
+    """Return the number of channels, and the numbers kept of them; raises ValueError for other text."""
     content = base64.b64decode(text, validate=True)
     count = int.from_bytes(content[:4], "little")
     kept = np.frombuffer(content[4:], "<f4") if len(content) == 4 * (1 + min(count, CHANNEL_SUMS)) > 4 else None

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from hookscope.results.check import BatchNormInput, CheckMeasurements
 
 FEWEST_INPUTS = 4
-"""One picture may be 4.9 times as flat as the data that a network was trained on, the sample images are 1.5 times."""
+"""A single picture may be 4.9 times as flat as the training data; the sample images together are 1.5 times as flat."""
 
 FEWEST_VALUES = 100
 """In each channel, over all pictures: four maps of 7x7 have 196, four of 4x4 only 64."""
 
-# A layer with fewer values in each channel, as the last ones have for a few pictures, is allowed three times the factor
-# and the distance: of 12 small networks with random weights and statistics of other pictures, three reach 11.9 and 1.1.
+# A layer with fewer values per channel, such as the last layers over a few pictures, is allowed three times the factor
+# and the distance: three of 12 small networks with random weights and statistics of other pictures reach 11.9 and 1.1.
 _FEW_VALUES = 500
 _ALLOWANCE_OF_FEW = 3
 
-# Means are correlated where there are this many, half of which differ from their median by this many stored standard
-# deviations: else chance decides.
+# Means are only correlated if there are this many, and half of them differ from their median by this many stored
+# standard deviations: else chance decides.
 _FEWEST_MEANS = 32
 _LEAST_SPREAD = 0.2
 
-_MOST_OF_START = 0.1  # share of the initial values in statistics: more up to 21 batches with torch's momentum of 0.1
+_MOST_OF_START = 0.1  # share of the initial values in statistics; torch's momentum of 0.1 exceeds it up to batch 21
 
-# Before a layer that is off, one with a channel that varies so many times as much as stored is where it begins: the
-# largest of healthy networks is 82, and 450 where pictures are prepared otherwise.
+# If a channel of an earlier layer varies this many times as much as stored, the mismatch begins there: the largest of
+# healthy networks is 82, and 450 with different preprocessing.
 _STRAY_BEFORE = 1000.0
 
 # A network with this share of zeros in its weights, or of zero filters in half of them, was pruned.
@@ -46,16 +46,16 @@ _PRUNED_FILTERS_FRACTION = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Distance:
-    """How far the input of a BatchNorm is from what it stores.
+    """How far the input of a BatchNorm is from the stored statistics; medians are over channels.
 
     Attributes:
-        variance_factor: By which variances differ, one way or the other, median over channels; 1 for none.
-        variance_ratio: Of the input's variances to those stored, median over channels.
-        mean_distance: Between the means, in stored standard deviations, median over channels.
-        mean_correlation: Of the means with those stored, over channels; None where chance would decide.
-        channel_ratio: The greatest of those ratios, of a single channel.
-        alike: Whether all channels vary more, or all less, by much the same factor.
-        channel_count: Channels that vary, in the input or in the stored statistics.
+        variance_factor: Median factor between input and stored variances, in either direction; 1 if they are equal.
+        variance_ratio: Median ratio of the input's variance to the stored one.
+        mean_distance: Median distance of the means, in stored standard deviations.
+        mean_correlation: Correlation of input and stored means over channels; None where chance would decide.
+        channel_ratio: The greatest ratio of variances of a single channel.
+        alike: Whether most channels vary more, or less, by about the same factor.
+        channel_count: Number of channels that vary, in the input or in the stored statistics.
     """
 
     variance_factor: float
@@ -78,7 +78,7 @@ class _Judged(NamedTuple):
 
 
 def distance(layer: BatchNormInput) -> _Distance | None:
-    """Return how far the input of a BatchNorm is from what it stores; None if no channel varies.
+    """Return how far the input of a BatchNorm is from the stored statistics; None if no channel varies.
 
     Variances count with the eps that the layer adds to them.
     """
@@ -181,7 +181,7 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     if off:
         at = norms.index(off[0])
         before = next((norm for norm in norms[:at] if norm.far.channel_ratio > _STRAY_BEFORE), None)
-        yield _begins(measured, off[0], terms, _following(len(off) - 1, len(norms) - at - 1), first, before)
+        yield _mismatch(measured, off[0], terms, _following_words(len(off) - 1, len(norms) - at - 1), first, before)
     elif (
         first and first.far.alike and first.far.variance_ratio > (most := terms.limit("max_first_ratio", first.target))
     ):
@@ -189,12 +189,12 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
             f"'{first.row.label}' ({first.row.kind}), the first BatchNorm: its input has "
             f"{figure(first.far.variance_ratio, 3)}"
             f" times the stored variances (limit {most:g}), median over"
-            f" {counted(first.far.channel_count, 'channel')}.{_preparation(measured, first)}"
+            f" {counted(first.far.channel_count, 'channel')}.{_preparation_words(measured, first)}"
         )
         yield RuleFinding(first.target, message, "warn")
     elif stray := [norm for norm in norms if norm.far.channel_ratio > terms.limit("max_channel_ratio", norm.target)]:
         worst = stray[0]
-        following = _following(len(stray) - 1, len(norms) - norms.index(worst) - 1)
+        following = _following_words(len(stray) - 1, len(norms) - norms.index(worst) - 1)
         message = (
             f"'{worst.row.label}' ({worst.row.kind}) has an input channel with"
             f" {figure(worst.far.channel_ratio)} times the"
@@ -204,7 +204,7 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
         yield RuleFinding(worst.target, message.rstrip(), "warn")
 
 
-def _following(count: int, later: int) -> str:
+def _following_words(count: int, later: int) -> str:
     if later < 2:
         return "" if not later else "The only later BatchNorm follows." if count else "The only later one does not."
     return f"{count:,} of {later:,} later BatchNorms follow."
@@ -224,7 +224,7 @@ def _limits(judged: _Judged, terms: RuleTerms) -> tuple[float, float]:
     return factor, apart
 
 
-def _begins(
+def _mismatch(
     measured: CheckMeasurements,
     judged: _Judged,
     terms: RuleTerms,
@@ -252,8 +252,8 @@ def _begins(
         f" {counted(far.channel_count, 'channel')}. {follow}"
     ).rstrip()
     if judged is first or is_as_new(judged.layer):
-        message += _preparation(measured, judged)
-    pruned = _pruned(measured)
+        message += _preparation_words(measured, judged)
+    pruned = _pruned_share(measured)
     if pruned:
         message += f" {pruned:.0%} of the weights are 0, as pruning leaves them: the statistics may be older than that."
     begun = judged.layer.start_share > _MOST_OF_START
@@ -263,7 +263,7 @@ def _begins(
 
 
 def is_as_new(norm: Any) -> bool:
-    """Tell whether a BatchNorm, the module or what was measured of it, stores mean 0 and variance 1 in all channels."""
+    """Tell whether a BatchNorm (module or `BatchNormInput`) stores mean 0 and variance 1 in all channels."""
     return bool((norm.running_mean == 0).all() and (norm.running_var == 1).all())
 
 
@@ -272,8 +272,8 @@ def _named(judged: _Judged) -> str:
     return f"'{row.label}' ({row.kind})" + (f", which '{row.inputs[0]}' feeds" if row.inputs else "")
 
 
-def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:
-    """Return what the first BatchNorm implies about the preprocessing in training; a new layer implies nothing."""
+def _preparation_words(measured: CheckMeasurements, judged: _Judged) -> str:
+    """Say how the first BatchNorm shows different preprocessing, as a sentence after a space; "" if it does not."""
     if is_as_new(judged.layer):
         return " It stores mean 0 and variance 1 in all channels, as a new layer does."
     if not judged.far.alike:
@@ -286,9 +286,9 @@ def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:
     )
 
 
-def _pruned(measured: CheckMeasurements) -> float:
-    """Return the share of zeros in the weights, where it is that of a pruned network; else 0."""
-    # torch.nn.utils.prune keeps the whole weight as "weight_orig", and beside it a mask of what is used.
+def _pruned_share(measured: CheckMeasurements) -> float:
+    """Return the share of zeros in the weights if it shows that the network was pruned, else 0."""
+    # torch.nn.utils.prune keeps the whole weight as "weight_orig" and the used part as a mask.
     masks = {values.name: values for values in measured.stored if values.name.endswith("_mask")}
     nonzero = [values for values in measured.stored if is_weight(values) and not is_zero(values)]
     weights = [masks.get(f"{values.name.removesuffix('_orig')}_mask", values) for values in nonzero]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # hardly vary (a sigmoid at 0.5) is no drift.
 _LEAST_SPREAD = 0.1
 
-# The limit for what was rounded to each floating dtype, from the finest to the coarsest.
+# The limit for values rounded to a floating dtype, from the finest dtype to the coarsest.
 _LIMITS = {
     "float64": "max_difference",
     "float32": "max_difference",
@@ -27,12 +27,12 @@ _LIMITS = {
 }
 _HALF = frozenset({"float16", "bfloat16"})
 
-# The smallest number of float16 (IEEE 754): values that lie nearer to each other are the same in it.
+# The smallest number of float16 (IEEE 754): nearer values are equal in float16.
 _STEP_OF_FLOAT16 = 2.0**-24
 
-# How many times as far as a layer's values, root mean square, its quantiles may move by rounding: among few values an
-# outer quantile is one of them, and its error in the tail of those of all. Four standard deviations, and half as many
-# again because the root mean square is that of 256 values per input: on 44 networks 4.7 times were rounding.
+# Rounding may move a quantile this many times as far as it moves the values (root mean square): an outer quantile of
+# few values is a single value, whose error may be in the tail. Four standard deviations, and half of that again because
+# the root mean square is taken over 256 values per input; the greatest on 44 networks was 4.7.
 _TAIL = 6.0
 
 _NAMED_CHANNELS = 3
@@ -98,7 +98,7 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
     begins where they suddenly double. Changes smaller than these errors cannot be detected. Dynamic int8 quantisation
     of linear layers moves layers by 0.007 to 0.06, which counts as drift: raise max_difference to 0.1 for it.
     """
-    # Layers are compared in execution order; those that are gone come last. A layer without a counterpart, or with
+    # Layers are compared in execution order; layers that are gone come last. A layer without a counterpart, or with
     # another type, shape, dtype, or count of NaN or Inf, drifts whatever the limits.
     from hookscope.rules.baseline import measured_rows, require_fit
 
@@ -128,9 +128,9 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
         furthest = max(furthest, moved.furthest)
         if change and terms.is_on(target):
             changed.append((target, now.kind, change))
-    gone = [(_gone(row), row.kind, "it is in the baseline and does not run") for row in by_label.values()]
+    gone = [(_gone_target(row), row.kind, "it is in the baseline and does not run") for row in by_label.values()]
     changed += [missing for missing in gone if terms.is_on(missing[0])]
-    remark = _given(baseline, measured, terms) if changed else ""
+    remark = _moved_inputs(baseline, measured, terms) if changed else ""
     for index, (target, kind, change) in enumerate(changed or reversed(of_gradients)):
         name = f"'{printable(target.where)}' ({printable(kind)})"
         begins = f"Drift from the baseline begins at {name}: {change}{remark}."
@@ -141,9 +141,9 @@ class _Movement(NamedTuple):
     """How far a layer moved, in units of its spread.
 
     Attributes:
-        values: Root mean square of the differences of the values that are kept, or of the channels if that is more.
-        statistics: The same of its mean, std or a quantile, whichever moved furthest.
-        words: Both, where one of them is too far; else "".
+        values: Root mean square difference of the kept values, or of the channels if that is greater; None if unknown.
+        statistics: Difference of the mean, std or quantile that moved furthest.
+        words: Both in words, if one of them is beyond the limit; else "".
     """
 
     values: float | None
@@ -156,7 +156,7 @@ class _Movement(NamedTuple):
 
     @property
     def beyond_rounding(self) -> float:
-        """How far it moved, without what rounding errors of single values explain."""
+        """How far it moved, apart from what rounding errors of single values explain."""
         return self.furthest if self.values is None or self.statistics > _TAIL * self.values else self.values
 
 
@@ -167,30 +167,30 @@ class _Pair(NamedTuple):
 
 
 def _precision(before: BaselineRow, now: BaselineRow, weights: set[str]) -> str:
-    """Return the coarsest dtype that the values before or now were rounded to, or only one network's weights."""
+    """Return the coarsest dtype of the two rows; the precision of weights counts if it differs between the networks."""
     order = [*_LIMITS]
     dtypes = {before.dtype, now.dtype} | (weights if len(weights) > 1 else set())
     return max(dtypes, key=lambda dtype: order.index(dtype) if dtype in order else -1)
 
 
-def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) -> str:
-    """Return how far the network's inputs themselves moved, in words; "" if they did not."""
-    from hookscope.rules.baseline import given_of
+def _moved_inputs(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) -> str:
+    """Return how far the network's inputs moved, as the end of a sentence; "" if they did not."""
+    from hookscope.rules.baseline import input_values_of
     from hookscope.rules.baseline_values import root_mean_square, values_apart
 
-    now = given_of(measured)
-    if baseline.given is None or now is None:
+    before, now = baseline.input_values, input_values_of(measured)
+    if before is None or now is None:
         return ""
-    distance, usual = values_apart(baseline.given, now), root_mean_square(baseline.given)
+    distance, usual = values_apart(before, now), root_mean_square(before)
     dtypes = (baseline.dtype, taken_forward(measured).dtype)
     limit = max(terms.limit(_LIMITS.get(dtype, "max_difference")) for dtype in dtypes)
     if distance is None or distance <= limit * usual:
         return ""
     by = f"by {figure(distance / usual, 3)} of its root mean square" if usual else "it was all 0"
-    return f"; what the network is given differs already, {by}: look at how inputs are read and prepared"
+    return f"; the inputs of the network differ already, {by}: look at how inputs are read and prepared"
 
 
-def _gone(row: BaselineRow) -> FindingTarget:
+def _gone_target(row: BaselineRow) -> FindingTarget:
     name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")
     return FindingTarget(row.label, (name,), row.kind)
 
@@ -206,35 +206,34 @@ def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
         if was != current:
             return f"its {fact} went from {printable(was)} to {printable(current)}"
     counts = (("NaN", before.nan_count, now.nan_count), ("Inf", before.inf_count, now.inf_count))
-    changes = [f"its count of {kind} went from {_number(a)} to {_number(b)}" for kind, a, b in counts if a != b]
-    old, new = _values(before), _values(now)
+    changes = [f"its count of {kind} went from {_shown(a)} to {_shown(b)}" for kind, a, b in counts if a != b]
+    old, new = _statistics(before), _statistics(now)
     if lost := next((name for name in {**old, **new} if (name in old) != (name in new)), None):
-        changes.append(f"its {lost} went from {_number(old.get(lost))} to {_number(new.get(lost))}")
+        changes.append(f"its {lost} went from {_shown(old.get(lost))} to {_shown(new.get(lost))}")
     if pair.precision not in _HALF:
         changes.append(_changed_share(before.dead_fraction, now.dead_fraction, limit))
     return "; ".join(filter(None, changes))
 
 
 def _movement(pair: _Pair, limit: float) -> _Movement:
-    """Return how far the values, and one of mean, std and quantiles moved, in units of the layer's spread."""
     before, now, _ = pair
     if before.shape != now.shape:
         return _Movement(None, 0.0, "")
-    was, current = _values(before), _values(now)
+    was, current = _statistics(before), _statistics(now)
     spread = max(before.std or 0.0, _LEAST_SPREAD * math.hypot(before.mean or 0.0, before.std or 0.0))
     if pair.precision == "float16" and limit > 0:
         spread = max(spread, _STEP_OF_FLOAT16 / limit)
     moved = {name: _ratio(abs(value - current[name]), spread) for name, value in was.items() if name in current}
     most = max(moved, key=lambda name: moved[name], default="")
     furthest, apart, words = moved.get(most, 0.0), None, ""
-    distance = _values_apart(before, now)
+    distance = _kept_values_apart(before, now)
     if distance is not None:
         apart = _ratio(distance, spread)
         differ = f"differ by about {figure(apart, 3)} of their spread" if spread else "are no longer all 0"
         words = f"its values {differ if math.isfinite(distance) else 'are NaN or Inf in other places'}"
         words = words if apart > limit else ""
     if furthest > limit:
-        went = f"its {most} went from {_number(was[most])} to {_number(current[most])}"
+        went = f"its {most} went from {_shown(was[most])} to {_shown(current[most])}"
         alone = f"{went}, {figure(furthest, 3)} of its spread" if spread else went
         words = f"{words}, {went}" if words else alone
     where = _worst_channels(pair, spread, limit) if words else ""
@@ -264,7 +263,7 @@ def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
     return f", in {'channel' if len(worst) == 1 else 'channels'} {named} of {moved.size:,}, {by}"
 
 
-def _values_apart(before: BaselineRow, now: BaselineRow) -> float | None:
+def _kept_values_apart(before: BaselineRow, now: BaselineRow) -> float | None:
     from hookscope.rules.baseline_values import channels_apart, values_apart
 
     distances = []
@@ -275,7 +274,7 @@ def _values_apart(before: BaselineRow, now: BaselineRow) -> float | None:
     return max((distance for distance in distances if distance is not None), default=None)
 
 
-def _values(row: BaselineRow) -> dict[str, float]:
+def _statistics(row: BaselineRow) -> dict[str, float]:
     from hookscope.results.statistics import QUANTILE_LEVELS
 
     names = [f"{level:.0%} quantile (mean over inputs)" for level in QUANTILE_LEVELS]
@@ -286,18 +285,18 @@ def _values(row: BaselineRow) -> dict[str, float]:
 def _changed_share(was: float | None, now: float | None, limit: float) -> str:
     if was == now or (was is not None and now is not None and abs(was - now) <= limit):
         return ""
-    return f"its share of dead channels went from {_number(was)} to {_number(now)} (limit {limit:g} apart)"
+    return f"its share of dead channels went from {_shown(was)} to {_shown(now)} (limit {limit:g} apart)"
 
 
 def _changed_gradient(was: float | None, now: float | None, limit: float) -> str:
     if was == now or (was is not None and now is not None and _ratio(max(was, now), min(was, now)) <= limit):
         return ""
-    return f"the L2 norm of its gradient went from {_number(was)} to {_number(now)} (limit {limit:g} times)"
+    return f"the L2 norm of its gradient went from {_shown(was)} to {_shown(now)} (limit {limit:g} times)"
 
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else (math.inf if part else 0.0)
 
 
-def _number(value: float | None) -> str:
+def _shown(value: float | None) -> str:
     return "none" if value is None else f"{value:.6g}"

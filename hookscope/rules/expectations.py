@@ -33,7 +33,7 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
         name = str(expected.image)
         prediction = predictions.get(inputs.index(name)) if name in inputs else None
         if prediction is not None:
-            messages = _broken(expected, wanted, prediction, measured.model.categories)
+            messages = _unmet(expected, wanted, prediction, measured.model.categories)
         elif name in inputs:
             reason = measured.unmeasured.get("expectation", "the network returned no class scores; name the output.")
             messages = iter([f"could not be checked: {reason.rstrip('.')}."])
@@ -64,7 +64,7 @@ def _indices(wanted: str | int, categories: tuple[str, ...]) -> frozenset[int]:
     return indices
 
 
-def _broken(
+def _unmet(
     expected: Expectation, wanted: dict[str | int, frozenset[int]], prediction: Prediction, categories: tuple[str, ...]
 ) -> Iterator[str]:
     ranked = prediction.class_indices

@@ -109,11 +109,11 @@ def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterato
     if broken:
         first, count = replace(broken[0], activation=surveyed[broken[0].label].activation), len(broken) - 1
         which = f"with any over {counted(measured.survey.input_count, 'input')} of the survey"
-        message = _starts_at(first, named(first), which, _later(count))
+        message = _first_output_words(first, named(first), which, _later_words(count))
         yield RuleFinding(output_of(first), message, "fail" if count or first.activation.nan_count else "warn")
 
 
-def _starts_at(row: LayerRow, name: str, which: str, remark: str) -> str:
+def _first_output_words(row: LayerRow, name: str, which: str, remark: str) -> str:
     kind = "NaN" if row.activation.nan_count else "Inf"
     words = non_finite_words(row.activation)
     return f"{kind} starts at {name}, the first output {which}: {words} (limit 0); {remark}."
@@ -126,8 +126,8 @@ def _first_in_forward_order(
     broken = [row for row in rows if non_finite_count(row.activation)]
     in_modules = of_modules(broken)
     spread = {label for row in broken for label in row.inputs}
-    meant = _meant(broken)
-    # Inf alone, from which no more comes, is what masks are made of.
+    meant = _filled_on_purpose(broken)
+    # Inf that leads to no other Inf or NaN is a mask.
     broken = [row for row in broken if row.owner is None or row.activation.nan_count or row.label in spread - meant]
     has_effect = bool(in_modules) or not finite
     if not has_effect:  # operations choose among values, as `torch.where` does
@@ -143,19 +143,19 @@ def _first_in_forward_order(
     elif is_mask:
         remark = f"every other output and {finite} are finite, as with a mask"
     else:
-        remark = _later(len(broken) - 1)
+        remark = _later_words(len(broken) - 1)
         remark += "" if has_effect else f"; the outputs of all layers and {finite} are finite"
-    message = _starts_at(first, quoted(first), "in forward order with any", remark)
+    message = _first_output_words(first, quoted(first), "in forward order with any", remark)
     yield RuleFinding(output_of(first), message, "warn" if is_mask or not has_effect else "fail")
 
 
-def _later(count: int) -> str:
+def _later_words(count: int) -> str:
     some = f"{counted(count, 'later output')} {'has' if count == 1 else 'have'} some too"
     return some if count else "no later output has any"
 
 
-def _meant(broken: Sequence[LayerRow]) -> set[str]:
-    """Return the labels of operations whose Inf was filled in, as -Inf of masks is, and of those that pass it on."""
+def _filled_on_purpose(broken: Sequence[LayerRow]) -> set[str]:
+    """Return the labels of operations that fill in Inf on purpose, as for a mask, and of operations that pass it on."""
     labels = {row.label for row in broken}
     meant: set[str] = set()
     for row in broken:
@@ -205,17 +205,16 @@ def _guilty_inputs(origin: NonFiniteOrigin) -> str:
     return f"{len(named)} of the {origin.input_count} inputs of the batch lead to it ({some_of(named, 3)}){where}"
 
 
-# Machine epsilon: float16 has 11 significant bits, bfloat16 has 8 (IEEE 754, and its first half).
+# Machine epsilon: float16 has 11 significant bits, bfloat16 has 8.
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _ROUNDINGS = 16  # roundings of the output's dtype that differences may always have
 
-# A few of these are rounding, by the output's dtype: float16's subnormal numbers are so far apart; of the wider dtypes
-# processors may take what is smaller for zero (IEEE 754).
+# A difference of a few times this number is rounding, by the output's dtype: float16's subnormal numbers are so far
+# apart, and in wider dtypes processors may round smaller numbers to zero (IEEE 754).
 _SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
 
 
-# A network may have a second head beside its head, for distillation; where more of its last weights are zero, a file
-# lost its end.
+# A network may have a second head for distillation; if more of its last weights are zero, a file lost its end.
 _MOST_HEADS = 2
 
 
@@ -254,20 +253,21 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     a dead layer, a head that was never loaded. Findings on weights and layers in the same report show where. It is a
     warning if missing training explains it: the last weight or the last two are zero, which is usual for untrained
     heads; all statistics of BatchNorm have their initial values; or the weights are random (hookscope drew them, or
-    nearly all look random, no layer is BatchNorm, and no other normalisation is trained). Needs two different inputs.
+    nearly all look random, no layer is BatchNorm, and no other normalisation is trained). It is also a warning if the
+    output holds whole numbers or truth values, which may agree by chance. Needs two different inputs.
     """
     changes = [(values.input_difference, values) for values in measured.outputs if values.input_difference is not None]
     if not changes:
         return
-    difference, output = max(changes, key=lambda pair: pair[0])
+    difference, output = max(changes, key=lambda pair: (pair[0], _holds_fractions(pair[1])))
     limit = terms.limit("min_difference", _target(measured, output))
     if not all(change < limit for change, _ in changes):  # one of several may be constant; NaN is none
         return
     if output.max_abs is None:
         yield _about(measured, output, "is NaN or Inf everywhere, for every input.")
         return
-    excuse = _excuse(measured)
-    share = f"{_difference(difference)} its greatest magnitude (limit: at least {figure(limit)})"
+    excuse = _excuse(measured, output)
+    share = f"{_difference_words(difference)} its greatest magnitude (limit: at least {figure(limit)})"
     finding = _about(measured, output, f"is the same for every input: it changes by {share}.{excuse}")
     yield replace(finding, at_most="warn") if excuse else finding
 
@@ -322,7 +322,7 @@ def _differs(
     vanishing = _SMALLEST.get(output.dtype, 0.0) * _ROUNDINGS / output.max_abs if output.max_abs else 0.0
     limit = max(terms.limit("max_difference", _target(measured, output)), rounding, vanishing)
     if not difference <= limit:  # NaN is no agreement
-        share = f"{_difference(difference)} the greatest magnitude (limit {figure(limit)})"
+        share = f"{_difference_words(difference)} the greatest magnitude (limit {figure(limit)})"
         yield _about(measured, output, f"{claim}: they differ by {share}.")
 
 
@@ -357,8 +357,14 @@ def _is_of_shape(shape: tuple[int, ...], wanted: tuple[int | str, ...], count: i
     return len(shape) == len(sizes) and all(want in ("*", size) for size, want in zip(shape, sizes, strict=True))
 
 
-def _excuse(measured: CheckMeasurements) -> str:
-    """Return what of the network is untrained, so that a constant output is no wonder; "" for nothing."""
+def _holds_fractions(output: OutputValues) -> bool:
+    return "float" in output.dtype or "complex" in output.dtype
+
+
+def _excuse(measured: CheckMeasurements, output: OutputValues) -> str:
+    """Return why a constant output proves no fault, as a sentence after a space; "" if it does."""
+    if not _holds_fractions(output):
+        return " Whole numbers, such as the index of a class, may be the same by chance."
     weights = [values for values in measured.stored if is_weight(values)]
     zeros = [*itertools.takewhile(is_zero, reversed(weights))]
     if 0 < len(zeros) <= _MOST_HEADS:
@@ -375,7 +381,7 @@ def _about(measured: CheckMeasurements, output: OutputValues, claim: str) -> Rul
     return RuleFinding(_target(measured, output), f"The output {named}{claim}")
 
 
-def _difference(difference: float) -> str:
+def _difference_words(difference: float) -> str:
     return "NaN beside" if math.isnan(difference) else f"{figure(difference)} of"
 
 

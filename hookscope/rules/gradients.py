@@ -90,7 +90,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
         # Containers that end with the broken output are passed over: their gradient is not finite either.
         later = (output for output in arrived_outputs(gradients, of_operations=True) if output.index > first.index)
         consumer = next((output for output in later if not non_finite_count(output.gradient)), None)
-        # The last to arrive may be the module that returns what an operation of its code has computed.
+        # The last to arrive may be the module that returns the output of an operation of its code.
         if consumer is not None and (consumer is finite[-1] or consumer.owner == finite[-1].layer):
             target, maker = output_of(consumer), f"{quoted(consumer)} and what leads to it"
         else:
@@ -117,8 +117,6 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     Nothing can learn: the loss does not depend on any parameter, or is constant by construction, such as the sum of a
     softmax or of LayerNorm's output. Choose another loss, then look at the layers.
     """
-    # To first order, changing a tensor by its own size changes the loss by at most ‖g‖·‖x‖, its effect. Where that is
-    # only rounding, the loss is at a minimum, or constant by construction.
     gradients, rounding = taken_gradients(measured), terms.limit("rounding")
     parameters = [parameter for parameter in gradients.parameters if parameter.status in ("gradient", "zero")]
     outputs = arrived_outputs(gradients)
@@ -136,11 +134,9 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         )
         yield RuleFinding(WHOLE_NETWORK, message, "warn")
         return
-    activations = {row.label: row.activation.l2 or 0.0 for row in gradients.rows}
-    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(row.label, 0.0)) for row in outputs]
     zero_weights = _gates(gradients)
     reaching = 0.0
-    for (row, before), (following, after) in pairwise(effects):
+    for (row, before), (following, after) in pairwise(effects_of(gradients)):
         reaching = max(reaching, before)
         normalises = following.kind in _NORMALISERS and not _gates_near(zero_weights, row.layer, following.layer)
         if normalises and reaching < rounding * after:
@@ -153,6 +149,12 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
             return
 
 
+def effects_of(gradients: Gradients) -> list[tuple[GradientRow, float]]:
+    """Return module outputs with ‖g‖·‖x‖: how far the loss moves, to first order, if x changes by its own size."""
+    sizes = {row.label: row.activation.l2 or 0.0 for row in gradients.rows}
+    return [(row, (row.gradient.l2 or 0.0) * sizes.get(row.label, 0.0)) for row in arrived_outputs(gradients)]
+
+
 def _non_finite_parameter(gradients: Gradients) -> Iterator[RuleFinding]:
     """Name the last parameter in forward order with a non-finite gradient, when no selected layer shows one."""
     broken = [row for row in in_forward_order(gradients) if non_finite_count(row.gradient)]
@@ -163,19 +165,19 @@ def _non_finite_parameter(gradients: Gradients) -> Iterator[RuleFinding]:
 
 
 Takers = Mapping[str, "Sequence[GradientRow | None]"]
-"""By the label of an output, what is computed from it directly; None for the loss."""
+"""The outputs that are computed directly from an output, by its label; None stands for the loss."""
 
 # Their hidden state before the first step is zero.
 _RECURRENT = frozenset({"RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell"})
 _STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})  # leave out residual branches by chance
-_NEAR_UNDERFLOW = 1e-35  # beside such an L2 the next factor may fall out of float32, whose smallest value is 1e-45
+_NEAR_UNDERFLOW = 1e-35  # below this L2 norm, the next factor may underflow float32, whose smallest value is 1e-45
 
 
 @dataclass(slots=True)
 class _Stop:
-    """Outputs with a zero gradient, in forward order, and where it stops.
+    """The outputs with a zero gradient, in forward order, before one place where the gradient stops.
 
-    Those in `last` would get theirs from the `takers`, which have one themselves; from the loss, if there are none.
+    The outputs in `last` are next to it: their gradients come from the `takers`, which have one, or from the loss.
     """
 
     rows: list[GradientRow] = field(default_factory=list)
@@ -356,10 +358,10 @@ def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
 
 def _lost_steps(row: StepsRow) -> tuple[int, int]:
-    """Return how many steps get a gradient that is rounded away beside the greatest, and of how many.
+    """Return how many steps have a gradient that is rounded away next to the greatest, and how many steps count.
 
-    Zeros count where the gradient has come down to them: they underflow. Beside a greater step they are steps that the
-    loss does not depend on.
+    Zeros next to a gradient that is nearly rounded away have underflowed, and count. Zeros next to a greater gradient
+    do not: the loss does not depend on these steps.
     """
     least = max(row.largest) * _ROUNDED_AWAY.get(row.dtype, _ROUNDED_AWAY_FLOAT32)
     lost = steps = 0
@@ -393,7 +395,7 @@ def _over_time_words(row: StepsRow, lost: int, steps: int, most: float) -> str:
 
 
 def takers_of(outputs: Sequence[GradientRow]) -> Takers:
-    """Return the outputs computed from each output; inside and before reentrant checkpoints, those that run next."""
+    """Return the outputs computed from each output; inside and before reentrant checkpoints, the next output."""
     labelled = {row.label: row for row in outputs}
     takers: dict[str, Sequence[GradientRow | None]] = {}
     for row, after in zip(outputs, [*outputs, None][1:], strict=True):
@@ -403,13 +405,13 @@ def takers_of(outputs: Sequence[GradientRow]) -> Takers:
 
 
 def idle_modules(outputs: Sequence[GradientRow]) -> set[str]:
-    """Return outputs with a zero gradient whose module gets one at another call or output, as detectors' heads do."""
+    """Return outputs with a zero gradient whose module has a gradient at another call or output: detectors' heads."""
     alive = {(row.layer, row.source) for row in outputs if row.status == "gradient"}
     return {row.label for row in outputs if row.status == "zero" and (row.layer, row.source) in alive}
 
 
 def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[str]:
-    """Return the outputs with a zero gradient that have a parallel module with one: heads, experts.
+    """Return outputs with a zero gradient for which a parallel module has a gradient: heads, experts.
 
     Parallel are modules of one type whose names differ in one number, if neither's output is computed from the other's.
     """
@@ -435,7 +437,7 @@ def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[str]:
 
 
 def _patterns(row: GradientRow) -> list[tuple[str, str]]:
-    """Return what rows of parallel modules share: the type, and the name except for one number."""
+    """Return keys that parallel modules share: the type, and the name with one number left out."""
     parts = row.layer.split(".")
     return [
         (row.kind, ".".join((*parts[:at], "*", *parts[at + 1 :]))) for at, part in enumerate(parts) if part.isdecimal()
@@ -452,7 +454,7 @@ def _reached(start: str, ways: Mapping[str, Sequence[str]]) -> set[str]:
 
 
 def _gates(gradients: Gradients) -> list[ParameterRow]:
-    """Return the parameters that are zero and get a gradient: they are about to open. Biases close nothing."""
+    """Return the parameters that are zero and get a gradient, so that they are about to open; biases block nothing."""
     return [
         parameter
         for parameter in gradients.parameters

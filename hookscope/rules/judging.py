@@ -42,9 +42,9 @@ def _idle_without(rule: str) -> str:
     }.get(rule, labelled)
 
 
-_NEED_NO_NETWORK = frozenset({"file", "stored"})  # what a weights file shows by itself
+_NEED_NO_NETWORK = frozenset({"file", "stored"})  # a weights file suffices
 
-# These report themselves what could not be measured: who asks for them must not read silence as a pass.
+# These rules report themselves that something could not be measured, so that nobody reads silence as a pass.
 _NEVER_UNMEASURED = frozenset({"non-finite-activation", "expectation"})
 
 
@@ -94,7 +94,7 @@ def _terms(
 
 
 def _idle(settings: CheckSettings, baseline: Baseline | None) -> set[str]:
-    """Return the rules that have nothing to compare with, as nobody has asked for it."""
+    """Return the rules that lack what they compare with: a baseline, labelled pictures, expectations."""
     idle = set() if settings.expectations else {"expectation"}
     if baseline is None:
         idle |= {"drift", "accuracy-drop"}
@@ -236,10 +236,7 @@ def _matching(option: str, patterns: Iterable[str]) -> set[str]:
 
 
 def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[RuleFinding]]:
-    """Return the findings of rules, by identifier; a rule is left out after a cause of its findings.
-
-    Of gradients `measured` has what rules look at, see `_for_rules`.
-    """
+    """Return findings by rule, without the rules that an earlier one silences; gradients are those of `_for_rules`."""
     gradients = measured.gradients
     complete = gradients is not None and gradients.loss is not None and gradients.failure is None
     by_rule: dict[str, list[RuleFinding]] = {}
@@ -256,7 +253,7 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
 
 
 def _for_rules(run: Run) -> Run:
-    """Return what rules look at: no repeated rows, the same operations whatever is shown, no gradients of nothing."""
+    """Return a run without what rules ignore: repeated rows, operations that only some runs show, empty gradients."""
     left_out = {row.label for row in run.rows if row.owner is not None and row.kind in NOT_JUDGED}
     if isinstance(run, Gradients):
         outputs = [row for row in run.gradients if row.role == "output" and row.backward_index is not None]
@@ -274,7 +271,7 @@ def _outcome(rule: str, unsorted: Iterable[Finding]) -> RuleOutcome:
 
 
 class _Judging:
-    """The outcomes so far, and the findings of all rules about gradients: one that is off may cause another's."""
+    """The outcomes so far, and the findings of all gradient rules, of which even those that are off silence others."""
 
     def __init__(self, measured: CheckMeasurements, terms: Mapping[str, RuleTerms]) -> None:
         self.measured, self.terms = measured, terms
@@ -306,7 +303,7 @@ class _Judging:
         return _outcome(name, terms.findings(problems))
 
     def _missing(self, terms: RuleTerms) -> str:
-        """Return what a rule lacks to run, in a sentence; "" if nothing."""
+        """Return why a rule cannot run, in a sentence; "" if it can."""
         measured, name, needs = self.measured, terms.rule.identifier, terms.rule.needs
         if name == "accuracy-drop" and terms.settings.data is None:
             return f"the baseline has labelled pictures, and none are given: {arg('data')} FOLDER"
@@ -317,22 +314,17 @@ class _Judging:
         if needs not in ("file", "network", "stored"):
             if measured.forward is not None and measured.forward.failure is not None and name != "forward":
                 return "the forward pass raised"
-            lack = ""
-            if needs == "gradients":
-                lack = "no gradients were taken" if measured.gradients is None else ""
-            elif measured.forward is None:
-                lack = "the network was not run"
-            elif needs == "labels" and measured.labelled is None:
-                lack = "no labelled pictures were classified"
-            if lack:
+            run = measured.gradients if needs == "gradients" else measured.forward
+            if run is None:
+                lack = "no gradients were taken" if needs == "gradients" else "the network was not run"
                 return measured.unmeasured.get(name, lack)
         return "" if name in _NEVER_UNMEASURED else measured.unmeasured.get(name, "")
 
     def _unjudged(self, terms: RuleTerms, reason: str) -> RuleOutcome:
         """Return the outcome of a rule that cannot be judged: skipped, or a failure if it was asked for by name."""
         message = f"This rule could not run: {reason.rstrip('.')}."
-        said = any(finding.message == message for outcome in self.outcomes.values() for finding in outcome.findings)
-        if terms.rule.level != "off" or said or _error(self.measured) or self.measured.no_network:
+        is_told = any(finding.message == message for outcome in self.outcomes.values() for finding in outcome.findings)
+        if terms.rule.level != "off" or is_told or _error(self.measured) or self.measured.no_network:
             return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
         return _outcome(terms.rule.identifier, terms.findings([RuleFinding(WHOLE_NETWORK, message)]))
 
@@ -341,7 +333,7 @@ class _Judging:
         if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
             origin = self.outcomes["non-finite-activation"]
             # After a forward pass that is not finite, rules about gradients would blame the layer that runs last. After
-            # a warning, which may be about a mask, gradients are judged all the same.
+            # a warning, which may be about a mask, gradients are judged anyway.
             if origin.status == "fail" or (origin.findings and rule.needs != "gradients"):
                 maker = "an output has" if self.measured.origin is None else "a module makes"
                 return f"{maker} NaN or Inf, which causes the rest"

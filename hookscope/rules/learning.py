@@ -1,4 +1,4 @@
-"""Rules about what each parameter learns: how gradients change over depth and between them, and which get none."""
+"""Rules about what parameters learn: how gradients change over depth and between parameters, and which are missing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from operator import gt, lt
 from statistics import median
 from typing import TYPE_CHECKING
 
-from hookscope.rules.gradients import idle_modules
+from hookscope.rules.gradients import effects_of, idle_modules
 from hookscope.rules.rule import (
     FindingTarget,
     RuleFinding,
@@ -58,7 +58,7 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     """
     # ‖g‖/‖w‖ is flat over depth in healthy networks, also where activations shrink or grow, as ‖grad_output‖ is not.
     # The median over a tenth spans skip connections and branches that start small. A layer that is called again and
-    # again has one gradient for all its calls; those of its outputs are compared instead.
+    # again has one gradient for all its calls; the gradients of its outputs are compared instead.
     gradients = taken_gradients(measured)
     trends = [*_recurrences(gradients), _learning(gradients)]
     yield from _beyond(terms.limit("min_ratio"), lt, [(trend, trend.ratio(median)) for trend in trends])
@@ -99,23 +99,23 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     """
     gradients = taken_gradients(measured)
     trainable = [parameter for parameter in gradients.parameters if parameter.trainable]
-    by_reason: dict[str, list[str]] = {}
-    parameters = {parameter_row.name: parameter_row for parameter_row in trainable}
+    by_reason: dict[str, list[ParameterRow]] = {}
     for row in trainable:
         if row.status in ("not reached", "no gradient path"):
-            by_reason.setdefault(_why_unused(row, gradients), []).append(row.name)
-    for reason, names in by_reason.items():
+            by_reason.setdefault(_why_unused(row, gradients), []).append(row)
+    for reason, unused in by_reason.items():
+        names = [row.name for row in unused]
         message = (
             f"{len(names)} of {counted(len(trainable), 'trainable parameter')} never get a gradient (limit 0):"
             f" {reason}: {listed(names)}."
         )
-        first = parameters[names[0]]
-        target = parameter_of(first) if len(names) == 1 else _module(_common_module(names), gradients)
-        yield RuleFinding(target, message, "warn")
+        yield RuleFinding(
+            parameter_of(unused[0]) if len(unused) == 1 else _module_around(names, gradients), message, "warn"
+        )
 
 
 def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
-    """Return what is known of why a parameter gets no gradient, from the rows of its module."""
+    """Return why a parameter gets no gradient, as far as the rows of its module show."""
     if parameter.status == "no gradient path":
         return "autograd does not track what is computed with them (no_grad, detach)"
     module = owner(parameter)
@@ -170,7 +170,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class _Trend:
-    """Positive values in forward order: what they measure, of which things (a plural noun), and a target for each."""
+    """Positive values of a measure in forward order; `things` is a plural noun for the targets."""
 
     measure: str
     things: str
@@ -178,7 +178,7 @@ class _Trend:
     values: Sequence[float]
 
     def ratio(self, of_last: Callable[[Sequence[float]], float]) -> float | None:
-        """Return the median of the first tenth over what `of_last` makes of the last tenth; None if values are few."""
+        """Return the median of the first tenth over `of_last` of the last tenth; None for too few values."""
         if len(self.values) < _SHORTEST_TREND:
             return None
         ratio = median(self.values[: self._tenth]) / of_last(self.values[-self._tenth :])
@@ -210,7 +210,7 @@ class _Trend:
 def _beyond(
     limit: float, is_beyond: Callable[[float, float], bool], trends: Iterable[tuple[_Trend, float | None]]
 ) -> Iterable[RuleFinding]:
-    """Report trends with such ratios, once where they begin at the same place."""
+    """Report trends with a ratio beyond the limit; of several that begin at one place, the first."""
     by_place: dict[str, RuleFinding] = {}
     for trend, ratio in trends:
         if ratio is not None and is_beyond(ratio, limit):
@@ -220,7 +220,7 @@ def _beyond(
 
 
 def _serving_idle(gradients: Gradients) -> set[str]:
-    """Return the layers with an output that is taken only by modules idle at that call, or that leads only to them."""
+    """Return the layers with an output that an idle module takes, or that leads only to such layers."""
     outputs = arrived_outputs(gradients)
     idle = idle_modules(outputs)
     serving: set[str] = set()
@@ -238,14 +238,12 @@ def _learning(gradients: Gradients) -> _Trend:
     weights = _weights(gradients)
     if len(weights) >= _SHORTEST_TREND:
         return _Trend("‖g‖/‖w‖", "weights", [*map(parameter_of, weights)], [weight.ratio or 0.0 for weight in weights])
-    activations = {row.label: row.activation.l2 or 0.0 for row in gradients.rows}
-    effects = [(row, (row.gradient.l2 or 0.0) * activations.get(row.label, 0.0)) for row in arrived_outputs(gradients)]
-    positive = [(output_of(row), effect) for row, effect in effects if _is_positive(effect)]
+    positive = [(output_of(row), effect) for row, effect in effects_of(gradients) if _is_positive(effect)]
     return _Trend("‖g‖·‖x‖", "outputs", [target for target, _ in positive], [effect for _, effect in positive])
 
 
 def _recurrences(gradients: Gradients) -> Iterator[_Trend]:
-    """Return ‖grad_output‖ over the calls of each layer with weights that is called often, always with one shape."""
+    """Yield ‖grad_output‖ over the calls of layers with weights that are called often with one shape."""
     weighted = {owner(parameter) for parameter in gradients.parameters}
     by_layer: dict[tuple[str, str, tuple[int, ...]], list[GradientRow]] = {}
     for row in arrived_outputs(gradients):
@@ -260,17 +258,11 @@ def _of_outputs(things: str, rows: Sequence[GradientRow]) -> _Trend:
     return _Trend("‖grad_output‖", things, [*map(output_of, rows)], [row.gradient.l2 or 0.0 for row in rows])
 
 
-def _module(name: str, gradients: Gradients) -> FindingTarget:
+def _module_around(parameters: Sequence[str], gradients: Gradients) -> FindingTarget:
+    paths = zip(*(parameter.split(".")[:-1] for parameter in parameters), strict=False)
+    name = ".".join(parts[0] for parts in takewhile(lambda parts: len({*parts}) == 1, paths))
     row = next((row for row in gradients.rows if row.label == name), None)
     return output_of(row) if row else FindingTarget(name, (name,) if name else ())
-
-
-def _common_module(names: Sequence[str]) -> str:
-    paths = [name.split(".")[:-1] for name in names]
-    depth = 0
-    while all(len(path) > depth for path in paths) and len({path[depth] for path in paths}) == 1:
-        depth += 1
-    return ".".join(paths[0][:depth])
 
 
 def _weights(gradients: Gradients) -> list[ParameterRow]:

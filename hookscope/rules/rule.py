@@ -48,7 +48,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class FindingTarget:
-    """What a finding is about: `where`, "" for the whole network; patterns match `names`, and the class `kind`."""
+    """What a finding is about: `where`, "" for the whole network; patterns match `names` and the class `kind`."""
 
     where: str = ""
     names: tuple[str, ...] = ()
@@ -60,12 +60,12 @@ WHOLE_NETWORK = FindingTarget()
 
 
 def output_of(row: LayerRow | GradientRow) -> FindingTarget:
-    """Return a layer's output; patterns match the layer's name and its aliases."""
+    """Return the target of a row: patterns match the layer's name and its aliases."""
     return FindingTarget(row.label, (row.layer, *row.aliases), row.kind)
 
 
 def stored_in(values: StoredValues) -> FindingTarget:
-    """Return a parameter or buffer; patterns match its names and those of the modules that own it."""
+    """Return the target of a parameter or buffer: patterns match its names and the names of its modules."""
     names = (values.name, *values.aliases)
     return FindingTarget(values.name, (*names, *(name.rpartition(".")[0] for name in names)), values.kind)
 
@@ -145,7 +145,7 @@ def rule(
 
 @dataclass(frozen=True, slots=True)
 class RuleTerms:
-    """The level and limits of one rule, those that differ for some layers, and the baseline if it compares with one."""
+    """The level and limits of one rule, for the network and for some layers, and the baseline it compares with."""
 
     rule: Rule
     level: Level
@@ -170,7 +170,7 @@ class RuleTerms:
         return value
 
     def findings(self, problems: Iterable[RuleFinding]) -> list[Finding]:
-        """Return findings at their levels, without those where the rule is off; those of one cause become one."""
+        """Return findings with levels, except where the rule is off; `followers` become one finding per level."""
         reported = [finding for problem in problems if (finding := self._finding(problem)) is not None]
         if not self.rule.followers:
             return reported
@@ -198,7 +198,7 @@ class RuleTerms:
         return replace(first, message=message, followed_by=names)
 
     def _changes(self, target: FindingTarget) -> Iterator[RuleSettings]:
-        """Yield what the user has changed for the whole network, then for layers; a later change overrides."""
+        """Yield the user's changes for the whole network, then for layers; a later change overrides."""
         yield self.settings.rules.get(self.rule.identifier, RuleSettings())
         for pattern, settings in self.layers:
             if target.names and any(pattern.matches(name, target.kind) for name in target.names) != pattern.exclude:
@@ -243,13 +243,13 @@ def taken_gradients(measured: CheckMeasurements) -> Gradients:
 
 
 def arrived_outputs(gradients: Gradients, *, of_operations: bool = False) -> list[GradientRow]:
-    """Return the gradients of outputs that received one, zero or not, in forward order; by default of modules."""
+    """Return the outputs that received a gradient, zero or not, in forward order; by default only of modules."""
     arrived = [row for row in gradients.gradients if row.role == "output" and row.status in ("gradient", "zero")]
     return [row for row in arrived if of_operations or row.owner is None]
 
 
 def of_modules(rows: Iterable[LayerRow]) -> list[LayerRow]:
-    """Return the rows of modules, without those of operations."""
+    """Return the rows of modules, without operations."""
     return [row for row in rows if row.owner is None]
 
 
@@ -269,7 +269,7 @@ def module_of(row: LayerRow | GradientRow) -> str:
 
 
 def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
-    """Sort parameters by when their module ran; one whose module was not seen follows the parameter before it."""
+    """Sort parameters by when their module ran; if it was not seen, the parameter follows the one before it."""
     positions: dict[str, int] = {}
     for row in gradients.rows:
         positions.setdefault(row.layer, row.index)
@@ -289,12 +289,12 @@ def owner(parameter: ParameterRow) -> str:
 
 
 def parameter_of(parameter: ParameterRow) -> FindingTarget:
-    """Return a parameter; patterns match its own name and that of the module it belongs to."""
+    """Return the target of a parameter: patterns match its name and the name of its module."""
     return FindingTarget(parameter.name, (parameter.name, owner(parameter)), parameter.kind)
 
 
 def is_within(layer: str, ancestor: str) -> bool:
-    """Tell whether a module is another one or lies inside it, by their dotted names."""
+    """Tell whether a module is `ancestor` or lies inside it, by their dotted names."""
     return layer == ancestor or not ancestor or layer.startswith(f"{ancestor}.")
 
 

@@ -93,7 +93,7 @@ RENEW = "Write a new one with `hookscope check --update-baseline`."
 NO_NETWORK = "none"
 """The value of `--arch` with which a weights file is checked without a network."""
 
-# Settings that need a network to run, all but the last of them options too, and what the configuration calls them.
+# Settings that need a network to run, with their names in the configuration; all but the last are options, too.
 _RUN_SETTINGS = {
     "images": "[input] images",
     "data": "[input] data",
@@ -106,7 +106,7 @@ _RUN_SETTINGS = {
 
 
 def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
-    """Return settings with the options put over them that are given.
+    """Return the settings, overridden by the options that are given.
 
     Pictures take the place of those in the configuration and of noise; the shape of noise takes that of pictures.
 
@@ -119,8 +119,8 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     settable = {setting.name for setting in fields(CheckSettings)}
     changes: dict[str, Any] = {name: getattr(option, name) for name in names & settable}
     has_shape, has_images = "input_shape" in names, "images" in names
-    given_shape = option.input_shape if has_shape else settings.input_shape
-    shapes = None if given_shape is None else parse_noise_shapes(given_shape)
+    shape = changes.get("input_shape", settings.input_shape)
+    shapes = None if shape is None else parse_noise_shapes(shape)
     by_position = any(not shape.name for shape in shapes or ())
     changes["input_shape"] = shapes
     if by_position and has_shape:
@@ -141,7 +141,7 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
 
 
 def _refuse_without_network(settings: CheckSettings, option: Check) -> None:
-    """Raise UsageError for options that ask for a network, or such settings, if the same place sets `arch` to none."""
+    """Raise UsageError if `arch` is none while an option, or a setting of the same file, needs a network."""
     if (option.arch or settings.arch) != NO_NETWORK:
         return
     asked = needing_a_run(option)

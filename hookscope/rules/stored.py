@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
 
 
-# A network with at least this many weights counts as random if this share of them spreads by less than this many
-# standard errors beyond chance: of 289 random networks the nearest has 0.88. So do 0.94 of the weights of a small ViT
-# that is trained, which only its LayerNorms show: of 90 random networks without BatchNorm, no scale varies in any.
+# A network with at least `_FEWEST_SPREADS` weights counts as random if `_RANDOM_FRACTION` of them spread by less than
+# `RANDOM_SPREAD` standard errors beyond chance. The smallest share in 289 random networks is 0.88. A small trained ViT
+# has 0.94, and only its LayerNorms show the training: no scale varies in 90 random networks without BatchNorm.
 _FEWEST_SPREADS = 3
 RANDOM_SPREAD = 3.0
 _RANDOM_FRACTION = 0.8
@@ -113,7 +113,7 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
             yield about(values, f"{claim}, though the two are not tied")
 
 
-@rule("batchnorm-variance", "fail", "stored", followers="layer")
+@rule("batchnorm-variance", "fail", "stored", followers="buffer")
 @limit(
     "max_zero_fraction",
     0.5,
@@ -121,20 +121,22 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     "3 of 8 trained networks, EfficientNet-Lite0 to 2, have such channels: up to 7 of 32, harmlessly",
 )
 def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
-    """A running variance of BatchNorm is negative or zero.
+    """A running variance of BatchNorm is negative or zero, or a count of its batches is negative.
 
     A running variance is a mean of squares. A negative one is damaged, and its root is NaN. Zeros in a few channels
     mean that these channels are dead. Zeros in many mean that the buffer was zeroed instead of loaded: eval mode then
     divides by the root of eps, which magnifies every deviation. A single channel that is zero, or below 1.18e-38, the
     least normal number of float32, fails if its running mean is not zero, because a dead channel has a mean of zero. A
-    single zero also fails if all running means are zero, because no training leaves that. Load the buffers again, or
-    compute them anew by forward passes in train mode.
+    single zero also fails if all running means are zero, because no training leaves that. A negative count of
+    batches is damaged, too. Load the buffers again, or compute them anew by forward passes in train mode.
     """
     # In a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
     # training explains a variance of zero.
     named = [(*stored.name.rpartition("."), stored) for stored in measured.stored]
     untrained = {module for module, _, name, values in named if name == "running_mean" and is_zero(values)}
     for module, _, name, values in named:
+        if name == "num_batches_tracked" and (values.min or 0) < 0:
+            yield about(values, f" counts {values.min:,.0f} batches (limit 0)")
         if name != "running_var" or values.min is None:
             continue
         limit = 0.0 if module in untrained else terms.limit("max_zero_fraction", stored_in(values))
@@ -192,7 +194,7 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
 def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
     """Return how many of the last filters are zero, and the probability of that from the share of the other filters.
 
-    The share is estimated as Laplace does: one more of each kind.
+    Laplace's rule estimates the share: one more zero filter, and one more other filter.
     """
     tail = 0
     while tail < len(zeros) and zeros[-1 - tail] == count - 1 - tail:
@@ -216,12 +218,12 @@ def is_weight(values: StoredValues) -> bool:
 
 
 def is_zero(values: StoredValues) -> bool:
-    """Tell whether there are values, all of them zero."""
+    """Tell whether all values are zero, and there are any."""
     return 0 < values.element_count == values.zero_count
 
 
 def batch_norm_is_untrained(measured: CheckMeasurements) -> bool:
-    """Tell whether there is BatchNorm, all of whose statistics are as they start: mean 0, variance 1."""
+    """Tell whether there is BatchNorm, and all its statistics have their initial values: mean 0, variance 1."""
     starts = {"running_mean": 0.0, "running_var": 1.0}
     running = [values for values in measured.stored if leaf_of(values) in starts]
     return bool(running) and all(values.min == values.max == starts[leaf_of(values)] for values in running)
@@ -233,7 +235,7 @@ def is_untrained(measured: CheckMeasurements) -> bool:
 
 
 def untrained_remark(measured: CheckMeasurements) -> str:
-    """Return what of the network is untrained, as a sentence after a space; "" for nothing."""
+    """Say what is untrained, as a sentence after a space; "" for a trained network."""
     if batch_norm_is_untrained(measured):
         return " BatchNorm is untrained and does not normalise yet."
     if not weights_are_random(measured):
@@ -249,13 +251,13 @@ def weights_are_random(measured: CheckMeasurements) -> bool:
 
 
 def _is_trained_norm(values: StoredValues) -> bool:
-    """Tell whether values are statistics of BatchNorm, which say more than weights, or a scale that has moved."""
+    """Tell whether values show training better than weights do: BatchNorm's statistics, or a scale that has moved."""
     is_scale = leaf_of(values) == "weight" and values.role == "parameter" and len(values.shape) == 1
     return leaf_of(values) == "running_var" or (is_scale and values.min != values.max)
 
 
 def weights_look_random(stored: Sequence[StoredValues]) -> bool:
-    """Tell whether nearly all weights that are large enough to tell look drawn at random."""
+    """Tell whether nearly all weights that are large enough to judge look drawn at random."""
     spreads = [values.spread_beyond_chance for values in stored if values.spread_beyond_chance is not None]
     random = sum(spread < RANDOM_SPREAD for spread in spreads)
     return len(spreads) >= _FEWEST_SPREADS and random >= _RANDOM_FRACTION * len(spreads)
@@ -267,7 +269,7 @@ def _is_mask(values: StoredValues) -> bool:
 
 
 def _is_empty_range(values: StoredValues) -> bool:
-    """Tell whether a buffer is a minimum or maximum over nothing."""
+    """Tell whether a buffer is the minimum or maximum of an observer that has seen nothing."""
     is_bound = any(word in leaf_of(values) for word in ("min", "max"))
     return values.role == "buffer" and is_bound and 0 < values.inf_count == values.element_count
 

@@ -1,4 +1,4 @@
-"""Rules about what a training checkpoint holds beside the weights: optimisers' and scalers' states, averages."""
+"""Rules about other entries of a training checkpoint than weights: states of optimisers and scalers, averages."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     """
     for state in measured.optimisers:
         if state.wrong_settings:
-            yield _of(state.key, f"has settings that no optimiser takes: {some_of(state.wrong_settings, 3)}")
+            yield _about(state.key, f"has settings that no optimiser takes: {some_of(state.wrong_settings, 3)}")
         if state.other_rates:
-            yield _of(
+            yield _about(
                 state.key, f"has another learning rate than its schedule: {some_of(state.other_rates, 3)}", "warn"
             )
         most = terms.limit("max_moment", FindingTarget(state.key, (state.key,)))
         if excess := {name: ratio for name, ratio in state.excess_moments.items() if ratio > most}:
             worst = max(excess.values())
             problem = f"has means of gradients up to {figure(worst, 3)} times as great as their means of squares allow"
-            yield _of(state.key, f"{problem} (limit {most:g}): {listed([*excess])}")
+            yield _about(state.key, f"{problem} (limit {most:g}): {listed([*excess])}")
         if state.non_finite:
             tensors = f"{len(state.non_finite)} of {counted(state.tensor_count, 'tensor')}"
-            yield _of(state.key, f"has NaN or Inf in {tensors}: {listed(state.non_finite)}")
+            yield _about(state.key, f"has NaN or Inf in {tensors}: {listed(state.non_finite)}")
         if state.negative:
-            yield _of(state.key, f"has negative means of squares: {listed(state.negative)}")
+            yield _about(state.key, f"has negative means of squares: {listed(state.negative)}")
         if wrong := [step for step in state.steps if not 0 <= step < math.inf]:
             parameters = counted(state.steps[wrong[0]], "parameter")
-            yield _of(state.key, f"counts {figure(wrong[0], 6)} steps (limit 0) for {parameters}")
+            yield _about(state.key, f"counts {figure(wrong[0], 6)} steps (limit 0) for {parameters}")
         elif len(state.steps) > 1:
             steps = sorted(state.steps, key=lambda step: -state.steps[step])
             shown = ", ".join(f"{step:,.0f} for {counted(state.steps[step], 'parameter')}" for step in steps[:3])
             more = f" and {len(steps) - 3} more counts" if len(steps) > 3 else ""
-            yield _of(state.key, f"counts steps that disagree: {shown}{more}", "warn")
+            yield _about(state.key, f"counts steps that disagree: {shown}{more}", "warn")
 
 
 @rule("scaler-state", "fail", "stored")
@@ -84,18 +84,20 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
     for state in measured.scalers:
         least = terms.limit("min_scale", FindingTarget(state.key, (state.key,)))
         if not 0 < state.scale < math.inf:
-            yield _of(state.key, f"has a scale of {figure(state.scale, 6)} (limit: above 0, and finite)")
+            yield _about(state.key, f"has a scale of {figure(state.scale, 6)} (limit: above 0, and finite)")
         elif state.scale < least:
             scale = figure(state.scale, 3)
-            yield _of(state.key, f"has a scale of {scale} (limit {least:g}): steps were skipped", "warn")
+            yield _about(state.key, f"has a scale of {scale} (limit {least:g}): steps were skipped", "warn")
         if not 1 < state.growth_factor < math.inf:
             growth = figure(state.growth_factor, 6)
-            yield _of(state.key, f"has a growth factor of {growth} (limit: above 1, and finite)")
+            yield _about(state.key, f"has a growth factor of {growth} (limit: above 1, and finite)")
         if not 0 < state.backoff_factor < 1:
-            yield _of(state.key, f"has a backoff factor of {figure(state.backoff_factor, 6)} (limit: above 0, below 1)")
+            yield _about(
+                state.key, f"has a backoff factor of {figure(state.backoff_factor, 6)} (limit: above 0, below 1)"
+            )
         tracker, interval = state.growth_tracker, state.growth_interval
         if not 0 <= tracker < max(interval, 1):
-            yield _of(state.key, f"counts {tracker:g} steps since its last change (limit {interval:g})", "warn")
+            yield _about(state.key, f"counts {tracker:g} steps since its last change (limit {interval:g})", "warn")
 
 
 @rule("averaged-weights", "fail", "stored")
@@ -128,26 +130,26 @@ def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     for copy in measured.copies:
         if copy.non_finite:
             tensors = f"{len(copy.non_finite)} of {counted(copy.tensor_count, 'tensor')}"
-            yield _of(copy.key, f"has NaN or Inf in {tensors}: {listed(copy.non_finite)}")
+            yield _about(copy.key, f"has NaN or Inf in {tensors}: {listed(copy.non_finite)}")
         if copy.reshaped:
             tensors = counted(len(copy.reshaped), "tensor")
-            yield _of(copy.key, f"has {tensors} of another shape than the weights: {listed(copy.reshaped)}")
+            yield _about(copy.key, f"has {tensors} of another shape than the weights: {listed(copy.reshaped)}")
         if copy.single_valued:
             everywhere = len(copy.single_valued) == copy.matrix_count
             weights = f"{len(copy.single_valued)} of {counted(copy.matrix_count, 'weight')}"
             problem = f"is constant in {weights} that vary: {listed(copy.single_valued)}"
-            yield _of(copy.key, problem, "fail" if everywhere else "warn")
+            yield _about(copy.key, problem, "fail" if everywhere else "warn")
         if copy.missing:
-            yield _of(copy.key, f"lacks {counted(len(copy.missing), 'parameter')}: {listed(copy.missing)}", "warn")
+            yield _about(copy.key, f"lacks {counted(len(copy.missing), 'parameter')}: {listed(copy.missing)}", "warn")
         if copy.unknown:
             count = len(copy.unknown)
             problem = f"has {counted(count, 'tensor')} that {are(count)} not among the weights: {listed(copy.unknown)}"
-            yield _of(copy.key, problem, "warn")
+            yield _about(copy.key, problem, "warn")
         least = terms.limit("min_cosine", FindingTarget(copy.key, (copy.key,)))
         if unrelated := {name: near for name, near in copy.cosines.items() if near < least}:
             share = f"{len(unrelated)} of {counted(len(copy.cosines), 'tensor')}"
             problem = f"points in another direction than the weights in {share} (cosine {min(unrelated.values()):.2f}"
-            yield _of(copy.key, f"{problem}, limit {least:g}): {listed([*unrelated])}", "warn")
+            yield _about(copy.key, f"{problem}, limit {least:g}): {listed([*unrelated])}", "warn")
         yield from _outdated(copy)
 
 
@@ -155,15 +157,15 @@ def _outdated(copy: CopyValues) -> Iterator[RuleFinding]:
     if copy.untrained:
         tensors = counted(len(copy.untrained), "tensor")
         problem = f"is stale: {tensors} as initialised, while the weights are trained: {listed(copy.untrained)}"
-        yield _of(copy.key, problem, "warn")
+        yield _about(copy.key, problem, "warn")
     if copy.reset:
         layers = f"statistics of {counted(len(copy.reset), 'BatchNorm')} at their initial values"
-        yield _of(copy.key, f"is stale: {layers}, while those of the weights are not: {listed(copy.reset)}", "warn")
+        yield _about(copy.key, f"is stale: {layers}, while those of the weights are not: {listed(copy.reset)}", "warn")
     if copy.newer:
         theirs, mine = next(iter(copy.newer.values()))
         problem = f"is newer than the weights: it counts {theirs:,} batches, they {mine:,}: {listed([*copy.newer])}"
-        yield _of(copy.key, problem, "warn")
+        yield _about(copy.key, problem, "warn")
 
 
-def _of(key: str, problem: str, at_most: Literal["fail", "warn"] = "fail") -> RuleFinding:
+def _about(key: str, problem: str, at_most: Literal["fail", "warn"] = "fail") -> RuleFinding:
     return RuleFinding(FindingTarget(key, (key,)), f"'{key}' in the file {problem}.", at_most)

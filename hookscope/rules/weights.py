@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 # A running variance may well be 10^4 times those of dead channels, and a single weight below this does not dominate.
 _LEAST_THAT_FAILS = 1000.0
 
-# Standard errors from which a weight counts as trained. Of the weights of EfficientNet-Lite0 to 2 with 2,048 values and
-# more, nine in ten are beyond, by up to 10^3.
+# Standard errors from which a weight counts as trained. Nine in ten weights of EfficientNet-Lite0 to 2 with
+# 2,048 values or more exceed it, by up to 10^3.
 TRAINED_SPREAD = 10.0
-_FEWEST_TRAINED = 3  # among fewer nothing stands out
-_FEWEST_INTEGERS = 1024  # a fixed kernel, as one that finds edges, may have fewer
+_FEWEST_TRAINED = 3  # among fewer weights, none stands out
+_FEWEST_INTEGERS = 1024  # a fixed kernel, such as an edge detector, may have fewer
 _FEWEST_SIGNS = 2048  # so many equal signs are no chance; a bank of fixed filters is mostly zeros
 
 
@@ -135,7 +135,7 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     and matrices of 1,024 values or more whose module stores nothing called "scale". Convert the file again, and
     multiply each weight by its scale.
     """
-    scaled = {_owner(stored) for stored in measured.stored if "scale" in leaf_of(stored).lower()}
+    scaled = {_owner(values) for values in measured.stored if _is_scale(values)}
     for values in measured.stored:
         if values.is_whole and values.element_count >= _FEWEST_INTEGERS and _owner(values) not in scaled:
             least, reached = terms.limit("min_magnitude", stored_in(values)), values.max_abs or 0.0
@@ -158,9 +158,10 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     conversion, by reading signed integers as unsigned, or in a step that stored absolute values. If most weights have
     one sign, the rule fails: convert the file again. A few such weights are a warning, because some layers are kept
     positive on purpose, such as those that mix energies of frequencies. The rule checks kernels and matrices with at
-    least 2,048 non-zero values, unless they are constant or break integer-weight.
+    least 2,048 non-zero values, unless they are constant, break integer-weight, or are named "scale" (GPTQ, AWQ, FP8).
     """
-    weights = [stored for stored in measured.stored if is_weight(stored) and _nonzero(stored) >= _FEWEST_SIGNS]
+    large = [values for values in measured.stored if is_weight(values) and _nonzero(values) >= _FEWEST_SIGNS]
+    weights = [values for values in large if not _is_scale(values)]
     unsigned = [
         weight for weight in weights if _has_one_sign(weight) and weight.min != weight.max and not weight.is_whole
     ]
@@ -249,9 +250,7 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         weights_are_trained |= scaled >= _FEWEST_TRAINED
     seen: set[int] = set()
     for kind, starts in _STARTS.items():
-        states = [
-            (at, norm, _is_at_start(norm, starts)) for at, norm in norms if _differs(norm, _COUNTERPART.get(kind))
-        ]
+        states = [(at, norm, _is_at_start(norm, starts)) for at, norm in norms if _varies(norm, _COUNTERPART.get(kind))]
         moved = sum(state is False for _, _, state in states)
         unmoved = [(at, norm) for at, norm, state in states if state and at not in seen]
         in_vain = any(_batches(norm) for _, norm in unmoved)
@@ -277,7 +276,7 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
             yield RuleFinding(stored_in(first), message, "fail" if counted_in_vain else "warn")
 
 
-# What the parts of a normalisation layer start with; zeros, in the last of a residual branch.
+# Initial values of a normalisation layer's parts: "zeros" in the last layer of a residual branch.
 _STARTS: Mapping[str, Mapping[str, float]] = {
     "statistics": {"running_mean": 0.0, "running_var": 1.0},
     "means": {"running_mean": 0.0},
@@ -289,13 +288,13 @@ _STARTS: Mapping[str, Mapping[str, float]] = {
 # Distance from 1 that a scale keeps in a training of seconds; RepVGG's first scales are 0.1 on average, +-0.1.
 _NEAR_START = 0.5
 
-# What has to differ from channel to channel where only the other is as it starts: a layer that is given zeros in all of
-# training keeps its means of 0, and its variances decay alike.
+# If only mean or only variance has its initial value, the other must differ between channels: a layer whose inputs are
+# all zero keeps means of 0, and its variances decay alike.
 _COUNTERPART = {"means": "running_var", "variances": "running_mean"}
 
 
 def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, StoredValues]]]:
-    """Return what may be normalisation layers, by leaf names, each with its position: all they hold is vectors."""
+    """Return modules that hold only vectors, as normalisation layers do: their positions, and tensors by leaf name."""
     layers: dict[str, dict[str, StoredValues]] = {}
     positions: dict[str, int] = {}
     for at, values in enumerate(stored):
@@ -310,20 +309,20 @@ def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, Store
 
 
 def looks_untrained(measured: CheckMeasurements) -> bool:
-    """Tell whether weights look random, or BatchNorm is as it starts and no weight looks trained."""
+    """Tell whether weights look random, or BatchNorm has its initial statistics and no weight looks trained."""
     is_new = batch_norm_is_untrained(measured) and statistics_are_new(measured.stored)
     spreads = (values.spread_beyond_chance or 0.0 for values in measured.stored)
     return weights_are_random(measured) or (is_new and max(spreads, default=0.0) < TRAINED_SPREAD)
 
 
 def statistics_are_new(stored: Sequence[StoredValues]) -> bool:
-    """Tell whether no layer with statistics as they start is trained otherwise: the network is new."""
+    """Tell whether no layer with initial statistics has a trained weight and bias: the network is new."""
     looks_random = weights_look_random(stored)
     return not any(_is_never_updated(norm, looks_random=looks_random) for _, norm in _norms(stored))
 
 
 def _is_never_updated(norm: Mapping[str, StoredValues], *, looks_random: bool) -> bool:
-    """Tell whether statistics are as they start, while weight and bias of the same layer differ between channels.
+    """Tell whether statistics have their initial values, while the layer's weight and bias differ between channels.
 
     Where all weights look random, the layer's must also be near its start of 1: RepVGG draws them around 0.1.
     """
@@ -337,16 +336,17 @@ def _is_never_updated(norm: Mapping[str, StoredValues], *, looks_random: bool) -
 
 
 def _batches(norm: Mapping[str, StoredValues]) -> float:
-    return (norm["num_batches_tracked"].max or 0.0) if "num_batches_tracked" in norm else 0.0
+    count = norm["num_batches_tracked"].max if "num_batches_tracked" in norm else None
+    return max(count or 0.0, 0.0)  # batchnorm-variance reports a negative count
 
 
-def _differs(norm: Mapping[str, StoredValues], leaf: str | None) -> bool:
+def _varies(norm: Mapping[str, StoredValues], leaf: str | None) -> bool:
     """Tell whether a part of a layer differs from channel to channel; True for None."""
     return leaf is None or (leaf in norm and norm[leaf].min != norm[leaf].max)
 
 
 def _is_at_start(norm: Mapping[str, StoredValues], starts: Mapping[str, float]) -> bool | None:
-    """Tell whether parts of a layer have the values they start with; None if it has no such parts, or others set so."""
+    """Tell whether parts of a layer have their initial values; None if one is missing or constant at another value."""
     if not starts.keys() <= norm.keys():
         return None
     parts = {leaf: norm[leaf] for leaf in starts}
@@ -359,18 +359,22 @@ def _owner(values: StoredValues) -> str:
     return values.name.rpartition(".")[0]
 
 
+def _is_scale(values: StoredValues) -> bool:
+    return "scale" in leaf_of(values).lower()
+
+
 def _nonzero(values: StoredValues) -> int:
     return values.element_count - values.zero_count
 
 
 def _has_one_sign(values: StoredValues) -> bool:
-    """Tell whether the values, all finite, are positive or zero, or all negative or zero."""
+    """Tell whether no values are negative, or none are positive; False for NaN and infinities."""
     low, high = values.min, values.max
     return low is not None and high is not None and not values.nan_count + values.inf_count and not low < 0 < high
 
 
 def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
-    """Return the position of the last trained weight; 0 if fewer than three are, or less than a share of all."""
+    """Return the position of the last trained weight; 0 if fewer than three are trained, or less than a share."""
     judged = [
         (at, weight.spread_beyond_chance) for at, weight in enumerate(stored) if weight.spread_beyond_chance is not None
     ]
@@ -386,7 +390,7 @@ _FORMATS: Mapping[str, tuple[float, float]] = {
     "float8_e5m2fnuz": (57344.0, 2.0**-17),
 }
 
-_SHORTEST_ROW = 8  # scaled by rows, one value of each is the greatest of float8, a large share of shorter rows
+_SHORTEST_ROW = 8  # with a scale per row, one value of each row is saturated: a large share of shorter rows
 
 
 @rule("float8-weight", "warn", "stored", followers="weight")
@@ -416,7 +420,7 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     file into a float32 network. An overflow becomes NaN, which non-finite-parameter reports. Convert the network again,
     from the file with the full weights.
     """
-    scaled = {_owner(tensor) for tensor in measured.stored if "scale" in leaf_of(tensor).lower()}
+    scaled = {_owner(values) for values in measured.stored if _is_scale(values)}
     for values in measured.stored:
         if (float8 := values.float8) is None:
             continue

@@ -623,7 +623,7 @@ def test_a_baseline_of_an_earlier_hookscope_is_refused_in_one_line(check: Run, t
     (tmp_path / "old.json").write_text('{"schema_version": 2}', encoding="utf-8")
     ended = check("good.pt", "--baseline", tmp_path / "old.json")
     assert ended.code == 2
-    assert "an earlier hookscope wrote it (schema version 2, this one reads 7)" in ended.errors[0]
+    assert "an earlier hookscope wrote it (schema version 2, this one reads 8)" in ended.errors[0]
     assert "Write a new one with `hookscope check --update-baseline`." in ended.errors[0]
 
 

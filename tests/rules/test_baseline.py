@@ -153,7 +153,7 @@ CHANNELS = base64.b64encode(b"\x02\0\0\0\0\0\x80\x3f\0\0\0\xc0").decode()
 
 WRITTEN = """\
 {
-  "schema_version": 7,
+  "schema_version": 8,
   "quantile_levels": [
     0.01,
     0.05,
@@ -171,7 +171,7 @@ WRITTEN = """\
   "dtype": "float32",
   "weights_precision": "float16",
   "gradients": {"loss": "ce", "target": "class 281, tabby", "mode": "eval"},
-  "given": null,
+  "input_values": null,
   "inputs": [
     {"name": "cat.jpg", "count": 1, "sha256": "abcd", "shape": [3, 8, 8], "steps": ["resized", "normalised"]},
     {"name": "noise", "count": 2, "sha256": null, "shape": [3, 8, 8], "steps": ["seed 0"]}
@@ -201,7 +201,7 @@ BASELINE = Baseline(
     dtype="float32",
     weights_precision="float16",
     gradients=BaselineGradients("ce", "class 281, tabby", "eval"),
-    given=None,
+    input_values=None,
     inputs=(
         BaselineInput("cat.jpg", 1, "abcd", (3, 8, 8), ("resized", "normalised")),
         BaselineInput("noise", 2, None, (3, 8, 8), ("seed 0",)),
@@ -352,11 +352,11 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
         (b"[]", "it has no schema version"),
         (b"{}", "it has no schema version"),
         (
-            WRITTEN.replace('version": 7', 'version": 2').encode(),
-            "an earlier hookscope wrote it (schema version 2, this one reads 7). Write a new one with",
+            WRITTEN.replace('version": 8', 'version": 2').encode(),
+            "an earlier hookscope wrote it (schema version 2, this one reads 8). Write a new one with",
         ),
-        (WRITTEN.replace('version": 7', 'version": 8').encode(), "a later hookscope wrote it (schema version 8"),
-        (WRITTEN.replace('version": 7', 'version": true').encode(), "it has no schema version"),
+        (WRITTEN.replace('version": 8', 'version": 9').encode(), "a later hookscope wrote it (schema version 9"),
+        (WRITTEN.replace('version": 8', 'version": true').encode(), "it has no schema version"),
         (WRITTEN.replace("    0.25,\n", "").encode(), "its quantile levels are not 0.01, 0.05"),
         (WRITTEN.replace('"conv#1"', '"conv"').encode(), "layer 'conv' is there twice"),
         (WRITTEN.replace('"conv#1"', "7").encode(), "rows.1.label: Input should be a valid string"),
@@ -375,8 +375,8 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
         ),
         (WRITTEN.replace(f'"{CHANNELS}"', "2").encode(), "rows.0.channels: Input should be a valid string"),
         (
-            WRITTEN.replace('"given": null', '"given": "AAAA"').encode(),
-            "'given' is damaged: not whole numbers of four bytes",
+            WRITTEN.replace('"input_values": null', '"input_values": "AAAA"').encode(),
+            "'input_values' is damaged: not whole numbers of four bytes",
         ),
         (WRITTEN.replace('["seed 0"]', '["seed 0", 1]').encode(), "inputs.1.steps.1: Input should be a valid string"),
         (WRITTEN.replace('{"loss": "ce", ', "{").encode(), "gradients.loss: Field required"),

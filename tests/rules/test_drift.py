@@ -148,7 +148,7 @@ def test_the_channels_that_moved_furthest_are_named(moved: dict[int, float], say
     for channel, by in moved.items():
         now[:, channel] += by
     (actual,) = findings(baseline_of(single(EVEN)), single(now))
-    assert f"{says}; what the network is given" in actual.message
+    assert f"{says}; the inputs of the network" in actual.message
 
 
 def test_swapped_channels_are_named_and_channels_with_their_values_in_another_order_are_not() -> None:
@@ -157,7 +157,7 @@ def test_swapped_channels_are_named_and_channels_with_their_values_in_another_or
     (actual,) = findings(baseline_of(single(uneven)), single(swapped))
     assert ", in channels 2 and 6 of 8, by up to " in actual.message
     (actual,) = findings(baseline_of(single(EVEN)), single(EVEN.flip(2, 3)))
-    assert " of their spread (limit 0.01); what the network is given" in actual.message
+    assert " of their spread (limit 0.01); the inputs of the network" in actual.message
 
 
 @pytest.mark.parametrize(("limit", "count"), [(0.19, 1), (0.21, 0)])
@@ -359,5 +359,5 @@ def test_inputs_that_were_prepared_in_another_way_are_said_to_be_the_cause() -> 
     baseline = baseline_of(inspected(network, NORMAL))
     (actual,) = findings(baseline, inspected(network, NORMAL * 1.1 + 0.5))
     assert actual.where == "z"
-    assert "; what the network is given differs already, by 0.5" in actual.message
+    assert "; the inputs of the network differ already, by 0.5" in actual.message
     assert "look at how inputs are read and prepared." in actual.message

@@ -70,6 +70,12 @@ def test_weights_of_one_sign_fail_where_nearly_all_are_and_warn_alone() -> None:
     assert found((0.3, 0.3)) == [("constant-parameter", "warn")]
 
 
+@pytest.mark.parametrize("leaf", ["scales", "weight_scale_inv"])  # as GPTQ and AWQ, and DeepSeek's float8, name them
+def test_scales_of_quantised_weights_are_positive_by_design(leaf: str) -> None:
+    scales = [stored(f"{at}.{leaf}", shape=(32, 64), min=0.01, max=0.3) for at in range(4)]
+    assert judged(replace(HEALTHY, stored=tuple(scales))).findings == ()
+
+
 def norm(name: str, *, statistics: bool | str, affine: bool, batches: int | None) -> list[StoredValues]:
     """Return what a BatchNorm stores, by whether its statistics (or one of them), and weight and bias, have moved."""
 

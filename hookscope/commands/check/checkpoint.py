@@ -1,4 +1,4 @@
-"""One checkpoint, from its file to the verdict, and evidence of a failure: what a rule fails, in rows and pictures."""
+"""One checkpoint, from its file to the verdict, and the evidence of a failure: rows and pictures of failing layers."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,8 +52,7 @@ from hookscope.rules.rule import stored_in
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
 from hookscope.text import printable
 
-# Of the failing layers these many are drawn, the first in execution order.
-_MOST_DRAWN = 12
+_MOST_DRAWN = 12  # failing layers, the first in execution order
 
 
 def check_checkpoint(
@@ -158,7 +157,7 @@ def _judged_alone(
 
 
 def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
-    """Raise InputError if a pass raised for want of memory: that is no fault of the network."""
+    """Raise InputError if a pass ran out of memory, which is no fault of the network."""
     for run in filter(None, (measured.forward, measured.gradients)):
         if run.failure is not None and is_out_of_memory(run.failure.error):
             raise _lack_of_memory(name, f", in {run.failure.layer or '(model)'}")
@@ -167,7 +166,7 @@ def _refuse_lack_of_memory(name: str, measured: CheckMeasurements) -> None:
 def _unmatched_patterns(
     measured: CheckMeasurements, settings: CheckSettings, wanted: AbstractSet[str], baseline: Baseline | None
 ) -> dict[str, str]:
-    """Return patterns that match nothing in file, baseline and passes, each with a sentence; none if a pass raised."""
+    """Return an error for each pattern that matches nothing in file, baseline and passes; none if a pass raised."""
     passes = [run for run in (measured.forward, measured.gradients) if run is not None]
     if any(run.failure is not None for run in passes):
         return {}
@@ -200,10 +199,10 @@ def _with_evidence(
     settings: CheckSettings,
     measured: CheckMeasurements | None,
 ) -> CheckReport:
-    """Write an overview, `report.json`, and of the failing layers `rows.csv` and `grids/`; all or nothing.
+    """Write an overview, `report.json`, and `rows.csv` and `grids/` of the failing layers; all or nothing.
 
     Grids show the first input, from another forward pass; `pictures/` has the wrong pictures as the network got them.
-    The report that is returned has what the overview shows, or the error that kept the folder from being written.
+    The returned report has the parts of the overview, or the error if the folder could not be written.
     """
     from hookscope.commands.check.describe import describe_check, wrong_pictures  # noqa: PLC0415 (most checkpoints pass)
     from hookscope.commands.grid_files import write_grids  # noqa: PLC0415 (likewise)
@@ -249,7 +248,7 @@ def _with_evidence(
 
 
 def _wrong_pictures(prepared: Prepared, accuracy: Accuracy) -> tuple[NDArray[np.uint8] | None, ...]:
-    """Return the wrong pictures as the network got them; None for a tensor file, and for what cannot be read again."""
+    """Return the wrong pictures as the network got them; None for tensor files, and for files that have gone."""
     pictures: list[NDArray[np.uint8] | None] = []
     for wrong in accuracy.worst:
         shown: list[NDArray[np.uint8]] = []
@@ -261,7 +260,7 @@ def _wrong_pictures(prepared: Prepared, accuracy: Accuracy) -> tuple[NDArray[np.
 
 
 def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[LayerRow, ...]:
-    """Return the rows of the layers that findings of level "fail" are about: their outputs, or their parameters."""
+    """Return the rows of layers with a finding of level "fail" about their outputs or parameters."""
     rows = forward.rows if forward is not None else ()
     names = {row.label for row in rows} | {row.layer for row in rows}
     failures = (finding for finding in report.findings if finding.level == "fail")

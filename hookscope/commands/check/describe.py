@@ -44,7 +44,7 @@ from hookscope.results.runs.directory import OVERVIEW
 from hookscope.rules import RULES
 from hookscope.text import counted, input_shape_text, shape_text
 
-_MOST_INPUTS = 32  # that are described; of thousands, the others are counted
+_MOST_INPUTS = 32  # described one by one; the others are counted
 _ACROSS = 4  # wrong pictures side by side
 _STATUSES = {"fail": "failed", "warn": "warned", "pass": "passed", "skipped": "skipped", "off": "off"}
 
@@ -75,7 +75,7 @@ def describe_checks(
 
     Args:
         reports: Of every checkpoint.
-        evidence: By its folder.
+        evidence: Evidence by its folder.
         seconds: As in `summary`.
     """
     ordered = [*_told_once(by_severity(reports))]
@@ -105,7 +105,7 @@ def describe_checks(
 
 
 def _told_once(reports: Sequence[CheckReport]) -> Iterator[CheckReport]:
-    """Yield reports; an error that repeats an earlier one, but for the checkpoint's name, refers to it."""
+    """Yield reports; an error that differs from an earlier one only in the checkpoint's name refers to it."""
     names: dict[str, str] = {}
     for report in reports:
         error = untold_error(report).replace(PurePath(report.checkpoint).name, "")
@@ -151,7 +151,7 @@ def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Doc
 
 
 def _seen(name: str) -> str:
-    """Return a name that can be seen and clicked on."""
+    """Return a name in quotes if it is blank, so that it can be seen and clicked on."""
     return name if name.strip() else f"'{name}'"
 
 
@@ -179,7 +179,7 @@ def _cause(message: str) -> str:
 
 
 def _network(report: CheckReport) -> str:
-    """Return the network: of "model.pt (resnet18)" what stands in parentheses, as the line begins with the file."""
+    """Return the network's name: of "model.pt (resnet18)" only "resnet18", because the line begins with the file."""
     if report.model is None or report.model.name == report.checkpoint:
         return ""
     file, parenthesis, network = report.model.name.partition(" (")
@@ -260,7 +260,7 @@ def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[
 
 
 def _rules(outcomes: Sequence[RuleOutcome]) -> Table:
-    """Return every rule, failures first, those that did not run last."""
+    """Return a table of all rules: failures first, rules that did not run last."""
     ordered = sorted(outcomes, key=lambda outcome: [*_STATUSES].index(outcome.status))
     counts = Counter(outcome.status for outcome in ordered)
     return Table(

@@ -1,6 +1,6 @@
-"""The page of a check, with the pictures that `--evidence` left of what failed.
+"""The page of a check, with the pictures that `--evidence` wrote about failures.
 
-What cannot be shown is counted and is no error. No file outside the folder is read, and no link is followed.
+Pictures that cannot be shown are counted, and are no error. No file outside the folder is read, no link is followed.
 """
 
 import base64
@@ -73,7 +73,7 @@ def _contents(folder: Path) -> RunRecord:
             raise InputError("The folder of the evidence has become a link.")
         document = parse_json(read_inside(folder, "run.json", _MAX_RECORD_BYTES))
         record: RunRecord = checked(RunRecord, document or {})
-        return record  # noqa: TRY300 - in one place with what reads it
+        return record  # noqa: TRY300 - beside the reading
     except OSError as error:
         raise InputError("The folder of the evidence cannot be read.") from error
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Find and parse a configuration file, and say where in it something is wrong: tomllib does not tell lines."""
+"""Find and parse a configuration file, and find the lines of mistakes, which tomllib does not report."""
 
 import os
 import re
@@ -32,7 +32,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A table or value, as tomllib returns it, and where it stands: the file's name for people, its folder and text."""
+    """A table or value of tomllib's, with its path, and the file's name for people, folder and text."""
 
     name: str
     folder: Path
@@ -41,7 +41,7 @@ class Entry:
     value: Any
 
     def at(self, key: str | int) -> "Entry":
-        """Return what is below `key`, which is there."""
+        """Return the entry below an existing key."""
         return replace(self, path=(*self.path, key), value=self.value[key])
 
     def wrong(self, problem: str) -> UsageError:
@@ -49,7 +49,7 @@ class Entry:
         return UsageError(f"{printable(self.name)}, line {line_of(self.text, self.path)}: {problem}")
 
     def unfit(self, problem: str) -> UsageError:
-        """Return the error for what is here, whose name begins the sentence: "must be above 0."."""
+        """Return the error for this value: a sentence of its name and the problem, "must be above 0."."""
         is_row = isinstance(self.value, dict) and isinstance(self.path[-1], int)
         return self.wrong(f"{_inside(self.path).removeprefix('in ') if is_row else _called(self.path)} {problem}")
 
@@ -59,7 +59,7 @@ class Entry:
 
 
 def key_of(name: str) -> str:
-    """Return how a configuration spells the name of a setting or a limit: "max-fraction" for "max_fraction"."""
+    """Return a setting's or limit's name as configurations write it: "max-fraction" for "max_fraction"."""
     return name.replace("_", "-")
 
 
@@ -91,7 +91,7 @@ def read_settings(config: Path | None, folder: Path) -> CheckSettings:
 
 def _find(folder: Path) -> Entry | None:
     for name in ("hookscope.toml", "pyproject.toml"):
-        # A dangling link counts as a file: passing over it would check by other rules than those meant.
+        # A dangling link counts as a file: without it, the check would silently use other rules.
         if os.path.lexists(folder / name) and (entry := _read(folder / name, name)) is not None:
             return entry
     return None
@@ -131,17 +131,15 @@ def _text(path: Path, name: str) -> str:
 def line_of(text: str, path: KeyPath) -> int:
     """Return on which line, from 1, the statement begins that first defines what is at `path` in valid TOML.
 
-    For a table it is the line of the header, or of whatever creates it. Raises KeyError if nothing is at `path`.
+    For a table it is the line of the header, or of whatever creates it. Something must be at `path`.
     """
-    ends, depth = [], 0  # of headers, assignments, comments and empty lines: what is before one is valid TOML
+    ends, depth = [], 0  # ends of statements, comments and empty lines: the text before an end is valid TOML
     for token in _TOKEN.finditer(text):
         depth += (token[0] in "[{") - (token[0] in "]}")
         if token[0] == "\n" and not depth:
             ends.append(token.end())
     ends.append(len(text))
     first = bisect_left(ends, True, key=lambda end: _holds(tomllib.loads(text[:end]), path))
-    if first == len(ends):
-        raise KeyError(path)
     return text.count("\n", 0, ends[first - 1] if first else 0) + 1
 
 
@@ -169,7 +167,7 @@ def _inside(path: KeyPath) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """Return a value as an error says it."""
+    """Return a value as errors show it."""
     if isinstance(value, str):
         return f"'{printable(value, 60)}'"
     if isinstance(value, int | float):

@@ -32,13 +32,13 @@ from hookscope.text import printable
 
 _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
 
-# What rules measure that no pattern over layers can select a part of.
+# Rules that need these cannot be changed for some layers only.
 _ABOUT_ALL = ("file", "network", "outputs", "expectations", "labels")
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Replaces pydantic's message about a value by what the value must be."""
+    """Replaces pydantic's message about a value by a description of right values."""
 
     text: str
 
@@ -149,8 +149,8 @@ class _Table(BaseModel):
     def keys(cls) -> list[str]:
         return [field.alias or name for name, field in cls.model_fields.items()]
 
-    def given(self) -> dict[str, Any]:
-        """Return what the file gives, by the names of the settings."""
+    def present(self) -> dict[str, Any]:
+        """Return the values that are in the file, by the names of the settings."""
         return {name: value for name, value in self if name in self.model_fields_set}
 
 
@@ -216,7 +216,7 @@ class _Expect(_Table):
     def _expects_something(self) -> "_Expect":
         if self.image is None:
             raise ValueError("lacks an image. Name the picture, for example image = 'cat.jpg'.")
-        if self.model_fields_set <= {"image", "k"}:
+        if self.top1 is None and self.min_probability is None and not self.contains:
             raise ValueError("expects nothing. Add top1, contains or min-probability.")
         if "k" in self.model_fields_set and not self.contains:
             raise ValueError("has k, which is how many places 'contains' looks at, but no contains. Add it.")
@@ -224,7 +224,7 @@ class _Expect(_Table):
 
 
 class _Rule(_Table):
-    """A rule; fields for its level and its limits are added, with their defaults."""
+    """The base of tables for rules: `_rule_table` adds fields for the level and the limits, with their defaults."""
 
     @model_validator(mode="before")
     @classmethod
@@ -274,15 +274,15 @@ def settings_in(top: Entry) -> CheckSettings:
     fields: dict[str, Any] = {name: (table, None) for name, table in tables.items()}
     model = create_model("configuration", __base__=_Table, **fields)
     try:
-        sections = model.model_validate(top.value, context=top.folder).given()
+        sections = model.model_validate(top.value, context=top.folder).present()
     except ValidationError as error:
         raise _mistake(model, top, error.errors(include_url=False)) from None
-    flat = {key: value for name in SECTIONS if name in sections for key, value in sections[name].given().items()}
+    flat = {key: value for name in SECTIONS if name in sections for key, value in sections[name].present().items()}
     settings = CheckSettings(
         **flat,
         rules=_by_rule(sections["rules"]) if "rules" in sections else {},
         layers=tuple(LayerSettings(layer.pattern, _by_rule(layer)) for layer in sections.get("layers", ())),
-        expectations=tuple(Expectation(**expected.given()) for expected in sections.get("expect", ())),
+        expectations=tuple(Expectation(**expected.present()) for expected in sections.get("expect", ())),
         source=top.name,
     )
     is_input = any(not shape.name for shape in flat.get("input_shape", ()))
@@ -292,7 +292,7 @@ def settings_in(top: Entry) -> CheckSettings:
 
 
 def _with_rules(base: type[_Table], tables: Mapping[str, type[_Rule]]) -> type[_Table]:
-    """Return a table with a key for each rule, whose value becomes settings."""
+    """Return a table with a key for each rule, whose value becomes `RuleSettings`."""
     read = _settings_for_layers if base is _Layers else _settings_of
     fields: dict[str, Any] = {
         name.replace("-", "_"): (Annotated[table, AfterValidator(read)], None) for name, table in tables.items()
@@ -314,7 +314,7 @@ def _settings_of(table: _Rule) -> RuleSettings:
 
 
 def _settings_for_layers(table: _Rule) -> RuleSettings:
-    rule, limits = RULES[type(table).__name__], table.given()  # a default, too, overrides what the whole network has
+    rule, limits = RULES[type(table).__name__], table.present()  # a default overrides the network's limit, too
     settings = RuleSettings(limits.pop("level", None), limits)
     if rule.needs in _ABOUT_ALL:
         raise ValueError("is about the whole checkpoint, not about layers. Set it in [rules].")
@@ -324,11 +324,11 @@ def _settings_for_layers(table: _Rule) -> RuleSettings:
 
 
 def _by_rule(table: _Table) -> dict[str, RuleSettings]:
-    settings = table.given().items()
+    settings = table.present().items()
     return {key_of(name): value for name, value in settings if name != "pattern" and value != RuleSettings()}
 
 
-# What pydantic calls by names of Python's types.
+# Where pydantic's messages name types of Python.
 _CALLED = {"model_type": "a table", "dict_type": "a table", "list_type": "a list", "tuple_type": "a list"}
 
 
@@ -351,7 +351,7 @@ def _mistake(model: type[_Table], top: Entry, errors: Sequence[ErrorDetails]) ->
 
 
 def _entry(top: Entry, location: Iterable[str | int]) -> Entry:
-    """Return what is at a location of pydantic's; steps that lead nowhere are names of branches."""
+    """Return the entry at pydantic's location, which names branches of unions among the keys."""
     entry = top
     for step in location:
         is_there = step in entry.value if isinstance(entry.value, dict) else isinstance(entry.value, list)

@@ -1,4 +1,4 @@
-"""Statistics of the inputs of BatchNorm over the pictures, beside those the layers stored in training."""
+"""Statistics of the inputs of BatchNorm over the pictures, and the statistics that BatchNorm stored in training."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from hookscope.statistics.storage import plain_array
 
 
 class _Moments(NamedTuple):
-    """Count of the values in each channel of one input, their means and variances, (C,)."""
+    """The number of values per channel in one input, and the channels' means and variances, (C,)."""
 
     value_count: int
     mean: Tensor
@@ -27,7 +27,7 @@ class _Moments(NamedTuple):
 
 @dataclass(slots=True)
 class BatchNormInputs:
-    """Accumulates mean and variance of the input of each of `norms`, by name in the order in which they first ran."""
+    """Accumulates mean and variance of the inputs of `norms`, in the order in which they first ran."""
 
     norms: Mapping[str, nn.Module]
     seen: dict[str, list[_Moments]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class BatchNormInputs:
         self.seen.setdefault(call.layer, []).append(moments)
 
     def results(self) -> tuple[BatchNormInput, ...]:
-        """Return what was seen of each layer that ran, in execution order."""
+        """Return the statistics of each layer that ran, in execution order."""
         return tuple(self._result(layer, moments) for layer, moments in self.seen.items())
 
     def _result(self, layer: str, moments: Sequence[_Moments]) -> BatchNormInput:
@@ -78,7 +78,7 @@ class BatchNormInputs:
 
 
 def with_statistics(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the BatchNorms that normalise by stored statistics: torch's, torchvision's frozen ones and others."""
+    """Return the modules that normalise by stored statistics: torch's BatchNorms, torchvision's frozen ones, others."""
     return {name: module for name, module in modules.items() if _stores_statistics(module)}
 
 
@@ -97,7 +97,7 @@ def _stores_statistics(module: nn.Module) -> bool:
 
 
 def _start_share(norm: nn.Module) -> float:
-    """Return the share of the initial values in the statistics: each batch leaves 1 - momentum of it; 0 if unknown."""
+    """Return the share of the initial values in the statistics, of which a batch leaves 1 - momentum; 0 if unknown."""
     batches, momentum = attribute_of(norm, "num_batches_tracked"), attribute_of(norm, "momentum")
     if not isinstance(batches, Tensor) or batches.numel() != 1 or not isinstance(momentum, float):
         return 0.0

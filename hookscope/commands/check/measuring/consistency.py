@@ -23,11 +23,11 @@ from hookscope.results.check import OutputValues
 from hookscope.statistics.storage import stored_values
 from hookscope.text import exception_line
 
-_ALONE = 2  # inputs of the first batch that are run alone: a fault might leave one of them alone
-_EXPLAINED = 0.1  # if two equal passes differ by this share of the difference between batch and alone, that explains it
+_ALONE = 2  # inputs of the first batch that run alone: a fault might affect only one of them
+_EXPLAINED = 0.1  # two equal passes that differ by this share of the difference between batch and alone explain it
 
 Differences = dict[str, float | None]
-"""By path, as `difference` returns them."""
+"""Results of `difference`, by path."""
 
 
 @dataclass(slots=True)
@@ -35,13 +35,13 @@ class FirstPass:
     """What the network returned in the first pass over all inputs, and how further passes differ from it.
 
     Attributes:
-        batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
-        parts: What of that belongs to each of its inputs, by path.
-        listed: Whether it is a list with a result for each input.
-        spread, repeat, alone: As the differences of `OutputValues`, by path.
+        batch, returned: A copy of the first batch, None before it ran, and the tensors that it gave.
+        parts: The part of `returned` that belongs to each input, by path.
+        listed: Whether the network returned a list with a result for each input.
+        spread, repeat, alone: The differences of `OutputValues`, by path.
         distinct: Whether any input differs from the first.
         unbatched: Paths whose axis 0 turned out not to count inputs.
-        unmeasured: By rule, why it could not be measured.
+        unmeasured: Reasons why rules could not be measured, by rule.
     """
 
     subject: InspectedNetwork
@@ -60,7 +60,7 @@ class FirstPass:
     warnings: list[str] = field(default_factory=list)
 
     def add(self, batch: Batch, returned: Returned) -> None:
-        """Compare what the network returned for a batch, in separate memory, with what it did for the first input."""
+        """Compare the tensors returned for a batch, which are copies, with those for the first input."""
         parts = by_input(returned, batch)
         if self.batch is None:
             self.batch, self.returned, self.parts = copy_of(batch), returned, parts
@@ -77,9 +77,9 @@ class FirstPass:
                     self.spread[path] = greatest(self.spread.get(path), difference(reference[path], part[path]))
 
     def compare(self) -> tuple[OutputValues, ...]:
-        """Make the passes that the wanted rules need beyond the first; return a row for each tensor returned in that.
+        """Make the further passes that the wanted rules need; return a row for each tensor of the first pass.
 
-        Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
+        Modules are hooked as in the first pass, though nothing is measured: torch may take other kernels without hooks.
         """
         batch = self.batch
         if batch is not None and self.returned:
@@ -109,9 +109,9 @@ class FirstPass:
         )
 
     def _passes(self, batch: Batch, seed: int, *, repeats: bool = False) -> tuple[list[Returned], str]:
-        """Run a batch by itself, and if `repeats` once more where that changed the network.
+        """Run a batch; with `repeats`, run it again if the first pass changed the network.
 
-        Returns what the network returned each time, and the error that it raised, or "".
+        Returns the tensors of each pass, and the error that the network raised, or "".
         """
         network, results = self.subject.network, list[Returned]()
         with preserved(network, seed) as state, capture(network, self.subject.modules, lambda *_: None):
@@ -201,13 +201,13 @@ class FirstPass:
             )
 
     def _is_observing(self, name: str) -> bool:
-        """Tell whether a module rounds as quantisation will, by a range that it still learns: also in eval mode."""
+        """Tell whether a module imitates quantisation with a range that it still updates, even in eval mode."""
         # The buffers of torch.ao.quantization's FakeQuantizeBase, which TorchScript keeps.
         switches = [attribute_of(self.subject.modules[name], f"{kind}_enabled") for kind in ("observer", "fake_quant")]
         return all(isinstance(switch, Tensor) and switch.numel() == 1 and bool(switch) for switch in switches)
 
     def _is_scaled_by_batch(self, name: str) -> bool:
-        """Tell whether a module rounds what it is given to 8 bits, with a scale for the whole batch."""
+        """Tell whether a module rounds its input to 8 bits with one scale for the whole batch."""
         module: Any = self.subject.modules[name]
         weights = attribute_of(module, "_packed_params", module)  # float16 needs no scale
         is_script = isinstance(module, torch.jit.ScriptModule)
@@ -225,7 +225,7 @@ def _max_abs(values: Tensor) -> float | None:
 
 
 def _differs_in_kind(tensor: Tensor, other: Tensor) -> bool:
-    """Tell whether there are more or fewer values, or other whole numbers: detections lost, gained or reordered."""
+    """Tell whether shapes or whole numbers differ, as when detections are lost, gained or reordered."""
     return tensor.shape != other.shape or (not tensor.is_floating_point() and not torch.equal(tensor, other))
 
 
@@ -242,7 +242,7 @@ def difference(first: Tensor, second: Tensor) -> float | None:
     It is 0 for equal tensors, NaN in the same places included; NaN where NaN meets a number; Inf where shapes differ,
     or Inf meets anything else; None for tensors that cannot be read.
     """
-    # The ragged axis of a nested tensor has a symbol for its size, another one in each pass.
+    # The ragged axis of a nested tensor has a symbolic size, which differs from pass to pass.
     ragged = first.is_nested and second.is_nested
     if first.dtype != second.dtype or (not ragged and first.shape != second.shape):
         return math.inf
@@ -250,7 +250,7 @@ def difference(first: Tensor, second: Tensor) -> float | None:
         left, right = double_numbers(first), double_numbers(second)
     except (RuntimeError, NotImplementedError, TypeError):
         return None
-    if left.shape != right.shape:  # ragged and sparse tensors of one shape may hold more or less
+    if left.shape != right.shape:  # ragged and sparse tensors of equal shapes may hold different numbers of values
         return math.inf
     if not left.numel():
         return 0.0
@@ -262,21 +262,21 @@ def difference(first: Tensor, second: Tensor) -> float | None:
 
 
 def double_numbers(tensor: Tensor) -> Tensor:
-    """Return the values that a tensor stores, in double precision, on the CPU."""
+    """Return the stored values of a tensor in double precision, on the CPU."""
     values, _, _ = stored_values(tensor.detach().cpu(), () if tensor.is_nested else tuple(tensor.shape))
     return values.to(torch.complex128 if values.is_complex() else torch.float64)
 
 
 def greatest(first: float | None, second: float | None) -> float | None:
-    """Return the greater of two differences; NaN is greater than any, None is none."""
+    """Return the greater of two differences: NaN if either is, and None only for two None."""
     gaps = [gap for gap in (first, second) if gap is not None]
     return math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps, default=None)
 
 
 def by_input(returned: Returned, batch: Batch) -> list[dict[str, Tensor]]:
-    """Return for each input of a batch, by path, what of the result is its own.
+    """Return the part of the result that belongs to each input of a batch, by path.
 
-    A detector returns a list with a result for each input; other networks slices along axis 0, if it is as long.
+    A detector returns a list with a result for each input. Other results are sliced along axis 0, if it counts inputs.
     """
     count = len(batch.indices)
     if is_listed(returned, batch):
@@ -293,7 +293,7 @@ def by_input(returned: Returned, batch: Batch) -> list[dict[str, Tensor]]:
 
 
 def varying(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
-    """Return the paths that two inputs have in common, without empty tensors, which cannot vary."""
+    """Return the paths that two inputs have in common, without empty tensors."""
     return [path for path, tensor in first.items() if path in other and tensor.numel() + other[path].numel()]
 
 
@@ -311,10 +311,10 @@ def _item(path: str) -> int | None:
 
 
 def with_a_mirrored_copy(batch: Batch) -> Batch | None:
-    """Return the first input of a batch with a mirrored negative of it; None if that equals the input.
+    """Return the first input of a batch and its mirrored negative as a batch; None if the two are equal.
 
-    A mirrored input alone looks the same pixel by pixel, a scaled one the same once it is normalised. Whole numbers are
-    only mirrored: they may be indices.
+    Mirroring alone may leave statistics over pixels as they are, and a factor vanishes in normalisation. Whole numbers
+    are only mirrored: they may be indices.
     """
     alone = part_of(batch, 0)
 
@@ -344,7 +344,7 @@ def _mirrored(tensor: Tensor) -> Tensor:
 
 
 def same_input(first: Batch, second: Batch) -> bool:
-    """Tell whether two batches of one input each hold the same values."""
+    """Tell whether two batches, both of one input, hold equal values."""
     inputs = [tensors_given(batch.args, batch.kwargs) for batch in (first, second)]
     pairs = zip(*inputs, strict=True)
     return all(_same_tensor(left, right) for (_, left), (_, right) in pairs)

@@ -1,4 +1,4 @@
-"""Measure what a weights file, or a state dict, stores, without a network."""
+"""Measure a weights file or a state dict without a network."""
 
 import os
 import re
@@ -31,23 +31,23 @@ from hookscope.rules.stored import is_zero
 from hookscope.text import counted, printable
 
 STATE_DICT = "state dict"
-"""What a state dict that is given itself is called in reports."""
+"""The name of a state dict in reports."""
 
-# So many parameters of shape (1,) and no others are no network.
+# So many parameters, all of shape (1,), are no network.
 _FEWEST_STUBS = 4
 
-# What observers for quantisation keep, empty until they have seen something: "min_val", "max_val".
+# Tensors of observers for quantisation, "min_val" and "max_val", are empty until the observers have seen something.
 _RANGES = re.compile(r"(min|max)[^.]*\Z")
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class BatchNorm(_BatchNorm):
-    """What holds a running mean and variance."""
+    """Stands for a module with a running mean and variance."""
 
 
 class Convolution(_ConvNd):
-    """What holds a kernel: a weight with axes beyond output and input channels. One group, as none are stored."""
+    """Stands for a module with a kernel. It has one group, because files do not store groups."""
 
     groups = 1
 
@@ -67,7 +67,7 @@ def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None = 
 
 
 def measure_state(content: Mapping[str, Any], settings: CheckSettings, reason: str) -> CheckMeasurements:
-    """Measure a state dict, or one inside what a training script saves, as `measure_read` does a file of it.
+    """Measure a state dict, or the dict of a training script that holds one, as `measure_read` measures a file.
 
     Raises:
         CheckpointError: If there are no tensors by name, or names without values.
@@ -83,7 +83,7 @@ def measure_state(content: Mapping[str, Any], settings: CheckSettings, reason: s
 
 
 def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasurements:
-    """Measure what was read since `began`, without a network; rules that need one are skipped for the `reason`.
+    """Measure a file that was read since `began`; the `reason` is why rules that need a network are skipped.
 
     Raises:
         CheckpointError: If it holds names without values, or half of an adapter.
@@ -121,7 +121,7 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
 
 
 def _remarks(name: str, state: Mapping[str, Any], adapters: Sequence[NamedShape]) -> Iterator[str]:
-    """Yield sentences about what the names tell: adapters of another network, a network that is there twice."""
+    """Yield sentences about names: adapters of another network, a network that is there twice."""
     tensors = dict(named_tensors(state))
     if remark := adapter_remark(name, adapters):
         yield remark
@@ -148,9 +148,10 @@ def _is_same(first: Tensor, second: Tensor) -> bool:
 
 
 def _lack_of_values(stored: Sequence[StoredValues]) -> str:
-    """Return which tensors stand for values that are kept elsewhere, in words; "" for a file that may hold its weights.
+    """Return which tensors lack their values, in words; "" for a file that may hold its weights.
 
-    ZeRO-3 leaves parameters of shape (0,), or of shape (1,). A few may be by design, but no weight has the shape (0,).
+    ZeRO-3 keeps values elsewhere, and leaves parameters of shape (0,) or (1,). A few such parameters may be on purpose,
+    but no weight has the shape (0,).
     """
     parameters = [values for values in stored if values.role == "parameter" and not _RANGES.search(values.name)]
     empty = [values for values in stored if not values.element_count]
@@ -164,17 +165,17 @@ def _lack_of_values(stored: Sequence[StoredValues]) -> str:
 
 
 def as_named(state: Mapping[str, Any]) -> nn.Module:
-    """Return modules that hold the tensors of a state dict as its names and shapes say, enough for `stored_tensors`.
+    """Return modules that hold the tensors of a state dict, as far as `stored_tensors` needs them.
 
-    What is not floating-point, or is named as BatchNorm's statistics or a mask, becomes a buffer.
+    Tensors that are not floating-point, and those named like BatchNorm's statistics or a mask, become buffers.
     """
     owners: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in _distinct(named_tensors(state)):
+    for name, tensor in _with_ties(named_tensors(state)):
         prefix, _, leaf = name.rpartition(".")
         owners.setdefault(prefix, {})[leaf if prefix else name] = tensor
     root = nn.Module()
     for prefix, held in owners.items():
-        module = _module(held)
+        module = _empty_module(held)
         for leaf, tensor in held.items():
             is_buffer = leaf in _STATISTICS or "mask" in leaf.lower()
             is_parameter = not is_buffer and (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
@@ -184,8 +185,8 @@ def as_named(state: Mapping[str, Any]) -> nn.Module:
     return root
 
 
-def _distinct(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor; names of the same elements in memory get the same object: they are tied."""
+def _with_ties(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors by name; names of the same memory get one object, as tied weights have."""
     seen: dict[object, Tensor] = {}
     for name, tensor in tensors:
         stored = tensor.layout is torch.strided and not tensor.is_quantized and tensor.numel() > 0
@@ -193,8 +194,8 @@ def _distinct(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tens
         yield name, seen.setdefault(where, tensor)
 
 
-def _module(held: Mapping[str, Tensor]) -> nn.Module:
-    """Return an empty module of the class to which these tensors seem to belong, for `stored_tensors`."""
+def _empty_module(held: Mapping[str, Tensor]) -> nn.Module:
+    """Return an empty module of the class that tensors of these names and shapes suggest."""
     weight, bias = held.get("weight"), held.get("bias")
     kind: type[nn.Module] = nn.Module
     if {"running_mean", "running_var"} <= held.keys():

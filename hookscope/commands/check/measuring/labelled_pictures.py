@@ -25,9 +25,9 @@ from hookscope.results.inputs import InputRecord
 from hookscope.rules.settings import CheckSettings
 from hookscope.text import counted, printable
 
-_WORST = 8  # wrong pictures that are kept with their details, as many as a reader looks through
+_WORST = 8  # wrong pictures kept with details: as many as a reader looks through
 _DIGEST_DIGITS = 16  # of a SHA-256: among a million pictures two are alike once in ten million times
-_THRESHOLD = 0.5  # what a probability must exceed for its label to be given: torchmetrics' default
+_THRESHOLD = 0.5  # a label is given if its probability is above this; torchmetrics' default
 
 Classes = Mapping[str, tuple[int, ...]]
 """The indices of the network's classes that each label stands for."""
@@ -78,7 +78,7 @@ def _run(subject: InspectedNetwork, batch: Batch) -> Mapping[str, Tensor]:
 
 
 def _countings(data: LabelledFiles, categories: Sequence[str], class_count: int) -> "list[_Counting]":
-    """Return a counting for each way in which scores may be read; the last is meant if all of them lie in 0-1."""
+    """Return a counting for each reading of the scores; the last reading is right if all scores lie in 0-1."""
     categories = categories if len(categories) == class_count else ()
     labels = [*dict.fromkeys(label for group in data.labels.values() for label in group)]
     classes, mapping = classes_of(labels, categories, class_count, in_folders=data.in_folders, columns=data.columns)
@@ -93,7 +93,7 @@ def _countings(data: LabelledFiles, categories: Sequence[str], class_count: int)
 def classes_of(
     labels: Sequence[str], categories: Sequence[str], class_count: int, *, in_folders: bool, columns: Sequence[str] = ()
 ) -> tuple[Classes, str]:
-    """Return the classes that labels stand for, and how that is known, in a sentence; UsageError for an unknown label.
+    """Return the classes of labels, and how they were matched, in a sentence; UsageError for an unknown label.
 
     Labels are names of classes, whatever their case, with "_" for a space; else all are indices; else there is a folder
     or column for each class: folders in sorted order, as torchvision's ImageFolder numbers them, columns in their own.
@@ -168,7 +168,7 @@ class _Counting:
         return scores.sigmoid() if self.reading == "sigmoid" else scores
 
     def _add(self, record: InputRecord, predicted: Sequence[int], shares: Tensor | None) -> None:
-        """Count a picture for which the network gives these classes; `shares`, (K,), is None for scores with NaN."""
+        """Count a picture by its predicted classes; `shares`, (K,), is None for scores with NaN."""
         labels = self.data.labels_of(record.name)
         wanted = sorted({index for label in labels for index in self.classes[label]})
         missed = [label for label in labels if not set(self.classes[label]).intersection(predicted)]

@@ -1,4 +1,4 @@
-"""One hooked pass over all inputs, and only those further passes that the wanted rules need."""
+"""One hooked pass over all inputs, and the further passes that the wanted rules need."""
 
 import glob
 import re
@@ -50,14 +50,14 @@ from hookscope.rules.settings import CheckSettings
 from hookscope.rules.weights import statistics_are_new
 from hookscope.text import counted, safe_text
 
-# What needs a forward pass; gradients have one in `inspect_gradients`.
+# Rules with these needs look at the forward pass; `inspect_gradients` makes its own.
 _NEED_FORWARD: frozenset[Needs] = frozenset({"forward", "outputs", "expectations", "labels", "baseline"})
 _FEWEST_CLASSES = 5
-_FIT_ALL = ("projection", "sum")  # losses that fit every output, unless there is nothing to differentiate
+_FIT_ALL = ("projection", "sum")  # losses for every output that can be differentiated
 
-# What goes to zero for negative inputs without being zero over a range of them: x·Φ(x), x/(1+e^-x), x·tanh(log(1+e^x)),
-# log(1+e^x), under the names that torch, torchvision, timm and transformers give them. Not Hardswish, which is exactly
-# zero below -3 as a ReLU is; nor ELU, CELU and SELU, which go to a constant other than zero.
+# Functions that approach zero for negative inputs without reaching it: x·Φ(x), x/(1+e^-x), x·tanh(log(1+e^x)) and
+# log(1+e^x), by their names in torch, torchvision, timm and transformers. Not Hardswish, which is exactly zero below -3
+# as a ReLU is; nor ELU, CELU and SELU, which approach a constant other than zero.
 SMOOTH = frozenset(
     {
         *("GELU", "GELUTanh", "QuickGELU", "PytorchGELUTanh"),
@@ -76,7 +76,7 @@ def _smooth_labels(subject: InspectedNetwork) -> frozenset[str]:
 def _note_peaks(
     peaks: dict[str, Tensor], smooth: AbstractSet[str], label: str, tensor: Tensor, channel_axis: int | None
 ) -> None:
-    """Keep the greatest magnitude of each channel so far, (C,), of outputs of layers and operations that are smooth."""
+    """Update the greatest magnitude of each channel, (C,), if a smooth layer or operation made the output."""
     layer = label.partition("#")[0]
     if smooth.isdisjoint((layer, layer.rpartition(":")[2])) or channel_axis is None:
         return
@@ -91,10 +91,10 @@ def _note_peaks(
 def measure(
     prepared: Prepared, settings: CheckSettings, wanted: AbstractSet[str], *, with_signatures: bool = False
 ) -> CheckMeasurements:
-    """Measure what the wanted rules look at; a forward pass that raises is in it, as `forward.failure`.
+    """Measure what the wanted rules look at; if the forward pass raises, `forward.failure` says why.
 
-    The network runs over all inputs once with every module hooked, and again only as far as rules need it. It comes out
-    as it went in. Signatures of the outputs are for a baseline.
+    The network runs over all inputs once with every module hooked, and again only as far as rules need it. It is
+    left as it was. Signatures of the outputs are for a baseline.
 
     Raises:
         InputError: If an input, or the survey of the settings, cannot be read.
@@ -160,7 +160,7 @@ def measure(
 
 
 def measure_layers(prepared: Prepared, settings: CheckSettings, rows: Sequence[LayerRow]) -> Activations:
-    """Run the inputs again and keep feature maps of the first, of what these rows are of: for evidence.
+    """Run the inputs again and keep feature maps of the first input for these rows, as evidence.
 
     Raises ImageError if an input cannot be read.
     """
@@ -183,7 +183,7 @@ def _pattern_of(row: LayerRow) -> str:
 
 @dataclass(slots=True)
 class _Measuring:
-    """The rules to measure for, and the measurements so far, by the names of `CheckMeasurements`."""
+    """The wanted rules, and the measurements so far, named as in `CheckMeasurements`."""
 
     prepared: Prepared
     settings: CheckSettings
@@ -205,11 +205,11 @@ class _Measuring:
         return {rule for rule in self.wanted if RULES[rule].needs in needs}
 
     def leave_out(self, rules: AbstractSet[str], reason: str) -> None:
-        """Record why rules could not be measured, unless a reason is known already."""
+        """Record why rules could not be measured; an earlier reason stays."""
         self.unmeasured = dict.fromkeys(sorted(rules), reason) | self.unmeasured
 
     def read_stored(self, subject: InspectedNetwork) -> tuple[StoredValues, ...]:
-        """Measure parameters and buffers; those that cannot be read are warnings."""
+        """Measure parameters and buffers; unreadable ones become warnings."""
         stored, unread = stored_tensors(subject.network)
         self.warnings += unread
         if unread and not any(tensor.nan_count or tensor.inf_count for tensor in stored):
@@ -217,7 +217,7 @@ class _Measuring:
         return stored
 
     def every_warning(self, forward: Activations | None) -> tuple[str, ...]:
-        """Return notes and warnings of the network, of its passes and of the measurements, each once."""
+        """Return notes and warnings of the network, its passes and the measurements, without repeats."""
         passes = [taken for taken in (forward, self.gradients) if taken is not None]
         of_passes = [text for taken in passes for text in (*taken.notes, *taken.warnings)]
         loaded = self.prepared.loaded
@@ -230,7 +230,7 @@ class _Measuring:
         on_call: OnCall | None,
         signatures: OutputSignatures | None,
     ) -> tuple[Activations, FirstPass]:
-        """Run the network over all inputs, every module hooked; return what was seen, and what the network returned."""
+        """Run the network over all inputs with every module hooked; return the rows, and the first pass's outputs."""
         loaded, settings = self.prepared.loaded, self.settings
         expecting = "expectation" in self.wanted and bool(settings.expectations)
         looked_at = expecting or bool(self.needing("outputs"))
@@ -295,7 +295,7 @@ class _Measuring:
             self.warnings += outputs.warnings
 
     def take_gradients(self) -> None:
-        """Run the network forward and backward over all inputs; detectors in train mode are given targets."""
+        """Run the network forward and backward over all inputs; detectors in train mode get targets."""
         module, batches, loss = self.prepared.loaded.module, self.prepared.batches(), self._loss()
         if self.settings.mode == "train" and default_targets_text(module):
             batches = (with_default_targets(module, batch) for batch in batches)
@@ -312,7 +312,7 @@ class _Measuring:
             self.leave_out(rules, str(error))
 
     def _loss(self) -> Loss:
-        """Return the loss that the settings name: by name, or as FILE.py:FUNCTION; a target may be a tensor file."""
+        """Return the loss of the settings: a name, or FILE.py:FUNCTION; the target may be a tensor file."""
         source, _, name = self.settings.loss.rpartition(":")
         target, loaded = self.settings.target, self.prepared.loaded
         file = Path(target) if target is not None and target.lower().endswith(tuple(TENSOR_SUFFIXES)) else None

@@ -27,7 +27,7 @@ from hookscope.rules.rule import is_within
 from hookscope.statistics.storage import as_real_floats, stored_values
 from hookscope.text import input_text, position_text, printable
 
-# What takes -Inf up again: its exponential is 0. Operations, and modules by the names of their classes.
+# Operations and classes of modules in which -Inf has no effect, because its exponential is 0.
 _SOFTMAX = frozenset(
     {"softmax", "log_softmax", "softmin", "gumbel_softmax", "logsumexp", "logcumsumexp", "scaled_dot_product_attention"}
     | {"Softmax", "Softmax2d", "LogSoftmax", "Softmin", "MultiheadAttention"}
@@ -37,12 +37,12 @@ _SOFTMAX = frozenset(
 def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int) -> tuple[NonFiniteOrigin | None, str]:
     """Find the first module in execution order that makes NaN or Inf out of finite inputs.
 
-    Returns that origin, or None, and which input is not finite itself, in words, or "".
+    Returns the origin, or None, and the first input that is not finite itself, in words, or "".
 
-    Each batch runs again, and inputs and outputs of all modules are looked at, until one shows the origin. Where a
-    module is given NaN or Inf that no module before it made, code between modules did: the origin is then the innermost
-    module around it whose own inputs are finite. -Inf alone, from a module without parameters, is a mask: it counts
-    only if NaN or +Inf comes of it, or the network returns it.
+    Batches run again, with a look at the inputs and outputs of all modules, until a batch shows the origin. If a module
+    gets NaN or Inf that no earlier module made, the code between modules made it: the origin is then the innermost
+    surrounding module whose own inputs are finite. -Inf alone, from a module without parameters, is a mask: it counts
+    only if it becomes NaN or +Inf, or if the network returns it.
     """
     broken_input = ""
     for batch in batches:
@@ -68,14 +68,14 @@ def _with_inputs(origin: NonFiniteOrigin, subject: InspectedNetwork, batch: Batc
 
 
 def _name_of(batch: Batch, alone: Batch) -> str:
-    """Return the name of the only input of `alone`; "" if others of its batch have it too, as in a tensor."""
+    """Return the name of the only input of `alone`; "" if other inputs of the batch share it, as in a tensor."""
     names = [record.name for record in batch.records]
     name = alone.records[0].name if alone.records else ""
     return printable(name) if names.count(name) == 1 else ""
 
 
 def _broken_inputs(batch: Batch) -> str:
-    """Return which input of a batch is the first that is not finite, and where; "" for none."""
+    """Return the first input of a batch that is not finite, with the place, in words; "" if all are finite."""
     count = len(batch.indices)
     for _, tensor in tensors_given(batch.args, batch.kwargs):
         if _counts(tensor).any:
@@ -88,7 +88,7 @@ def _broken_inputs(batch: Batch) -> str:
 
 
 def _position(tensor: Tensor) -> tuple[int | None, ...]:
-    """Return the index of the first value that is not finite, None for an axis where all are not; () if unknown."""
+    """Return the index of the first value that is not finite, with None for axes full of them; () if unknown."""
     try:
         broken = ~torch.isfinite(tensor.detach())
         if broken.layout is not torch.strided or broken.is_nested or not broken.any():
@@ -105,7 +105,7 @@ def _position(tensor: Tensor) -> tuple[int | None, ...]:
 
 
 class _Counts(NamedTuple):
-    """How many values of a tensor are not finite; `broken`: there is NaN or +Inf, as -Inf alone may be a mask."""
+    """Counts of values that are not finite; `broken` tells of NaN or +Inf, because -Inf alone may be a mask."""
 
     nan: int = 0
     inf: int = 0
@@ -132,16 +132,16 @@ def _counts(tensor: Tensor) -> _Counts:
             return _Counts(elements=count)
         nan, above, inf = (int(where.sum()) for where in (values.isnan(), values == math.inf, values.isinf()))
         return _Counts(nan, inf, nan + above > 0, count)
-    except (RuntimeError, NotImplementedError, TypeError):  # of a kind whose values torch cannot read
+    except (RuntimeError, NotImplementedError, TypeError):  # torch cannot read values of this kind
         return _FINITE
 
 
 @dataclass(slots=True)
 class _Search:
-    """One pass, looking for the first module that makes what is not finite.
+    """One pass that searches for the first module that makes NaN or Inf.
 
-    On the stack are the calls that have begun. Each has the counts of its first input with NaN or +Inf, or else of its
-    last with -Inf. Until there is an origin, these values come from the network's inputs.
+    The stack holds the calls that have begun, with the counts of their first input with NaN or +Inf, or else of their
+    last input with -Inf. Until there is an origin, these values come from the network's inputs.
     """
 
     subject: InspectedNetwork
@@ -184,7 +184,7 @@ class _Search:
         if counts.broken and self.origin is None and layer:
             around = self._around(layer)
             if not next((incoming for name, incoming in reversed(self._stack) if name == around), _FINITE).broken:
-                self.origin = self._found(around, self._ended.get(around, 0), counts, tensor)
+                self.origin = self._origin_at(around, self._ended.get(around, 0), counts, tensor)
         if counts.any and not self._stack[-1][1].broken:
             self._stack[-1] = (layer, counts)
 
@@ -203,7 +203,7 @@ class _Search:
             self.returned_masks |= layer == ""
             if incoming.any:
                 return counts
-        origin = self._found(layer, call.call, counts, tensor)
+        origin = self._origin_at(layer, call.call, counts, tensor)
         if makes_masks and next(call.module.parameters(recurse=False), None) is None:
             self.mask = self.mask or origin
         else:
@@ -211,8 +211,8 @@ class _Search:
         return counts
 
     def _end(self, layer: str) -> _Counts:
-        """Take a call off the stack, with calls inside it that returned nothing; return what it was given."""
-        # A call that was given no floating-point tensor is not on the stack.
+        """Take a call off the stack, with inner calls that returned nothing; return the counts of its input."""
+        # A call without a floating-point input is not on the stack.
         while any(name == layer for name, _ in self._stack):
             ended, counts = self._stack.pop()
             if ended == layer:
@@ -220,7 +220,7 @@ class _Search:
         return _FINITE
 
     def _around(self, layer: str) -> str:
-        """Return the innermost module that is running around one that has just begun, by the stack or by names."""
+        """Return the innermost running module around a module that has just begun, by the stack or by names."""
         outer = self._stack[-2][0] if len(self._stack) > 1 else ""
         around = layer
         while around and self.captured is not None:
@@ -231,7 +231,7 @@ class _Search:
                 return around
         return outer
 
-    def _found(self, layer: str, call: int, counts: _Counts, tensor: Tensor) -> NonFiniteOrigin:
+    def _origin_at(self, layer: str, call: int, counts: _Counts, tensor: Tensor) -> NonFiniteOrigin:
         position = _position(tensor)
         module = self.subject.modules[layer]
         return NonFiniteOrigin(
@@ -245,9 +245,9 @@ class _Search:
         )
 
     def _first_operation(self, owner: str) -> tuple[str, str]:
-        """Return the first operation of a module's own code that makes what is not finite, and its line; "" for none.
+        """Return the first operation of a module's own code that makes NaN or Inf, and its line; "" for none.
 
-        -Inf counts where something else than a softmax makes NaN or +Inf of it, unless it was filled in on purpose.
+        -Inf counts if it becomes NaN or +Inf outside of a softmax, unless the operation filled it in on purpose.
         """
         seen = self.captured.observations if self.captured is not None else []
         by_place: dict[RowKey | str, _Counts] = {event.place: event.value or _FINITE for event in seen}
@@ -262,7 +262,7 @@ class _Search:
         return "", ""
 
     def _harms(self, following: Sequence[Observation[_Counts]], by_place: Mapping[RowKey | str, _Counts]) -> bool:
-        """Tell whether -Inf in the first observation becomes NaN or +Inf in other ways than by a softmax."""
+        """Tell whether -Inf in the first observation becomes NaN or +Inf outside of a softmax."""
         carried = {following[0].place}
         for output in following[1:]:
             counts = output.value or _FINITE
@@ -293,7 +293,7 @@ def _layer_of(origin: NonFiniteOrigin) -> str:
 
 
 def _is_used_by(layer: str, ancestor: str, called: AbstractSet[str]) -> bool:
-    """Tell whether no module between the two was called: if one was, that one uses it."""
+    """Tell whether no module between the two was called; a called module would be the one that uses the layer."""
     while (layer := layer.rpartition(".")[0]) and layer != ancestor:
         if layer in called:
             return False

@@ -1,4 +1,4 @@
-"""What a network returned: its tensors, and the class scores among them."""
+"""The tensors that a network returned, and the class scores among them."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from hookscope.inspection.losses.targets import Output
 from hookscope.parameters import arg
 
 Returned = Mapping[str, Tensor]
-"""The tensors of one forward pass's result, by the path to each: "", "['logits']", "[0]['boxes']"."""
+"""The tensors that one forward pass returned, by path: "", "['logits']", "[0]['boxes']"."""
 
 
 def returned_tensors(output: object) -> Returned:

@@ -28,16 +28,16 @@ from hookscope.results.inputs import Preprocessing
 from hookscope.results.noise_shapes import parse_noise_shapes
 from hookscope.rules.settings import CheckSettings
 
-_MOST_OF_DATA = 32  # labelled pictures that stand in for other inputs, enough for BatchNorm and dead channels
-_NOISE_INPUTS = 2  # with one, nobody sees whether an output depends on its input, or on the rest of its batch
+_MOST_OF_DATA = 32  # labelled pictures in place of other inputs: enough for BatchNorm and dead channels
+_NOISE_INPUTS = 2  # one would not show whether an output depends on its input, or on the rest of its batch
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A network on its device, and its inputs.
 
-    `batches` reads the inputs anew at every call, those of settings before those of expectations, each path once;
-    `data_batches` the labelled pictures of `data`.
+    Every call of `batches` reads the inputs again: first those of the settings, then those of expectations, every path
+    once. `data_batches` reads the labelled pictures of `data`.
     """
 
     loaded: LoadedModel
@@ -57,9 +57,9 @@ def prepare(
     trust: bool | None = False,
     device: torch.device | None = None,
 ) -> Prepared:
-    """Load a network and find its inputs: pictures, which are not read yet, or seeded noise where there are none.
+    """Load a network and find its inputs: pictures, which are not read yet, or seeded noise without pictures.
 
-    A network that is given stays on its device unless another is named; a weights file may run code only with `trust`.
+    A module stays on its device unless `device` names another; a weights file may run code only with `trust`.
     Raises HookscopeError if the network cannot be loaded, or its inputs are not found or not known.
     """
     began = time.perf_counter()

@@ -22,7 +22,7 @@ from hookscope.statistics.storage import as_real_floats, plain_array
 
 @dataclass(slots=True)
 class _Part:
-    """Of one batch: sums of quantiles, weighted by counts, (7,), and of the values of channels and squares, (2, C)."""
+    """One output for one batch: quantiles times `count`, (7,), and sums of channels' values and squares, (2, C)."""
 
     kept: NDArray[np.floating] | None
     quantiles: NDArray[np.float64]
@@ -33,32 +33,32 @@ class _Part:
 
 @dataclass(slots=True)
 class OutputSignatures:
-    """Signs every output that `add` is called with; the same tensor twice in a row is read once.
+    """Signs every output given to `add`; a tensor that comes twice in a row is read once.
 
     Attributes:
-        inputs: How many inputs are in the network.
-        is_operation: Whether the call whose output comes next is of an operation, which no baseline keeps.
-        given: The `kept_values` of each batch, of each tensor that the network is given.
+        inputs: Number of inputs of the batch that is running.
+        is_operation: Whether an operation returns the next output; baselines do not keep operations.
+        input_values: The `kept_values` of all batches, by the path of an input tensor.
     """
 
     inputs: int = 1
     is_operation: bool = False
     seen: dict[str, list[_Part | None]] = field(default_factory=dict)
-    given: dict[str, list[NDArray[np.floating]]] = field(default_factory=dict)
+    input_values: dict[str, list[NDArray[np.floating]]] = field(default_factory=dict)
     _latest: tuple[weakref.ref[Tensor], int, int | None, _Part | None] | None = None
 
     def numbered(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield batches, each when the network has seen the one before."""
+        """Yield batches as the network needs them, and keep values of their inputs."""
         for batch in batches:
             self.inputs = max(len(batch.indices), 1)
             for path, tensor in tensors_in((batch.args, batch.kwargs)):
                 kept = kept_values(tensor, None, self.inputs)
                 if kept is not None:
-                    self.given.setdefault(path, []).append(as_array(kept))
+                    self.input_values.setdefault(path, []).append(as_array(kept))
             yield batch
 
     def after(self, on_call: OnCall | None, on_tensor: OnTensor) -> tuple[OnCall, OnTensor]:
-        """Return these observers with this one called after them."""
+        """Return observers that call these, then this object."""
 
         def calls(call: ModuleCall) -> None:
             self.is_operation = call.operation is not None
@@ -73,12 +73,12 @@ class OutputSignatures:
         return calls, tensors
 
     def add(self, label: str, tensor: Tensor, channel_axis: int | None = None) -> None:
-        """Add one output of a module; what cannot be read has no signature."""
+        """Add one output of a module; an unreadable output has no signature."""
         self.seen.setdefault(label, []).append(self._signed(tensor, channel_axis))
 
     def results(self) -> dict[str, OutputSignature]:
-        """Return the signatures of all outputs that have one, and under "" that of the network's input."""
-        inputs = [joined(batches) for batches in self.given.values()]
+        """Return the signatures by output, and under "" the signature of the network's inputs."""
+        inputs = [joined(batches) for batches in self.input_values.values()]
         if len({*map(len, inputs)}) > 1:
             inputs = [values.reshape(1, -1) for values in inputs]
         results = {"": OutputSignature(None, np.concatenate(inputs, 1))} if inputs else {}
@@ -134,8 +134,7 @@ def _signature(parts: Sequence[_Part]) -> OutputSignature:
     )
 
 
-# From the finest to the coarsest: float16 has 11 significant bits, bfloat16 8.
-_NARROW = (torch.bfloat16, torch.float16)
+_NARROW = (torch.bfloat16, torch.float16)  # with 8 and 11 significant bits
 
 
 def weights_precision(network: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""Look through the parameters and buffers of a network: what is not finite, zero, constant, or there twice."""
+"""Measure the parameters and buffers of a network: NaN and Inf, zeros, constants, duplicates, structure."""
 
 import math
 from collections.abc import Iterator
@@ -23,21 +23,21 @@ from hookscope.results.check import StoredValues
 from hookscope.rules.stored import is_weight
 from hookscope.statistics.storage import stored_values
 
-# Half of the smallest magnitude, which rounds to zero; and halfway from float8_e4m3fn's greatest, 448, to what would be
-# next, which rounds to 448 (IEEE 754; OCP 8-bit Floating Point Specification, 2023).
+# Half of the smallest magnitude rounds to zero. 464 rounds to 448, the greatest of float8_e4m3fn: it is halfway
+# to the next number on this grid (IEEE 754; OCP 8-bit Floating Point Specification, 2023).
 _FP16_VANISHES = 2.0**-25
 _FLOAT8_VANISHES = 2.0**-10
 _FLOAT8_OVERFLOWS = 464.0
 
-_PIECE_ELEMENTS = 2**16  # what stays in a processor's own cache while it is read several times
+_PIECE_ELEMENTS = 2**16  # they stay in a processor's own cache while they are read several times
 _GREATEST_INTEGER = 2**15  # weights are quantised to 16 bits at most; beyond 2**23 all of float32's numbers are whole
-_EPS = 1e-5  # of torch's BatchNorm by default: programs and state dicts have none beside the statistics
+_EPS = 1e-5  # default of torch's BatchNorm; programs and state dicts do not store it
 
 Role = Literal["parameter", "buffer"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _NamedTensor:
     name: str
     module: nn.Module
     role: Role
@@ -46,16 +46,16 @@ class _Found:
 
 
 def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[str, ...]]:
-    """Measure every parameter and buffer of the state dict, each tied one once, in its order.
+    """Measure the parameters and buffers of the state dict in its order, tied ones once.
 
-    Beside them is a sentence for each tensor whose values cannot be read. Packed weights of int8 modules are measured
-    by the values they stand for. Output channels are counted along axis 0 of weights of Conv*d, Linear, RNNs and
+    Also returns a sentence for each tensor whose values cannot be read. Packed weights of int8 modules are measured
+    after unpacking. Output channels are counted along axis 0 of weights of Conv*d, Linear, RNNs and
     MultiheadAttention, along axis 1 and the groups of ConvTranspose*d, and not for other modules, such as Embedding.
     """
     measured: list[StoredValues] = []
     remarks: list[str] = []
-    seen: dict[object, list[_Found]] = {}
-    with cpu_threads(1):  # for pieces this small threads mostly wait for each other, above all on busy machines
+    seen: dict[object, list[_NamedTensor]] = {}
+    with cpu_threads(1):  # on pieces this small, threads mostly wait for each other
         for entry in _tensors(network):
             try:
                 values = _measure(entry)
@@ -67,19 +67,19 @@ def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[
     return tuple(measured), tuple(remarks)
 
 
-def _tensors(network: nn.Module) -> Iterator[_Found]:
-    by_id: dict[int, _Found] = {}
+def _tensors(network: nn.Module) -> Iterator[_NamedTensor]:
+    by_id: dict[int, _NamedTensor] = {}
     for prefix, module in network.named_modules(remove_duplicate=False):
-        for role, name, tensor in _own(module):
+        for role, name, tensor in _stored_by(module):
             path = f"{prefix}.{name}" if prefix else name
             if id(tensor) in by_id:
                 by_id[id(tensor)].aliases.append(path)
             else:
-                by_id[id(tensor)] = _Found(path, module, role, tensor)
-    yield from by_id.values()  # not earlier: what keeps unpacked weights alive, so that no two have the same id
+                by_id[id(tensor)] = _NamedTensor(path, module, role, tensor)
+    yield from by_id.values()  # only now: the dict keeps unpacked weights alive, so that no two have the same id
 
 
-def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
+def _stored_by(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
         yield "parameter", name, parameter
     for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
@@ -93,7 +93,7 @@ def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
                 yield "parameter", name, unpacked
 
 
-def _measure(entry: _Found) -> StoredValues:
+def _measure(entry: _NamedTensor) -> StoredValues:
     tensor = entry.tensor.detach()
     if tensor.is_meta:
         raise ValueError("it is on the meta device, which holds no data.")
@@ -124,8 +124,8 @@ def _measure(entry: _Found) -> StoredValues:
     return _structured(measured, filters, values, tensor)
 
 
-def _means_without_variance(entry: _Found, totals: "_Totals") -> tuple[int, ...]:
-    """Return the channels of a BatchNorm without variance whose squared mean is above a hundredth of eps."""
+def _means_without_variance(entry: _NamedTensor, totals: "_Totals") -> tuple[int, ...]:
+    """Return the channels of a BatchNorm with no variance, but a squared mean above a hundredth of eps."""
     if totals.min is None or totals.min >= SUBNORMAL_BELOW:
         return ()
     mean, eps = attribute_of(entry.module, "running_mean"), attribute_of(entry.module, "eps", _EPS)
@@ -136,7 +136,7 @@ def _means_without_variance(entry: _Found, totals: "_Totals") -> tuple[int, ...]
 
 
 def _pieces(values: Tensor) -> Iterator[Tensor]:
-    """Yield the elements a piece at a time, in the order in which they lie in memory if they are dense."""
+    """Yield the elements in pieces, in memory order if the tensor is dense."""
     if not values.is_contiguous():
         values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True))
     flat = values.reshape(-1)
@@ -168,7 +168,7 @@ class _Totals:
             piece = piece.float()
         if not piece.numel():
             return
-        low, high = _bounds(piece)
+        low, high = map(float, torch.aminmax(piece))
         if not (math.isfinite(low) and math.isfinite(high)):
             nan_count = int(piece.isnan().sum())
             finite = piece[piece.isfinite()]
@@ -177,7 +177,7 @@ class _Totals:
             if not finite.numel():
                 return
             piece = finite
-            low, high = _bounds(piece)
+            low, high = map(float, torch.aminmax(piece))
         nonzero = int(torch.count_nonzero(piece))
         self.zero_count += piece.numel() - nonzero
         if piece.is_floating_point():
@@ -191,13 +191,8 @@ class _Totals:
         self.max_abs = max(abs(low), abs(high), self.max_abs or 0.0)
 
 
-def _bounds(piece: Tensor) -> tuple[float, float]:
-    low, high = torch.aminmax(piece)
-    return float(low), float(high)
-
-
-def _filters(entry: _Found, values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """Return a weight as (output channels, inputs, places); None if it is not known to have output channels."""
+def _filters(entry: _NamedTensor, values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """Return a weight as (output channels, inputs, places); None if it has no known output channels."""
     module, name = entry.module, entry.name.rpartition(".")[2]
     packed = attribute_of(module, "_packed_params") is not None
     is_kernel = name == "weight" and (packed or isinstance(module, _ConvNd | nn.Linear))
@@ -234,8 +229,8 @@ def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor:
     )
 
 
-def _twin_of(entry: _Found, values: StoredValues, seen: dict[object, list[_Found]]) -> str:
-    """Return the first weight in `seen`, by shape and statistics, that equals this one in other memory; "" for none."""
+def _twin_of(entry: _NamedTensor, values: StoredValues, seen: dict[object, list[_NamedTensor]]) -> str:
+    """Return the first weight in `seen` that has equal values in separate memory; "" for none."""
     if not is_weight(values) or values.min == values.max:
         return ""
     key = (values.dtype, values.shape, values.min, values.max, values.zero_count, entry.tensor.device)
@@ -249,5 +244,5 @@ def _equal(first: Tensor, second: Tensor) -> bool:
     try:
         shared = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
         return not shared and torch.equal(first, second)
-    except (RuntimeError, NotImplementedError):  # sparse, or of a dtype that torch cannot compare
+    except (RuntimeError, NotImplementedError):  # sparse, or a dtype that torch cannot compare
         return False

@@ -1,4 +1,4 @@
-"""Measure what a training checkpoint holds beside the weights: optimisers' and scalers' states, averaged copies."""
+"""Measure the other entries of a training checkpoint: states of optimisers and scalers, averaged copies of weights."""
 
 import math
 from collections import Counter
@@ -16,7 +16,7 @@ from hookscope.rules.weights import TRAINED_SPREAD
 from hookscope.statistics.storage import stored_values, without_float8
 from hookscope.text import figure, printable
 
-# Means of squares in torch's optimisers and others; counters, which are not averaged.
+# Means of squares in optimisers of torch and others; counters, which are not averaged.
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf", "sum", "acc_delta")
 _COUNTERS = ("num_batches_tracked", "n_averaged", "decay", "num_updates", "initted", "step")
 _RUNNING = ("running_mean", "running_var")
@@ -34,7 +34,7 @@ _PIECE_ELEMENTS = 2**18  # few enough to need little memory
 
 
 def optimiser_values(entries: TrainingEntries | None) -> tuple[OptimiserValues, ...]:
-    """Measure the states of the optimisers beside the weights."""
+    """Measure the states of optimisers in a training checkpoint."""
     if entries is None:
         return ()
     is_paired = len(entries.schedules) == len(entries.optimisers) == 1
@@ -43,7 +43,7 @@ def optimiser_values(entries: TrainingEntries | None) -> tuple[OptimiserValues, 
 
 
 def scaler_values(entries: TrainingEntries | None) -> tuple[ScalerValues, ...]:
-    """Read the states of the GradScalers beside the weights."""
+    """Read the states of GradScalers in a training checkpoint."""
     names = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
     return tuple(
         ScalerValues(key, *((_plain(dict.get(state, name)) or [math.nan])[0] for name in names))
@@ -95,13 +95,13 @@ def groups_of(content: dict[Any, Any]) -> list[dict[Any, Any]]:
 
 
 def moves_by(group: dict[Any, Any]) -> list[str]:
-    """Return by what the optimiser of a parameter group moves a parameter whose gradient is 0."""
+    """Return what makes the optimiser of a parameter group move a parameter whose gradient is 0."""
     settings = {"momentum": ("momentum", "betas"), "weight decay": ("weight_decay",)}
     return [word for word, keys in settings.items() if any(any(_plain(dict.get(group, key))[:1]) for key in keys)]
 
 
 def _second_decays(group: dict[Any, Any]) -> Iterator[tuple[int | str, float]]:
-    """Yield the parameters of a group of torch's Adam or AdamW, known by `amsgrad`, each with its beta2."""
+    """Yield parameters with their beta2, if the group is of torch's Adam or AdamW, which have `amsgrad`."""
     betas, parameters = _plain(dict.get(group, "betas")), dict.get(group, "params")
     if not dict.__contains__(group, "amsgrad") or len(betas) != 2 or not isinstance(parameters, list | tuple):
         return
@@ -143,7 +143,7 @@ def _wrong_settings(at: int, group: dict[Any, Any]) -> Iterator[str]:
 
 
 def _other_rates(groups: list[dict[Any, Any]], rates: list[float]) -> Iterator[str]:
-    """Yield, in words, each group whose learning rate is not the one that the schedule has set for it."""
+    """Describe the groups whose learning rate differs from the rate that the schedule has set."""
     stored = [_plain(dict.get(group, "lr")) for group in groups]
     if len(stored) != len(rates) or any(len(numbers) != 1 for numbers in stored):
         return
@@ -153,7 +153,7 @@ def _other_rates(groups: list[dict[Any, Any]], rates: list[float]) -> Iterator[s
 
 
 def _plain(value: object) -> list[float]:
-    """Return the number, or those of a list or tuple of numbers, with NaN and Inf; for anything else an empty list."""
+    """Return a number, or a list or tuple of numbers, as a list; an empty list for anything else."""
     several = value if isinstance(value, list | tuple) else (value,)
     numbers = []
     for item in several:
@@ -167,7 +167,7 @@ def _plain(value: object) -> list[float]:
 
 
 def copy_values(entries: TrainingEntries | None) -> Iterator[CopyValues]:
-    """Measure the averaged copies beside the weights, and compare their names and shapes with the weights'."""
+    """Measure averaged copies of the weights, and compare their names and shapes with those of the weights."""
     if entries is None:
         return
     loaded = {name: value for name, value in (entries.state or {}).items() if isinstance(value, Tensor)}
@@ -198,7 +198,7 @@ def copy_values(entries: TrainingEntries | None) -> Iterator[CopyValues]:
 
 
 def _cosine(average: Tensor, weight: Tensor) -> float | None:
-    """Return the cosine of two tensors of one shape; None for zeros, and for what is not finite."""
+    """Return the cosine of two tensors of one shape; None if either is zero or not finite."""
     products = torch.zeros(3, dtype=torch.float64)
     for pair in zip(_pieces(average), _pieces(weight), strict=True):
         a, b = (piece.to("cpu", torch.float64) for piece in pair)
@@ -225,7 +225,7 @@ def _is_large_matrix(tensor: Tensor) -> bool:
 
 
 def _reset(copy: AveragedCopy, ranges: Mapping[str, _Range], loaded: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the BatchNorms of a copy whose statistics are as they start, though those of the weights have moved."""
+    """Yield the BatchNorms whose statistics are initial in a copy, but have moved in the weights."""
     for name, mine in copy.names.items():
         layer, _, leaf = name.rpartition(".")
         mean = f"{layer}.running_mean" if layer else "running_mean"
@@ -252,7 +252,7 @@ def _leaf(name: str) -> str:
 
 
 def _range(tensor: Tensor) -> _Range:
-    """Return the least and the greatest value; None if there is NaN or Inf; 0 and Inf if it cannot be read."""
+    """Return the least and the greatest value; None for NaN or Inf; 0 and Inf for an unreadable tensor."""
     low, high = math.inf, -math.inf
     try:
         values, _, zeros = stored_values(tensor.detach(), tuple(tensor.shape))

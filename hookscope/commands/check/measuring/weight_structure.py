@@ -1,4 +1,4 @@
-"""What stands out in a weight's values: outliers, repeated filters, runs of one value, pure chance, and float8."""
+"""Find structure in a weight's values: outliers, repeated filters, runs of one value, pure chance, float8."""
 
 import math
 
@@ -11,38 +11,37 @@ from hookscope.statistics.storage import plain_array
 
 _Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-_PIECE_ELEMENTS = 2**16  # as in `stored`: what stays in a processor's cache
-_SAMPLE_ELEMENTS = 4096  # these many values, evenly spaced, show about where the greatest thousandth begins
-_FEWEST_FOR_OUTLIERS = 16  # of fewer values, the second greatest is no measure of the usual size
+_PIECE_ELEMENTS = 2**16  # they stay in a processor's cache, as in `stored`
+_SAMPLE_ELEMENTS = 4096  # so many evenly spaced values show about where the greatest thousandth begins
+_FEWEST_FOR_OUTLIERS = 16  # with fewer values, the second greatest does not show the usual size
 
 # Filters of fewer values other than zero may be equal by chance, once they are rounded to eight bits.
 _FEWEST_IN_FILTER = 8
 _FEWEST_IN_ROUNDED_FILTER = 32
 _ROUNDED_VALUES = range(4, 257)  # counts of different values in a weight of four times as many: up to eight bits
-_PROBED_COLUMNS = 8  # filters that are not equal nearly always differ in one of them
+_PROBED_COLUMNS = 8  # different filters nearly always differ in one of them
 
 _SHORTEST_RUN = 32
 _DEAD_BELOW = 0.01  # share of the greatest magnitude that a dead filter stays below; one quantum of int8 does
 SUBNORMAL_BELOW = 2.0**-126  # the least normal number of float32 (IEEE 754); smaller values count as zero in a run
 
-# With fewer values, or groups of fewer, spreads say little; with a greater kurtosis than this a few values have all the
-# energy. That of the normal distribution is 3.
+# With fewer values, or smaller groups, spreads say little. With a greater kurtosis, a few values have all the
+# energy; that of the normal distribution is 3.
 _FEWEST_FOR_SPREAD = 2048
 _FEWEST_IN_GROUP = 8
 _HEAVIEST_TAILS = 100.0
 
-# Dtypes of weights; the values of a wider weight are compared with the first two. float8_e8m0fnu is for scales.
+# Float8 dtypes of weights; wider weights are compared with the first two. float8_e8m0fnu is for scales.
 _DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _LOOKED_UP = _DTYPES[:2]
-_FEWEST_MAGNITUDES = 6  # binary and ternary weights and blurs have fewer, which float8 has by accident
-_FLOAT8_SAMPLE = 256  # these many values, evenly spaced, nearly always show that a weight was not rounded
+_FEWEST_MAGNITUDES = 6  # binary and ternary weights and blurs have fewer, and fit float8 by accident
+_FLOAT8_SAMPLE = 256  # so many evenly spaced values nearly always show that a weight was not rounded
 
 
 def outlier_ratio(values: Tensor) -> float | None:
     """Return the greatest magnitude over the 99.9% quantile of magnitudes, of values that are finite and not zero.
 
-    That quantile is the value with a thousandth of all at or above it, but at least the second greatest. None for
-    fewer than 16 values.
+    A thousandth of all values are at or above the quantile, at least two. None for fewer than 16 values.
     """
     flat = values.reshape(-1)
     if flat.numel() < _FEWEST_FOR_OUTLIERS:
@@ -97,7 +96,7 @@ def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
 
 
 def _occurring_again(rows: Tensor) -> tuple[_Indices, _Indices]:
-    """Return the indices of rows that occur more than once, and of the first of each kind."""
+    """Return the indices of rows that occur more than once, and of the first occurrences."""
     keys = _bytes_of(rows)
     whole = keys.view(np.dtype((np.void, keys.shape[1]))).reshape(-1)
     _, firsts, inverse, counts = np.unique(whole, return_index=True, return_inverse=True, return_counts=True)
@@ -114,7 +113,7 @@ def longest_run(weight: Tensor) -> ConstantRun | None:
     first = next((size for size in laid_out.shape if size > 1), 1)
     matrix = laid_out.reshape(first, -1)  # other axes show as columns, whichever of them comes first in memory
     flat = matrix.reshape(-1)
-    # A run of 32 holds a whole sixteenth pair of neighbours, if not two.
+    # Every run of 32 contains at least one of these pairs of neighbours.
     pairs = torch.stack(
         (flat[_SHORTEST_RUN // 2 :: _SHORTEST_RUN // 2], flat[_SHORTEST_RUN // 2 - 1 : -1 : _SHORTEST_RUN // 2])
     )
@@ -138,7 +137,7 @@ def longest_run(weight: Tensor) -> ConstantRun | None:
 
 
 def _share_elsewhere(equal: Tensor, begin: int, end: int) -> float:
-    """Return the share of a value outside a run of it, in all, in its rows or in its columns: the greatest."""
+    """Return a value's share outside of a run of it: the greatest of all values, the run's rows, and its columns."""
     width = equal.shape[1]
     first, last = begin // width, (end - 1) // width + 1
     regions = [equal, equal[first:last]]
@@ -188,12 +187,9 @@ def spread_beyond_chance(values: Tensor) -> float | None:
     if not (math.isfinite(fourth) and second > 0 and 0 < fourth < _HEAVIEST_TAILS * second**2):
         return None
     excesses = []
-    for axis in (None, 1, 0):  # rows; columns, of which each holds the places of a kernel
-        sums, squares = (
-            (torch.cat(row_sums), torch.cat(row_squares))
-            if axis is None
-            else (column_sums.view(inputs, -1).sum(axis), column_squares.view(inputs, -1).sum(axis))
-        )
+    by_row = torch.cat(row_sums), torch.cat(row_squares)
+    by_column = column_sums.view(inputs, -1), column_squares.view(inputs, -1)  # (inputs, places)
+    for sums, squares in (by_row, *((by_column[0].sum(axis), by_column[1].sum(axis)) for axis in (1, 0))):
         groups, size = len(sums), values.numel() // len(sums)
         if groups < 2 or size < _FEWEST_IN_GROUP:
             continue

@@ -283,6 +283,11 @@ PAIRS = [
         tuple(both(put(MEAN, 0.1, slice(dead, 10)), put(VARIANCE, 0, slice(dead))) for dead in (6, 5)),
         "6 of 10 channels, 60.0% (limit 50%)",
     ),
+    Pair(
+        "batchnorm-variance of normalised at middle.num_batches_tracked",
+        puts("middle.num_batches_tracked", -1, 0),
+        "counts -1 batches (limit 0)",
+    ),
     # Just 25%.
     Pair("dead-filter of wide at first.weight", spots("first.weight", 0, slice(6), slice(5))),
     # A quarter is allowed, but not at the end: by chance that has a probability of (1 / 17)^5.

@@ -85,6 +85,10 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
             "shape in [input] is wrong: '3' is not a shape. Give sizes like 1,3,224,224, or tokens=4,20:int64<1000.",
         ),
         (
+            "input.shape = [2, 3, 'x']",
+            "shape in [input] is wrong: 'x' is not a size. Give sizes like 1,3,224,224, or tokens=4,20:int64<1000.",
+        ),
+        (
             "input.shape = [0, 3]",
             (
                 "shape in [input] is wrong: '0,3' has a size below 1. Give sizes like 1,3,224,224, or "
@@ -162,6 +166,10 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ),
         ("expect = [{ top1 = 1 }]", "[[expect]] lacks an image. Name the picture, for example image = 'cat.jpg'."),
         ("expect = [{ image = 'a.png', k = 2 }]", "[[expect]] expects nothing. Add top1, contains or min-probability."),
+        (
+            "expect = [{ image = 'a.png', contains = [] }]",
+            "[[expect]] expects nothing. Add top1, contains or min-probability.",
+        ),
         (
             "expect = [{ image = 'a.png', top1 = 1, k = 2 }]",
             "[[expect]] has k, which is how many places 'contains' looks at, but no contains. Add it.",
