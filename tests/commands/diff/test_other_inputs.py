@@ -132,6 +132,7 @@ def test_an_input_that_cannot_be_used_on_either_side_is_left_out_with_its_pair(t
     assert names == [["a0", "a2"], ["b0", "b2"]]
     (error,) = errors
     assert broken == "raises" or broken in str(error)
-    assert result.provenance is not None and result.provenance.unusable_inputs
+    assert result.provenance is not None
+    assert result.provenance.unusable_inputs
     kept = [torch.stack([torch.from_numpy(np.load(side[number])) for number in (0, 2)]) for side in (inputs, inputs_b)]
     assert result["conv"].relative_l2 == pytest.approx(relative(*map(network.conv, kept)), rel=1e-5)
