@@ -70,9 +70,8 @@ class _Pair:
 
 def _largest_difference(rows: Sequence[DifferenceRow]) -> float:
     """Return the largest relative L2 of inputs and outputs; infinite if rounding does not explain one of them."""
-    differences = [(row.input_relative_l2, row.limit) for row in rows if row.input_relative_l2 is not None]
-    differences += [(row.measures.relative_l2, row.limit) for row in rows if row.measures is not None]
-    return max((math.inf if exceeds(value, limit) else value for value, limit in differences), default=0.0)
+    norms = [(norm, row.limit) for row in rows for norm in (row.input_relative_l2, row.relative_l2) if norm is not None]
+    return max((math.inf if exceeds(norm, limit) else norm for norm, limit in norms), default=0.0)
 
 
 @dataclass(slots=True)

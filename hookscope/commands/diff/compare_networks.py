@@ -56,8 +56,9 @@ _WITH_MODES = (_NormBase, _DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReL
 
 @dataclass(frozen=True, slots=True)
 class _BatchPair(Batch):
-    """A batch of A, and the one that B runs on in its place."""
+    """A batch of A and its partner for B; `records` are those of both, so that errors name both."""
 
+    of_a: Batch | None = None
     of_b: Batch | None = None
 
 
@@ -77,7 +78,9 @@ def _paired_inputs(a: InputPipeline, b: InputPipeline, report: OnError | None) -
     for _, group in groupby(merge(a.batches(1, report), b.batches(1, report), key=position), key=position):
         pair = [*group]
         if len(pair) == 2:
-            yield _BatchPair(**{name: getattr(pair[0], name) for name in Batch.__slots__}, of_b=pair[1])
+            fields = {name: getattr(pair[0], name) for name in Batch.__slots__}
+            records = (*pair[0].records, *pair[1].records)
+            yield _BatchPair(**fields | {"records": records}, of_a=pair[0], of_b=pair[1])
 
 
 def compare_networks(
@@ -112,7 +115,8 @@ def compare_networks(
         queue = BatchQueue(_paired_inputs(session.inputs, inputs_b, report), report)
     networks = _hooked_networks(session, apart, option, edits, queue)
     if inputs_b is not None:
-        networks[B].own_inputs = attrgetter("of_b")
+        for network in networks:
+            network.own_inputs = attrgetter("of_b" if network is networks[B] else "of_a")
     began = time.perf_counter()
     pairing, compiled = _pair_and_compile(networks, queue.peek(), option)
     eps = coarsest_eps(networks)

@@ -1,7 +1,6 @@
 """Compare the weights of two networks, or of two files, tensor by tensor, without running anything."""
 
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from torch import Tensor
 from hookscope.commands.diff.alignment import Call, align, match_names
 from hookscope.commands.diff.measures import coarser, comparable, plain, sums_of
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
-from hookscope.errors import CheckpointError, NothingMatchedError
+from hookscope.errors import NothingMatchedError
 from hookscope.inspection.session import package_versions
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel
@@ -25,7 +24,7 @@ from hookscope.results.differences import Differences, Match, Side, Unmatched, W
 from hookscope.results.inputs import Provenance
 from hookscope.results.network import ModelInfo
 from hookscope.statistics.storage import without_float8
-from hookscope.text import counted, printable
+from hookscope.text import counted
 
 # Buffers of batch normalisation, which are not counted as parameters.
 _BATCH_STATISTICS = ("running_mean", "running_var")
@@ -53,10 +52,8 @@ def read_weights(path: Path, options: FileOptions = FileOptions()) -> Weights:  
     """Return the weights in a file, without a network.
 
     Raises:
-        HookscopeError: As `read_checkpoint`; CheckpointError if there is no such file.
+        HookscopeError: As `read_checkpoint`.
     """
-    if not os.path.lexists(str(path)):
-        raise CheckpointError(f"{printable(str(path))} does not exist.")
     read = read_checkpoint(path, options)
     tensors = dict(named_tensors(read.state))
     counted_names = [name for name in tensors if name.rpartition(".")[2] not in _BATCH_STATISTICS]

@@ -108,7 +108,7 @@ class HookedNetwork:
         partner: Maps a call of this network to its key in A; None for a call without a partner.
         options: How the network runs, forward and backward.
         cpu_threads: Number of CPU threads; None for torch's default.
-        own_inputs: Maps a batch of A to the batch that this network runs on.
+        own_inputs: Maps a batch, or pair of batches, to the batch that this network runs on.
         output_forms: Outputs of all batches, in order of execution.
         passed_through: Whether an output was an unchanged input in every batch.
     """
@@ -156,7 +156,7 @@ class HookedNetwork:
         return self._captured.called
 
     def batch_for(self, batch: Batch) -> Batch:
-        """Return a copy of the network's own batch for a batch of A, on the device and in the dtype of the network."""
+        """Return a copy of a batch, or of the network's own in a pair, on its device and in its dtype."""
         return to_device(copy_of(self.own_inputs(batch)), *placement(self.inspected.network))
 
     def run(self, batch: Batch, observer: Observer | None) -> object:

@@ -144,7 +144,7 @@ class Passes:
                 self.rows[key].merge(row)
             else:
                 self.rows[key] = row
-        self.records.extend(batch.records)
+        self.records.extend(self.networks[A].own_inputs(batch).records)
         self.records_b.extend(self.networks[B].own_inputs(batch).records)
         return None
 
