@@ -103,20 +103,12 @@ def compare_networks(
         ModelError: If a network raised; with `on_error`, if one raised on every input.
     """
     conditions = [parse_condition(text) for text in option.fail_over]
-    values, edits = split_edits(option.edit_b)
-    _refuse(option, edits)
-    of_a = {id(module) for module in session.loaded.module.modules()}
-    apart = copied(other) if values or any(id(module) in of_a for module in other.module.modules()) else other
-    made = edit_parameters(apart.module, values) if values else ParameterEdits(())
     report = reporter(session.unusable, on_error)
     if inputs_b is None:
         queue = queued(session.inputs, option.batch_size, report)
     else:
         queue = BatchQueue(_paired_inputs(session.inputs, inputs_b, report), report)
-    networks = _hooked_networks(session, apart, option, edits, queue)
-    if inputs_b is not None:
-        for network in networks:
-            network.own_inputs = attrgetter("of_b" if network is networks[B] else "of_a")
+    networks, made = _hooked_networks(session, other, option, queue, same_inputs=inputs_b is None)
     began = time.perf_counter()
     pairing, compiled = _pair_and_compile(networks, queue.peek(), option)
     eps = coarsest_eps(networks)
@@ -145,7 +137,7 @@ def compare_networks(
         *(f"B: {text}" for text in b.warnings),
         *_preprocessing_warnings(session.loaded, other),
         *filter(None, [passes.outputs.remark]),
-        *(compiled.warnings(every_row, outputs, eps, differs=bool(first_differences)) if compiled else ()),
+        *(compiled.warnings(every_row, outputs, eps) if compiled else ()),
         *(passes.gradients.notes if passes.gradients else ()),
         # Edits of gradients are only applied in a backward pass.
         *(networks[B].edits.warnings() if loss is None else ()),
@@ -196,9 +188,18 @@ def _ways_of_b(option: options.Diff) -> list[str]:
 
 
 def _hooked_networks(
-    session: Session, other: LoadedModel, option: options.Diff, edits: Sequence[str | Edit], queue: BatchQueue
-) -> list[HookedNetwork]:
-    """Return A, B and, with the option `reference`, A with its weights in float64."""
+    session: Session, other: LoadedModel, option: options.Diff, queue: BatchQueue, *, same_inputs: bool
+) -> tuple[list[HookedNetwork], ParameterEdits]:
+    """Return A, B and, with the option `reference`, A with its weights in float64; and edits of B's parameters.
+
+    B is copied if its parameters are edited, or if it shares modules with A.
+    """
+    values, edits = split_edits(option.edit_b)
+    _refuse(option, edits, same_inputs=same_inputs)
+    modules_a = {id(module) for module in session.loaded.module.modules()}
+    if values or any(id(module) in modules_a for module in other.module.modules()):
+        other = copied(other)
+    made = edit_parameters(other.module, values) if values else ParameterEdits(())
     a, b = inspected_network(session.loaded), inspected_network(other)
     of_a = GradientOptions(layers=option.layer, ops=option.ops, seed=session.seed, include_inputs=True)
     autocast = getattr(torch, option.autocast_b) if option.autocast_b else None
@@ -209,7 +210,9 @@ def _hooked_networks(
     ]
     if option.reference:
         networks.append(_hooked_network("The reference", _in_float64(session.loaded, a), of_a, queue))
-    return networks
+    if not same_inputs:
+        networks[A].own_inputs, networks[B].own_inputs = attrgetter("of_a"), attrgetter("of_b")
+    return networks, made
 
 
 def _selected_rows(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetwork]) -> tuple[DifferenceRow, ...]:
@@ -226,7 +229,9 @@ def _selected_rows(every_row: Sequence[DifferenceRow], networks: Sequence[Hooked
     return tuple(selected)
 
 
-def _refuse(option: options.Diff, edits: Sequence[str | Edit]) -> None:
+def _refuse(option: options.Diff, edits: Sequence[str | Edit], *, same_inputs: bool) -> None:
+    if option.reference and not same_inputs:
+        raise UsageError(f"{arg('reference')} runs on A's inputs, so B needs the same: leave out {arg('input_b')}.")
     if option.shadow and option.mode_b == "train":
         raise UsageError(
             f"{arg('shadow')} runs layers of B twice, which is only possible in eval mode: leave out "

@@ -265,11 +265,7 @@ def _gradients_text(result: Differences) -> Iterator[str]:
         )
     elif result.first_differences and result.way == "networks" and moved:
         yield f"The gradients follow: relative L2 {_at_most(*max(moved))}."
-    elif (
-        not result.first_differences
-        and result.way != "networks"
-        and any(row.relative_l2 != 0 for row in result.gradients)
-    ):
+    elif not result.first_differences and result.way != "networks" and any(map(_differs, result.gradients)):
         yield gradients_answer(result)
 
 
@@ -406,7 +402,7 @@ def _first_unequal(result: Differences) -> Iterator[str]:
 
     Nothing is yielded if the sides have different dtypes or inputs: then every row differs.
     """
-    at = next((at for at, row in enumerate(result.rows) if row.relative_l2 != 0), None)
+    at = next((at for at, row in enumerate(result.rows) if _differs(row)), None)
     if at is None or result.inputs_b:
         return
     row = result.rows[at]
@@ -535,7 +531,7 @@ def _different_networks(result: Differences) -> Iterator[str]:
         yield f"A and B are different networks: {pairing}."
 
 
-def _differs(row: WeightDifference) -> bool:
+def _differs(row: WeightDifference | DifferenceRow) -> bool:
     """Tell whether the values differ or cannot be compared."""
     return row.relative_l2 != 0
 

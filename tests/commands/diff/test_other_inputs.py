@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope import options
+from hookscope.commands.diff import torch_compile
 from hookscope.commands.diff.describe import answer
 from hookscope.commands.diff.run import diff
 from hookscope.errors import HookscopeError, UsageError
@@ -99,6 +100,15 @@ def test_gradients_are_those_of_each_sides_own_inputs() -> None:
     network.zero_grad()
     row = next(gradient for gradient in result.gradients if gradient.label == "conv.weight grad")
     assert row.measures.relative_l2 == pytest.approx(relative(*gradients), rel=1e-4)
+
+
+def test_nothing_that_other_inputs_explain_is_blamed_on_b(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_compile, "lower", lambda graph, _inputs: graph.forward)
+    compiled = hookscope.diff(Net(), "same", pictures(), input_b=pictures(seed=1), compile_b=True)
+    assert compiled.outputs[0].relative_l2 > 1e-3
+    assert compiled.warnings == ()
+    with pytest.raises(UsageError, match="runs on A's inputs, so B needs the same: leave out `input_b`"):
+        hookscope.diff(Net(), "same", pictures(), input_b=pictures(seed=1), reference="float64")
 
 
 def test_there_is_one_for_each_and_files_are_named(tmp_path: Path) -> None:
