@@ -178,7 +178,7 @@ def matching_names(a: Sequence[str], b: Sequence[str]) -> list[int | None]:
 
 
 def _pairs_without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of names that are equal without a wrapper prefix of A or B; the prefix gives the most pairs."""
+    """Remove the wrapper prefix, in A or B, that makes most names equal; return the pairs of equal names."""
     pairs: list[list[tuple[str, str]]] = [[]]
     for _, form in stripped_forms(a):
         names = {read: name for name, read in form.items()}

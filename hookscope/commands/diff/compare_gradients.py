@@ -167,7 +167,7 @@ def _warnings_about_whole(
     theirs: Mapping[str, Tensor],
     rows: Sequence[DifferenceRow],
 ) -> Iterator[str]:
-    """Yield a warning if only B in one piece has other gradients of parameters; the last `rows` are B in blocks."""
+    """Yield a warning if parameters' gradients differ for B in one piece, but not in blocks, whose rows are last."""
     exceeding = []
     for pair, by_blocks in zip(parameters, rows[len(rows) - len(parameters) :], strict=True):
         gradient, other = ours.get(pair.rows.label), theirs.get(pair.rows.label_b)

@@ -271,7 +271,7 @@ def _hooked_network(
 def _pair_and_compile(
     networks: Sequence[HookedNetwork], batch: Batch | None, option: options.Diff
 ) -> tuple[Pairing, Compiled | None]:
-    """Pair the layers by the first batch, tell the networks their partners, and compile B with `compile_b`."""
+    """Pair the layers by the first batch, set the partners of the networks, and compile B with `compile_b`."""
     if batch is None:
         return Pairing({}), None
     chosen = bool(option.layer)
@@ -319,7 +319,7 @@ def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str
 def _wrappers(
     a: HookedNetwork, b: HookedNetwork, named: Mapping[str, tuple[str, Match]], *, chosen: bool
 ) -> tuple[set[str], set[str]]:
-    """Return the modules of A, and of B, that have parts while their partner by name is a single layer.
+    """Return the modules of A, and of B, that have parts but whose partner by name is a single layer.
 
     Such a module is compared with that layer. If layers were `chosen`, A's modules are among them.
     """
@@ -403,6 +403,6 @@ def _training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> l
 
 
 def _may_have_modes(module: nn.Module) -> bool:
-    """Tell whether a module may compute something else in training mode, as only some of torch's do."""
+    """Tell whether a module may compute something else in training mode; of torch's own, few do."""
     is_torchs = type(module).__module__.startswith("torch.nn.")
     return not is_torchs or isinstance(module, _WITH_MODES)

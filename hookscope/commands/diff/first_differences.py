@@ -135,7 +135,7 @@ def _has_equal_inputs(row: DifferenceRow) -> bool:
 
 
 def _first_difference(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
-    """Return where the difference begins that shows first in the row at an index.
+    """Return where the difference begins whose first row is at an index.
 
     It begins in the row's layer if the inputs of the layer agree. Otherwise it begins in the code of the nearest module
     around the layer whose inputs agree: a container whose inputs differ only passes the difference on.
@@ -188,7 +188,7 @@ def _gone_at(rows: Sequence[DifferenceRow], *, is_last: bool) -> str:
 
 
 def _begins_in(row: DifferenceRow, rows: Sequence[DifferenceRow], relative_l2: float | None) -> FirstDifference:
-    """Return a difference that begins in the layer of a row; a layer with rows inside causes it in its own code."""
+    """Return a difference that begins in a row's layer: in its own code if other rows are inside the layer."""
     in_own_code = any(is_inside(other.layer, row.layer) for other in rows)
     return FirstDifference(row.layer, row.label, in_own_code, relative_l2)
 

@@ -241,7 +241,7 @@ class HookedNetwork:
         return index
 
     def _count(self, counted: object) -> int:
-        """Return how often a key was counted before in this pass, and count it."""
+        """Count a key; return how often it was counted before in this pass."""
         self._counts[counted] += 1
         return self._counts[counted] - 1
 

@@ -149,7 +149,7 @@ class Passes:
         return None
 
     def _run_in_turn(self, batch: Batch) -> tuple[list[object], Break | None]:
-        """Run the networks from equal random states, B last; return their outputs, and how a network raised.
+        """Run the networks from equal random states, B last; return their outputs, and the error of one.
 
         The next batch begins with the random states after B, or after A if B draws no numbers.
         """
@@ -234,7 +234,7 @@ class Passes:
             self.maps.offer(label, a, b.value.read(), difference.relative_l2, added, self._count)
 
     def _compare_input(self, call: CallKey, b: Value) -> None:
-        """Compare the input of a call of B that overwrites it, before the call."""
+        """Compare the first input of a call of B that will overwrite it."""
         a = self._spooled[A].get((*call, 0))
         if a is not None and len(a.inputs) == 1:
             a.inputs[0][1].less(b, len(self.records), self._count)
