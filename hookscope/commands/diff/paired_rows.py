@@ -1,10 +1,11 @@
 """Rows of networks that ran: of outputs with a partner, and a list of outputs without one."""
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
+
+import numpy as np
 
 from hookscope.commands.diff.alignment import Pairing
 from hookscope.commands.diff.hooked_network import HookedNetwork, Key, OutputForm
@@ -92,7 +93,7 @@ def _arguments(form: OutputForm, other: OutputForm, row: Row) -> tuple[str, floa
     arriving = [value for name, value in amounts if not name]
     if not arriving:
         return in_words(parts), total, 0.0 if parts else None
-    return in_words(parts), total, math.nan if any(map(math.isnan, arriving)) else max(arriving)
+    return in_words(parts), total, float(np.max(arriving))  # NaN if one is
 
 
 def _constant(path: str, of_a: Mapping[str, str], two: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from operator import add
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
@@ -58,10 +59,8 @@ class Row:
     @property
     def input_relative_l2(self) -> float | None:
         """The largest relative L2 difference of any input, infinite where shapes differ; None without inputs."""
-        if self.input_shapes_differ:
-            return math.inf
-        values = [sums.relative_l2 for sums in self.inputs]
-        return None if not values else math.nan if any(map(math.isnan, values)) else max(values)
+        norms = [math.inf] if self.input_shapes_differ else [sums.relative_l2 for sums in self.inputs]
+        return float(np.max(norms)) if norms else None  # NaN if one is
 
     def merge(self, other: "Row") -> None:
         """Merge the row of another batch."""
@@ -217,7 +216,7 @@ class Passes:
         if len(a.inputs) == len(b.inputs):
             places = matching_names([path for path, _ in b.inputs], [path for path, _ in a.inputs])
             inputs = [(a.inputs[at][1], b.inputs[place][1]) for at, place in enumerate(places) if place is not None]
-            sums = [value.less(other, *batch) for value, other in inputs]
+            sums = [value.sums_with(other, *batch) for value, other in inputs]
             row.inputs = tuple([measure for measure in sums if measure is not None]) if None not in sums else ()
             shapes = [(value.shape, other.shape) for value, other in inputs]
             # A ragged shape holds -1.
@@ -237,7 +236,7 @@ class Passes:
         """Compare the first input of a call of B that will overwrite it."""
         a = self._spooled[A].get((*call, 0))
         if a is not None and len(a.inputs) == 1:
-            a.inputs[0][1].less(b, len(self.records), self._count)
+            a.inputs[0][1].sums_with(b, len(self.records), self._count)
 
     def _keep_inputs(self, versions: Versions, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
         """Keep the arguments of a layer of A, to run its partner on them."""

@@ -45,7 +45,7 @@ class Value:
         self.read = read or (lambda: tensor)
         self.sums: dict[int, Sums | None] = {}
 
-    def less(self, other: "Value", first_input: int, count: int, channel_axis: int | None = None) -> Sums | None:
+    def sums_with(self, other: "Value", first_input: int, count: int, channel_axis: int | None = None) -> Sums | None:
         """Return the sums of this value, as A, and another, as B; None if they cannot be compared.
 
         Args:
@@ -136,13 +136,13 @@ class Compared:
     shapes: tuple[BatchShapes, BatchShapes] = field(default_factory=lambda: (BatchShapes(), BatchShapes()))
 
     def add(self, values: Sequence[Value], first_input: int, count: int, channel_axis: int | None = None) -> None:
-        """Compare the values of a batch; the arguments are those of `Value.less`."""
+        """Compare the values of a batch; the arguments are those of `Value.sums_with`."""
         self.dtype = coarser(values[A].dtype, values[B].dtype)
         for shapes, value in zip(self.shapes, values, strict=False):
             shapes.add(count, value.shape)
         for first, other in combinations(range(len(values)), 2):
             axis = channel_axis if (first, other) == (A, B) else None
-            sums = values[first].less(values[other], first_input, count, axis)
+            sums = values[first].sums_with(values[other], first_input, count, axis)
             if sums is not None:
                 self.sums[first, other] = self.sums.get((first, other), Sums()) + sums
         if (A, B) not in self.sums:
