@@ -23,7 +23,7 @@ Way = Literal["networks", "tensors", "values", "weights"]
 """What was compared: two networks that ran; two runs by all values or 256 per input; weights alone."""
 
 FEWER_TENSORS = "returns fewer tensors there"
-"""The end of `Unmatched.reason` where both sides call the layer; so are the next two."""
+"""An end of `Unmatched.reason` if both sides call the layer, as are the next two constants."""
 UNPAIRED_CALL = "not called in the first batch, in which layers are paired"
 PARTS_ALONE = "'s run only has rows of its parts"
 
@@ -33,10 +33,10 @@ Origin = Literal["equal", "rounding", "begins", "passed on", "unclear"]
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """Elements that are NaN or infinite in A or B, and not the same in the other.
+    """Numbers of elements that are NaN or infinite in A or B, and not equal in the other.
 
     Attributes:
-        nan_a: Those that are NaN in A; `inf_a` those that are infinite there, `nan_b` and `inf_b` those of B.
+        nan_a: Elements that are NaN in A; `inf_a` are infinite in A, `nan_b` and `inf_b` the same in B.
         element_count: All elements.
     """
 
@@ -52,18 +52,18 @@ class Measures:
     """How far tensor B is from tensor A, over all inputs of the run.
 
     Attributes:
-        relative_l2: L2 norm of A-B over that of A; infinite where A is 0 and B is not, NaN where a value of A or B that
-            is not finite has no equal on the other side.
-        cosine: Cosine of the angle between A and B, where both are finite; None if one is 0 or it is unknown.
-        max_abs: Largest magnitude of A-B, where it is finite; None if it is not known.
-        max_at: Its place: the input's position in the run, then the place in its tensor; of a tensor without a batch
-            axis the place alone; None if it is not known.
-        ulps: `max_abs` in units of the last place of A's value there, or of itself if A's value is smaller, such as 0;
-            in the coarser dtype of the two. None if that is no floating dtype or not known.
+        relative_l2: L2 norm of A-B over that of A; infinite if A is 0 and B is not, NaN if a value of A or B is not
+            finite and not equal on the other side.
+        cosine: Cosine of the angle between A and B over finite elements; None if A or B is 0, or it is not known.
+        max_abs: Largest finite magnitude of A-B; None if it is not known.
+        max_at: Place of `max_abs`: the position of the input in the run, then the indices in its tensor; only the
+            indices for a tensor without a batch axis; None if it is not known.
+        ulps: `max_abs` in units in the last place of A's value there, or of `max_abs` if A's value is smaller; in the
+            coarser dtype of the two. None if that dtype is not floating, or if it is not known.
         unequal_fraction: Share of elements that differ at all; None if it is not known.
-        value_count: How many values of either tensor were compared one by one, where only some of each input are kept;
-            `relative_l2` is then theirs, and at least what statistics of all values tell. None where all were.
-        nonfinite: Elements that the measures leave out; None without any. Then `relative_l2` is NaN.
+        value_count: Number of values that were compared, if runs keep only some of an input; `relative_l2` is then of
+            these, or a lower bound from statistics of all values if that is larger. None if all were compared.
+        nonfinite: Elements that the measures leave out, so that `relative_l2` is NaN; None without any.
     """
 
     relative_l2: float
@@ -93,12 +93,12 @@ class TensorDifference:
 
     @property
     def relative_l2(self) -> float | None:
-        """That of the measures; None if the two cannot be compared."""
+        """`relative_l2` of the measures; None if the two cannot be compared."""
         return None if self.measures is None else self.measures.relative_l2
 
     @property
     def nonfinite(self) -> NonFinite | None:
-        """What the measures leave out; None without any."""
+        """Elements that the measures leave out; None without any."""
         return None if self.measures is None else self.measures.nonfinite
 
 
@@ -121,18 +121,18 @@ class DifferenceRow(TensorDifference):
         kind: Class name of A's module, or name of the operation.
         label_b: Label of the partner in B; `kind_b`, `shape_b` and `dtype_b` are the partner's too.
         matched: How the pair was found.
-        shape: Of A's output, over all batches as in `TensorStatistics`.
+        shape: Shape of A's output, over all batches as in `TensorStatistics`.
         measures: None if the two cannot be compared; `note` has the reason.
-        input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; infinite where the shapes of
-            one differ, None if it is not known.
-        arriving_relative_l2: The same without parameters, buffers and other tensors of modules that an operation takes.
+        input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; infinite if the shapes of an
+            input differ, None if it is not known.
+        arriving_relative_l2: As `input_relative_l2`, without parameters, buffers and other tensors of modules.
         source: The line that calls an operation of A, "net.py:14"; "" for a module.
-        given: What differs that no layer returns, in words: "given 1.0 in A and 1.3 in B", "with an edited input".
+        given: Arguments that differ beside outputs of layers: "given 1.0 in A and 1.3 in B", "with an edited input".
         added: B's layer on A's input, compared with A's output: the difference that this layer adds by itself; None
             without `--shadow`.
-        error: L2 norm of A minus the reference over that of the reference; None without one. `error_b` is B's.
+        error: L2 norm of A minus the reference over that of the reference; None without it. `error_b` is B's.
         limit: `relative_l2` up to which rounding explains a difference.
-        channel: The channel that is the culprit, if one is.
+        channel: The channel with most of the squared difference; None without one.
     """
 
     index: int
@@ -161,7 +161,7 @@ class DifferenceRow(TensorDifference):
 
     @property
     def duplicates(self) -> tuple[str, ...]:
-        """Its label in B, where that is another."""
+        """The label in B, if it is different."""
         return (self.label_b,) if self.label_b != self.label else ()
 
 
@@ -243,11 +243,11 @@ class FirstDifference:
     """Where a difference begins that rounding does not explain.
 
     Attributes:
-        layer: Dotted name in A of the module that it begins in; "" is the whole model.
-        row: Label of the first row that shows it.
+        layer: Dotted name in A of the module in which the difference begins; "" is the whole model.
+        row: Label of the first row that shows the difference.
         in_own_code: Whether it arises in the module's own forward code, between the modules that it calls.
         relative_l2: Of that row; None where its shapes differ.
-        gone_at: Label of the row that takes the difference and whose output agrees again; "" where it stays.
+        gone_at: Label of the row from which on outputs agree again; "" if the difference stays.
     """
 
     layer: str
@@ -259,7 +259,7 @@ class FirstDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToleranceFinding(Finding):
-    """A row, or the output (""), that is beyond what `--fail-over` allows.
+    """A row, or the output (""), that exceeds a condition of `--fail-over`.
 
     Attributes:
         rule: The condition as given: "rel>1e-3", "layer4*:cosine<0.99".
@@ -270,11 +270,11 @@ class ToleranceFinding(Finding):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two that were compared.
+    """One of the two sides, A or B.
 
     Attributes:
-        ways: How it ran where the other ran differently: "bfloat16", "train mode", "2 threads".
-        run: The run directory it was read from; "" for a network that ran.
+        ways: How it ran differently from the other side: "autocast to bfloat16", "train mode", "threads: 2".
+        run: The run directory that was read; "" for a network that ran.
     """
 
     model: ModelInfo
@@ -337,7 +337,7 @@ class Differences(RunResult[DifferenceRow]):
 
 
 def spread(items: Sequence[T], count: int, comes_first: Callable[[T], bool], size: Callable[[T], float]) -> list[T]:
-    """Choose `count` items, in their order: those that come first, and the largest of each part of the others."""
+    """Choose `count` items, in their order: items that come first, and the largest of each part of the others."""
     chosen = [at for at, item in enumerate(items) if comes_first(item)][:count]
     others = [at for at, item in enumerate(items) if not comes_first(item)]
     parts = min(count - len(chosen), len(others))

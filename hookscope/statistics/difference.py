@@ -1,6 +1,6 @@
-"""How far two tensors are from each other, by compiled code that reads both once: see difference.c.
+"""Compare two tensors by compiled code that reads both once: see difference.c.
 
-Callers compare other tensors themselves: of other dtypes than float32, on other devices, of differing strides.
+Callers handle tensors that it cannot read: not in float32, not on the CPU, or with different strides.
 """
 
 import ctypes
@@ -14,14 +14,14 @@ from hookscope.statistics.native import dense_address_of, layout_of, load_kernel
 
 
 class SquaredSums(NamedTuple):
-    """Sums, in float64, over the elements that are finite in both tensors, A and B.
+    """Sums in float64 over the elements of tensors A and B that are finite in both.
 
     Attributes:
-        a: Of A squared, as `b` is of B and `difference` of A-B; `product` is of A times B.
-        max_abs: Largest magnitude of A-B, at `max_at`, where A holds `max_value`; None there if A equals B.
-        unequal: Finite elements that differ.
-        mismatched: Elements that are not finite on one side and not the same on the other.
-        squares: Of A-B, by channel, (C,), NaN where one is not finite; None if no axis counts channels.
+        a: Sum of the squares of A; `b` of B, and `difference` of A-B; `product` sums A times B.
+        max_abs: Largest magnitude of A-B, at `max_at`, where A is `max_value`; `max_at` is None if A equals B.
+        unequal: Number of finite elements that differ.
+        mismatched: Number of elements that are not finite on one side and not equal on the other.
+        squares: Squares of A-B summed by channel, (C,), NaN if a value is not finite; None without channels.
     """
 
     a: float
@@ -37,7 +37,7 @@ class SquaredSums(NamedTuple):
 
 
 def squared_sums(a: Tensor, b: Tensor, channel_axis: int | None = None) -> SquaredSums | None:
-    """Return the sums of two tensors of one shape; None if compiled code cannot read them, or there is none."""
+    """Return the sums of two tensors of equal shape; None without compiled code, or if it cannot read them."""
     kernel = load_kernel()
     address_a, address_b = (0, 0) if kernel is None else (dense_address_of(a), dense_address_of(b))
     if kernel is None or not address_a or not address_b or a.shape != b.shape or a.stride() != b.stride():
@@ -49,7 +49,7 @@ def squared_sums(a: Tensor, b: Tensor, channel_axis: int | None = None) -> Squar
     sizes = layout.before, layout.channels, layout.after
     (of_a, of_b, product, difference, largest), counts = kernel.sum_differences(address_a, address_b, sizes, squares)
     unequal, mismatched, at = counts
-    # A dense tensor has the element at an offset where these quotients say, in whatever order its axes lie.
+    # In a dense tensor, these quotients are the place of the element at an offset, in any order of axes.
     axes = zip(a.shape, a.stride(), strict=True)
     place = None if at < 0 else tuple([at // step % size if size > 1 else 0 for size, step in axes])
     value = 0.0 if at < 0 else ctypes.c_float.from_address(address_a + 4 * at).value

@@ -19,8 +19,8 @@ Shape = tuple[int, ...]
 CallKey = tuple[str, int]
 """(layer, call)."""
 
-# Scores in an alignment of two calls with equal output shapes: of the same type, and of different types. One pair of
-# the same type outweighs two of different types.
+# Scores of a pair of calls with equal shapes: of the same type, and of different types. One pair of the same type
+# outweighs two of different types.
 _SAME_KIND, _OTHER_KIND = 5, 2
 
 
@@ -31,9 +31,9 @@ class Call:
     Attributes:
         key: (layer, call).
         kind: Class name of the module, or the operation's name.
-        shapes: Of its outputs.
+        shapes: Shapes of its outputs.
         parameters: Shapes of the parameters that the module owns.
-        is_unchanged: Whether it returned its input: such a call has a partner by name, and none by order.
+        is_unchanged: Whether it returned its input. Such a call is paired by name only, never by order.
     """
 
     key: CallKey
@@ -45,31 +45,31 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Which call of A belongs to which of B.
+    """The partner in B of each call of A.
 
     Attributes:
-        names: Layers of B by those of A, and how they were matched, for every call that `calls` does not have.
-        calls: Calls of B by those of A, where aligned by order.
-        known: The calls of A that have a partner; None if only names tell.
-        around: Layers of A that `known` does not cover.
+        names: For a layer of A, its partner in B and how it was found. Holds for all calls that `calls` lacks.
+        calls: For a call of A that was aligned by order, the call of B.
+        paired: The calls of A that have a partner; None if `names` decides.
+        unselected: Layers of A whose calls `paired` does not list: `names` decides.
     """
 
     names: Mapping[str, tuple[str, Match]]
     calls: Mapping[CallKey, CallKey] = field(default_factory=dict)
-    known: frozenset[CallKey] | None = None
-    around: frozenset[str] = frozenset()
+    paired: frozenset[CallKey] | None = None
+    unselected: frozenset[str] = frozenset()
 
     def partner(self, key: CallKey) -> tuple[CallKey, Match] | None:
-        """Return the call of B that belongs to a call of A, and how it was matched."""
+        """Return the call of B that is the partner of a call of A, and how it was found; None without one."""
         if key in self.calls:
             return self.calls[key], "order"
-        if self.known is not None and key not in self.known and key[0] not in self.around:
+        if self.paired is not None and key not in self.paired and key[0] not in self.unselected:
             return None
         named = self.namesake(key[0])
         return None if named is None else ((named[0], key[1]), named[1])
 
     def namesake(self, layer: str) -> tuple[str, Match] | None:
-        """Return the layer or operation of B that has the name of one of A, and how it was matched."""
+        """Return the partner by name of a layer or operation of A, and how it was found; None without one."""
         if layer in self.names:
             return self.names[layer]
         owner, colon, operation = layer.rpartition(":")
@@ -79,25 +79,28 @@ class Pairing:
         return f"{partner or '(model)'}:{operation}", how
 
     def inverse(self) -> "Pairing":
-        """Return which call of B belongs to which of A."""
-        keys = None if self.known is None else frozenset(pair[0] for pair in map(self.partner, self.known) if pair)
+        """Return the partner in A of each call of B."""
+        keys = None if self.paired is None else frozenset(pair[0] for pair in map(self.partner, self.paired) if pair)
         return Pairing(
             {partner: (name, how) for name, (partner, how) in self.names.items()},
             {partner: key for key, partner in self.calls.items()},
             keys,
-            frozenset(self.names[name][0] for name in self.around),
+            frozenset(self.names[name][0] for name in self.unselected),
         )
 
 
 def match_names(
     a: Mapping[str, tuple[Shape, ...]], b: Mapping[str, tuple[Shape, ...]], maps: Sequence[str] = ()
 ) -> dict[str, tuple[str, Match]]:
-    """Return the layers of B by those of A that have the same name, after `maps` and without prefixes of wrappers.
+    """Pair layers of A and B whose names are equal, also after `maps` or without prefixes of wrappers.
 
     Args:
         a: Shapes of the parameters that each module of A owns, by its dotted name.
         b: The same for B.
         maps: As for `--map`: "encoder.*=backbone.*", with as many stars on both sides.
+
+    Returns:
+        For each layer of A that has one, its partner in B and how it was found.
 
     Raises:
         UsageError: If a map is malformed.
@@ -112,50 +115,45 @@ def match_names(
             taken.add(partner)
 
     for text in maps:
-        for name, partner in _mapped(text, a, b):
+        for name, partner in _pairs_of_map(text, a, b):
             pair(name, partner, "map")
     for name in a:
         pair(name, name, "name")
     rest_a = [name for name in a if name not in matched]
     rest_b = [name for name in b if name not in taken]
-    around_a, around_b = around(a), around(b)
-    for name, partner in _without_prefixes(rest_a, rest_b):
+    around_a, around_b = containers_of(a), containers_of(b)
+    for name, partner in _pairs_without_prefixes(rest_a, rest_b):
         if (name in around_a) == (partner in around_b):
             is_partner = a[name] == b[partner]
         else:
-            is_partner = _holds(b, partner, a[name]) or _holds(a, name, b[partner])
+            is_partner = _wraps_layer(b, partner, a[name]) or _wraps_layer(a, name, b[partner])
         if is_partner:
             pair(name, partner, "prefix")
     return matched
 
 
-def _holds(layers: Mapping[str, tuple[Shape, ...]], module: str, shapes: tuple[Shape, ...]) -> bool:
-    """Tell whether a module without parameters of its own is a wrapper of a layer with parameters of these shapes."""
+def _wraps_layer(layers: Mapping[str, tuple[Shape, ...]], module: str, shapes: tuple[Shape, ...]) -> bool:
+    """Tell whether a module has no parameters of its own, and a layer inside it has parameters of these shapes."""
     inside = (sizes for name, sizes in layers.items() if is_inside(name, module))
     return bool(shapes) and not layers[module] and shapes in inside
 
 
-def around(layers: Iterable[str]) -> set[str]:
-    """Return the names around layers: "a" and "a.b" for "a.b.c", and the network's, ""."""
+def containers_of(layers: Iterable[str]) -> set[str]:
+    """Return the names of the modules around layers: "", "a" and "a.b" for "a.b.c"."""
     names = {name for name in layers if name}
     return {name[:at] for name in names for at, letter in enumerate(name) if letter == "."} | ({""} if names else set())
 
 
 def is_inside(layer: str, module: str) -> bool:
-    """Tell whether a layer or an operation belongs to a module, by their names."""
+    """Tell by its name whether a layer or an operation is inside a module."""
     return layer != module and (not module or layer.startswith((f"{module}.", f"{module}:")))
 
 
-def inside_any(call: Call, modules: Collection[str]) -> bool:
-    """Tell whether a call is that of a layer or an operation inside one of some modules."""
-    return any(is_inside(call.key[0], module) for module in modules)
-
-
-def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str, str]]:
+def _pairs_of_map(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str, str]]:
     left, equals, right = text.partition("=")
     if not (left and equals and right) or left.count("*") != right.count("*"):
         raise UsageError(f"{arg('map')} {safe_text(text)!r} is not A=B with as many stars on both sides: 'a.*=b.*'.")
-    matching = {name: parts for name in a if (parts := _filled(left, name)) is not None}
+    matching = {name: parts for name in a if (parts := _star_parts(left, name)) is not None}
     between = right.split("*")
     partners = [(name, "".join(map(add, between, (*parts, "")))) for name, parts in matching.items()]
     pairs = [(name, partner) for name, partner in partners if partner in b]
@@ -167,20 +165,20 @@ def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str
     return pairs
 
 
-def _filled(pattern: str, name: str) -> Sequence[str] | None:
-    """Return what each star of a pattern matches in a name, the first ones as short as possible; None for no match."""
+def _star_parts(pattern: str, name: str) -> Sequence[str] | None:
+    """Return the parts of a name that the stars of a pattern match, as short as possible; None without a match."""
     match = re.fullmatch("(.*?)".join(map(re.escape, pattern.split("*"))), name, re.DOTALL)
     return None if match is None else match.groups()
 
 
 def matching_names(a: Sequence[str], b: Sequence[str]) -> list[int | None]:
-    """Return which of A's tensors belongs to each of B's: its namesake, or else the next one without a namesake."""
+    """Return the index in A of the partner of each tensor of B: by name, else A's next one whose name B lacks."""
     others = iter([at for at, name in enumerate(a) if name not in b])
     return [a.index(name) if name in a else next(others, None) for name in b]
 
 
-def _without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the most pairs of equal names that removing wrapper prefixes, on either side, can give."""
+def _pairs_without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
+    """Remove the wrapper prefix, in A or B, that makes most names equal; return the pairs of equal names."""
     pairs: list[list[tuple[str, str]]] = [[]]
     for _, form in stripped_forms(a):
         names = {read: name for name, read in form.items()}
@@ -194,18 +192,18 @@ def _without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str
 def align(
     a: Sequence[Call], b: Sequence[Call], names: Mapping[str, tuple[str, Match]]
 ) -> tuple[dict[CallKey, CallKey], set[CallKey]]:
-    """Align the calls that have no match by name, between those that have one, keeping both orders.
+    """Pair the calls without a match by name, in order, between calls that have one.
 
     Only calls with equal output shapes and parameter shapes are aligned. It is the alignment with the
     highest score, by dynamic programming (S. B. Needleman and C. D. Wunsch, 1970, without a penalty for gaps).
 
     Args:
         a: Calls of A in the order in which they finish.
-        b: Those of B.
+        b: Calls of B.
         names: What `match_names` returned.
 
     Returns:
-        Calls of B by those of A, and the calls of A that match by name and needed no alignment.
+        For each aligned call of A, the call of B; and the calls of A that match by name.
     """
     pairing = Pairing(names)
     places = {call.key: place for place, call in enumerate(b)}
@@ -217,28 +215,28 @@ def align(
     aligned: dict[CallKey, CallKey] = {}
     named_a, named_b = {index for index, _ in fixed}, {other for _, other in fixed}
     start_a = start_b = 0
-    for end_a, end_b in [*_in_order(fixed), (len(a), len(b))]:
-        rest_a = [call for at, call in enumerate(a[start_a:end_a], start_a) if _is_open(at, call, named_a)]
-        rest_b = [call for at, call in enumerate(b[start_b:end_b], start_b) if _is_open(at, call, named_b)]
-        aligned |= {first.key: other.key for first, other in _best(rest_a, rest_b)}
+    for end_a, end_b in [*_longest_sorted(fixed), (len(a), len(b))]:
+        rest_a = [call for at, call in enumerate(a[start_a:end_a], start_a) if _may_align(at, call, named_a)]
+        rest_b = [call for at, call in enumerate(b[start_b:end_b], start_b) if _may_align(at, call, named_b)]
+        aligned |= {first.key: other.key for first, other in _best_pairs(rest_a, rest_b)}
         start_a, start_b = end_a + 1, end_b + 1
     return aligned, {a[place].key for place in named_a}
 
 
-def _is_open(at: int, call: Call, named: Collection[int]) -> bool:
+def _may_align(at: int, call: Call, named: Collection[int]) -> bool:
     return at not in named and not call.is_unchanged
 
 
-def _in_order(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the longest run of pairs that is in order on both sides; they are in order on the first."""
-    runs: list[list[tuple[int, int]]] = []  # by length, the run of that length that ends first on the second side
+def _longest_sorted(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the longest subsequence of pairs that is sorted by both numbers; `pairs` is sorted by the first."""
+    sequences: list[list[tuple[int, int]]] = []  # for each length, the subsequence whose last second number is smallest
     for pair in pairs:
-        length = bisect_left(runs, pair[1], key=lambda run: run[-1][1])
-        runs[length : length + 1] = [[*runs[length - 1], pair] if length else [pair]]
-    return runs[-1] if runs else []
+        length = bisect_left(sequences, pair[1], key=lambda sequence: sequence[-1][1])
+        sequences[length : length + 1] = [[*sequences[length - 1], pair] if length else [pair]]
+    return sequences[-1] if sequences else []
 
 
-def _best(a: Sequence[Call], b: Sequence[Call]) -> list[tuple[Call, Call]]:
+def _best_pairs(a: Sequence[Call], b: Sequence[Call]) -> list[tuple[Call, Call]]:
     numbers: dict[object, int] = {}
     forms_a, forms_b, kinds_a, kinds_b = (
         np.array([numbers.setdefault(part(call), len(numbers)) for call in calls])

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from hookscope.reporting.columns import Column, machine_columns, number_text
+from hookscope.results.comparison import Prediction
 from hookscope.results.differences import DifferenceRow, Differences, NonFinite, WeightDifference
 from hookscope.text import counted, shape_text
 
 MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
-"""How a partner was found, if not by its very name."""
+"""How a partner was found, unless by an equal name."""
 
 _short = partial(number_text, digits=3)
 
@@ -20,7 +21,7 @@ _short = partial(number_text, digits=3)
 def nonfinite_text(nonfinite: NonFinite, later: Sequence[NonFinite | None] = ()) -> str:
     """Return which side is NaN or infinite where the other is not: "B is NaN (3 of 10 values)".
 
-    A side that is so in all `later` rows too is so "from there on".
+    "from there on" is added for a side if this holds in all `later` rows too.
     """
     parts = []
     for letter, nan, inf in (("A", "nan_a", "inf_a"), ("B", "nan_b", "inf_b")):
@@ -33,8 +34,13 @@ def nonfinite_text(nonfinite: NonFinite, later: Sequence[NonFinite | None] = ())
     return " and ".join(parts)
 
 
+def is_nan(prediction: Prediction) -> bool:
+    """Tell whether the probabilities are NaN, so that there is no best class."""
+    return any(map(math.isnan, prediction.probabilities))
+
+
 def _nonfinite_remarks(row: DifferenceRow | WeightDifference) -> list[str]:
-    """Return a remark about a row some values of which are not measured; none about others."""
+    """Return a remark if a row has NaN or Inf on one side; none otherwise."""
     if row.measures is None or row.nonfinite is None:
         return []
     left_out = "; measured without them" if row.measures.max_abs is not None else ""
@@ -63,8 +69,8 @@ def _weight_remarks(row: WeightDifference) -> str:
     return "; ".join(parts)
 
 
-def _of_both(key: str, title: str, rank: int, text: Callable[[Any], str] = str, *, words: bool = False) -> list[Column]:
-    """Return the column of A, whose text has B's as well where that differs, and B's column for machines."""
+def _columns(key: str, title: str, rank: int, text: Callable[[Any], str] = str, *, words: bool = False) -> list[Column]:
+    """Return A's column, whose text adds B's value if it differs, and B's column for machines."""
 
     def read(name: str) -> Callable[[Any], Any]:
         return lambda row: None if (value := getattr(row, name)) is None else text(value)
@@ -103,7 +109,7 @@ _MEASURES = {
 
 
 def _measures(ranks: dict[str, int], part: str = "measures", suffix: str = "", **titles: str) -> list[Column]:
-    """Return the columns of some measures of a row; `part` is its attribute that has them."""
+    """Return columns of measures, with their ranks; `part` is the attribute of a row that holds the measures."""
     read = attrgetter(part)
     titles = {key: _MEASURES[key].title for key, rank in ranks.items() if rank} | titles
     return [
@@ -123,9 +129,9 @@ def difference_columns(result: Differences) -> tuple[Column, ...]:
         Column("layer"),
         Column("label", "layer", "output of a layer of A", 0, words=True),
         Column("label_b"),
-        *_of_both("kind", "type", 13, words=True),
+        *_columns("kind", "type", 13, words=True),
         Column("matched"),
-        *_of_both("shape", "shape", 14, shape_text),
+        *_columns("shape", "shape", 14, shape_text),
         *machine_columns("dtype", "dtype_b", "origin"),
         *_measures({"relative_l2": 2}),
         Column("input_relative_l2", "input", "rel. L2 of the layer's inputs, the largest", 5, _input_text, usual="-"),
@@ -145,8 +151,8 @@ def difference_columns(result: Differences) -> tuple[Column, ...]:
 WEIGHTS = (
     Column("name", "tensor", "name in A", 0, words=True),
     *machine_columns("name_b", "matched"),
-    *_of_both("shape", "shape", 6, shape_text),
-    *_of_both("dtype", "dtype", 7),
+    *_columns("shape", "shape", 6, shape_text),
+    *_columns("dtype", "dtype", 7),
     *_measures({"relative_l2": 1}, relative_l2="‖Δ‖/‖w‖"),
     Column("sign_flips", "sign flips", "share of opposite signs", 3, lambda share: f"{share:.2%}" if share else "-"),
     *_measures({"max_abs": 2, "max_at": 0, "ulps": 5, "cosine": 8, "sqnr_db": 0} | _MORE),
@@ -155,14 +161,14 @@ WEIGHTS = (
 )
 
 
-def rows_with_those_alone(result: Differences) -> list[Any]:
-    """Return the pairs, and what has no partner as rows without values; `note` has the reason."""
+def with_unmatched(result: Differences) -> list[Any]:
+    """Return the pairs, then the unmatched rows or tensors as rows without values, whose `note` has the reason."""
     of_weights = result.way == "weights"
     fields = dict.fromkeys((WeightDifference if of_weights else DifferenceRow).__dataclass_fields__)
     name, kind = ("name", "dtype") if of_weights else ("label", "kind")
-    alone = []
+    unpaired = []
     for row in result.unmatched:
         side = "" if row.side == "A" else "_b"
         columns = {f"{name}{side}": row.label, f"{kind}{side}": row.kind, f"shape{side}": row.shape, "note": row.reason}
-        alone.append(SimpleNamespace(**fields | columns))
-    return [*(result.weights if of_weights else result.rows), *alone]
+        unpaired.append(SimpleNamespace(**fields | columns))
+    return [*(result.weights if of_weights else result.rows), *unpaired]

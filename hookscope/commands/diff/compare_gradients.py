@@ -1,4 +1,4 @@
-"""Compare gradients: each network forward and backward over a batch, one after the other."""
+"""Compare gradients: the networks run forward and backward over each batch, one after the other."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from hookscope.commands.diff.alignment import Pairing, around
+from hookscope.commands.diff.alignment import Pairing, containers_of
 from hookscope.commands.diff.first_differences import exceeds, origin_of, rounding_limit
 from hookscope.commands.diff.hooked_network import HookedNetwork
 from hookscope.commands.diff.measures import Sums, sums_of
@@ -20,24 +20,24 @@ from hookscope.results.differences import DifferenceRow, Match
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
 from hookscope.text import figure
 
-# Rounding turns the sign of a value near 0, and with it what ReLU or max pooling passes back, with about the chance of
-# its relative difference d. A layer of 1 / (1000 d) values has one turned in one case of 1,000, which is a relative L2
-# of sqrt(1000 d).
-_TURNED = 1000
+# Rounding turns the sign of a value near 0, and so changes what ReLU or max pooling passes back. The probability is
+# about the relative difference d of the value. Of 1 / (1000 d) values, one turns in one case of 1,000: a relative L2 of
+# sqrt(1000 d).
+_CASES_PER_TURNED_SIGN = 1000
 
 
 @dataclass(slots=True)
 class _Pair:
-    """Two gradients, over batches.
+    """A gradient of A and its partner in B, over batches.
 
     Attributes:
-        missing: What stands for a gradient that one side alone has: 0 for zeros, infinite for others; None if the other
-            side does not track it, which means nothing.
+        one_sided: Relative L2 of a gradient that one side lacks: 0 if the other has zeros, else infinite; None if the
+            side that lacks it does not track it.
     """
 
     rows: RowPair
     compared: Compared = field(default_factory=Compared)
-    missing: float | None = None
+    one_sided: float | None = None
 
     def add(self, values: Sequence[Value | None], rows: RowPair, first_input: int = 0, count: int = -1) -> None:
         """Add the gradients of A, B and the reference over a batch."""
@@ -48,17 +48,16 @@ class _Pair:
         self.compared.note = self.compared.note or f"{'A' if values[0] is None else 'B'} has no gradient here"
         statuses = {getattr(row, "status", "") for row in (rows.a, rows.b)}
         if "not reached" in statuses:
-            self.missing = 0.0 if "zero" in statuses else math.inf
+            self.one_sided = 0.0 if "zero" in statuses else math.inf
 
     @property
     def sums(self) -> Sums:
-        """Those of A and B."""
         return self.compared.sums.get((A, B), Sums())
 
     @property
     def relative_l2(self) -> float | None:
-        """Infinite where one side alone has a gradient; None where they cannot be compared or one is not tracked."""
-        return self.missing if self.compared.note else self.sums.relative_l2
+        """`one_sided` where only one side has a gradient; None where the two cannot be compared."""
+        return self.one_sided if self.compared.note else self.sums.relative_l2
 
     def row(self) -> DifferenceRow:
         compared = self.compared
@@ -69,26 +68,25 @@ class _Pair:
         return replace(row, error=error, error_b=error_b)
 
 
-def _largest(rows: Sequence[DifferenceRow]) -> float:
-    """Return the largest difference of an input or output; infinite if rounding does not explain it."""
-    differences = [(row.input_relative_l2, row.limit) for row in rows if row.input_relative_l2 is not None]
-    differences += [(row.measures.relative_l2, row.limit) for row in rows if row.measures is not None]
-    return max((math.inf if exceeds(value, limit) else value for value, limit in differences), default=0.0)
+def _largest_difference(rows: Sequence[DifferenceRow]) -> float:
+    """Return the largest relative L2 of inputs and outputs; infinite if rounding does not explain one of them."""
+    norms = [(norm, row.limit) for row in rows for norm in (row.input_relative_l2, row.relative_l2) if norm is not None]
+    return max((math.inf if exceeds(norm, limit) else norm for norm, limit in norms), default=0.0)
 
 
 @dataclass(slots=True)
 class GradientComparison:
-    """The gradients of outputs, compared batch by batch, and the sums over batches of those of parameters.
+    """The gradients of outputs, compared batch by batch, and of parameters, compared as sums over batches.
 
-    The gradients of all inputs and outputs over one batch are kept in a spool, on both sides: which belong together is
-    known once both passes have ended. Those of all parameters are held.
+    Gradients of outputs are paired after both passes of a batch, and wait in a spool until then. Sums of gradients of
+    parameters stay in memory.
 
     Attributes:
-        networks: A, B and, if there is one, the reference.
-        whole: B, compiled in one piece, where B is compiled block by block.
-        loss: What is differentiated, as for `inspect_gradients`.
-        pairing: Which call of A belongs to which of B.
-        notes: About the passes, each once.
+        networks: A, B and the optional reference.
+        whole: B compiled in one piece; None unless B is compiled.
+        loss: As for `inspect_gradients`.
+        pairing: The partner in B of each call of A.
+        notes: Sentences about the passes, as keys.
     """
 
     networks: Sequence[HookedNetwork]
@@ -99,10 +97,10 @@ class GradientComparison:
     _pairs: dict[str, _Pair] = field(default_factory=dict)
     _parameters: dict[str, RowPair] = field(default_factory=dict)
     _totals: tuple[dict[str, Tensor], ...] = field(default_factory=lambda: ({}, {}, {}, {}))
-    _sites: tuple[GradientRow, ...] = ()
+    _rows_of_a: tuple[GradientRow, ...] = ()
 
     def add(self, batch: Batch, first_input: int) -> None:
-        """Differentiate the networks one after the other, and compare.
+        """Differentiate the networks one after the other over a batch, and compare the gradients.
 
         Raises:
             PassError: If a network raises.
@@ -112,7 +110,7 @@ class GradientComparison:
         of_whole = {} if self.whole is None else _differentiate(self.whole, batch, self.loss, spool)[1]
         (first, ours), (other, theirs) = passes[:2]
         exact = [gradients for _, gradients in passes[2:]]
-        self._sites = self._sites or first.gradients
+        self._rows_of_a = self._rows_of_a or first.gradients
         for rows in pair_gradients(first.gradients, other.gradients, self.pairing.partner):
             pair = self._pairs.setdefault(rows.label, _Pair(rows))
             values = [ours.get(rows.label), theirs.get(rows.label_b), *(grads.get(rows.label) for grads in exact)]
@@ -131,10 +129,10 @@ class GradientComparison:
     def result(
         self, forward: Sequence[DifferenceRow], eps: float, has_rows: Callable[[str], bool]
     ) -> tuple[tuple[DifferenceRow, ...], str]:
-        """Return the rows that are listed, and the label of the first to differ.
+        """Return rows of gradients, and the label of the first gradient in the backward pass that differs.
 
-        The rows are of outputs, then of parameters, and of inputs only where one is the first in the backward pass to
-        differ beyond rounding. The label is "" if none does, and where activations differ.
+        The rows are of outputs, then of parameters; of an input only if its gradient is the first to differ. The label
+        is "" if no gradient differs beyond rounding, or if activations do.
 
         Args:
             forward: Rows of outputs, containers included.
@@ -146,10 +144,10 @@ class GradientComparison:
             labels = pair.rows.label, pair.rows.label_b, pair.rows.label
             totals = [total.get(label) for total, label in zip(self._totals, labels, strict=False)]
             pair.add([None if total is None else Value(total) for total in totals], pair.rows)
-        activations, pairs = _largest(forward), [*self._pairs.values()]
-        limit = rounding_limit(eps, 2 * len(self._sites))
-        limit = max(limit, math.sqrt(_TURNED * activations)) if activations < math.inf else limit
-        first = _first(self._sites, pairs, parameters, limit) if activations < math.inf else ""
+        activations, pairs = _largest_difference(forward), [*self._pairs.values()]
+        limit = rounding_limit(eps, 2 * len(self._rows_of_a))
+        limit = max(limit, math.sqrt(_CASES_PER_TURNED_SIGN * activations)) if activations < math.inf else limit
+        first = _first_to_differ(self._rows_of_a, pairs, parameters, limit) if activations < math.inf else ""
         listed = [
             pair
             for pair in pairs
@@ -159,14 +157,17 @@ class GradientComparison:
         rows += [pair.row() for pair in parameters]
         rows = [replace(row, origin=origin_of(row)) for row in [replace(row, limit=limit) for row in rows]]
         if self.whole is not None and not first and not any(row.origin == "begins" for row in forward):
-            self.notes |= dict.fromkeys(_of_whole(parameters, self._totals[0], self._totals[3], rows))
+            self.notes |= dict.fromkeys(_warnings_about_whole(parameters, self._totals[0], self._totals[3], rows))
         return tuple(rows), first
 
 
-def _of_whole(
-    parameters: Sequence[_Pair], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rows: Sequence[DifferenceRow]
+def _warnings_about_whole(
+    parameters: Sequence[_Pair],
+    ours: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+    rows: Sequence[DifferenceRow],
 ) -> Iterator[str]:
-    """Yield a warning if gradients of parameters, the last `rows`, differ by the network in one piece alone."""
+    """Yield a warning if parameters' gradients differ for B in one piece, but not in blocks, whose rows are last."""
     exceeding = []
     for pair, by_blocks in zip(parameters, rows[len(rows) - len(parameters) :], strict=True):
         gradient, other = ours.get(pair.rows.label), theirs.get(pair.rows.label_b)
@@ -182,13 +183,15 @@ def _of_whole(
         yield f"{piece}, though no block does that is compiled by itself."
 
 
-def _first(sites: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Sequence[_Pair], limit: float) -> str:
+def _first_to_differ(
+    rows_of_a: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Sequence[_Pair], limit: float
+) -> str:
     """Return the label of the first gradient in the backward pass that differs by more than `limit`; "" without one.
 
-    Containers are passed over: the layers inside them take and return the same tensors.
+    Containers are skipped: layers inside them take and return the same tensors.
     """
-    layers = {site.layer for site in sites}
-    containers = around(layers)
+    layers = {site.layer for site in rows_of_a}
+    containers = containers_of(layers)
     candidates: list[tuple[float, str]] = []
     arrived: dict[str, float] = dict.fromkeys(containers & layers, math.inf)
     for pair in pairs:
@@ -201,15 +204,15 @@ def _first(sites: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Seq
         if index is not None and exceeds(pair.relative_l2, limit):
             candidates.append((index, pair.rows.label))
     for owner, owned in _by_owner(parameters, arrived).items():
-        if exceeds(_jointly(owned), limit):
-            most = max(owned, key=lambda pair: (pair.missing or 0.0, pair.sums.difference))
-            # After those of the layer's outputs; when that of a container's own parameter arrives is not known.
+        if exceeds(_joint_relative_l2(owned), limit):
+            most = max(owned, key=lambda pair: (pair.one_sided or 0.0, pair.sums.difference))
+            # After the layer's outputs. When the gradient of a container's own parameter arrives is not known.
             candidates.append((arrived.get(owner, math.inf) + 0.5, most.rows.label))
     return min(candidates, default=(0.0, ""))[1]
 
 
 def _by_owner(parameters: Sequence[_Pair], layers: Collection[str]) -> dict[str, list[_Pair]]:
-    """Return parameters by the layer that they belong to, the nearest around them that ran."""
+    """Group parameters by the nearest module around them that ran."""
     by_owner: dict[str, list[_Pair]] = {}
     for pair in parameters:
         row = pair.rows.a
@@ -220,12 +223,12 @@ def _by_owner(parameters: Sequence[_Pair], layers: Collection[str]) -> dict[str,
     return by_owner
 
 
-def _jointly(parameters: Sequence[_Pair]) -> float:
+def _joint_relative_l2(parameters: Sequence[_Pair]) -> float:
     """Return the relative L2 norm over all parameters of a layer.
 
-    The gradient of one alone may be 0 but for rounding: that of a bias before a normalisation, or of attention's keys.
+    A single gradient may be 0 except for rounding: of a bias before a normalisation, or of attention's keys.
     """
-    if any(pair.missing for pair in parameters):
+    if any(pair.one_sided for pair in parameters):
         return math.inf
     return sum((pair.sums for pair in parameters), Sums()).relative_l2
 
@@ -233,9 +236,9 @@ def _jointly(parameters: Sequence[_Pair]) -> float:
 def _differentiate(
     network: HookedNetwork, batch: Batch, loss: LossFunction, spool: Spool
 ) -> tuple[Gradients, dict[str, Value]]:
-    """Run a network forward and backward over a batch; return what was seen, and its gradients by label."""
+    """Run a network forward and backward over a batch; return the result, and the gradients by label."""
     gradients: dict[str, Value] = {}
-    versions = Versions(spool.keep)  # what arrives at an input is often what left the next layer
+    versions = Versions(spool.keep)  # the gradient of an input is often that of the previous output
 
     def keep(label: str, gradient: Tensor, _channel_axis: int | None) -> None:
         gradients[label] = versions.of(gradient.detach() if gradient.requires_grad else gradient)

@@ -1,8 +1,11 @@
-"""Compare two networks on the same inputs: batches in, differences out, and nothing of either network changed."""
+"""Compare two networks over batches of inputs, and leave both unchanged."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import merge
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -10,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from hookscope import options
-from hookscope.commands.diff.alignment import Call, CallKey, Pairing, align, around, inside_any, is_inside, match_names
+from hookscope.commands.diff.alignment import Call, CallKey, Pairing, align, containers_of, is_inside, match_names
 from hookscope.commands.diff.compare_gradients import GradientComparison
 from hookscope.commands.diff.compare_outputs import Outputs
 from hookscope.commands.diff.difference_maps import KeptMaps
@@ -36,15 +39,14 @@ from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edit_placement import ParameterEdits, edit_parameters, split_edits
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.losses.choosing import Loss
-from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queued
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import choose
-from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
+from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, reporter
 from hookscope.inspection.state.preservation import Mode
 from hookscope.models.construction import LoadedModel, copied
 from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side
-from hookscope.results.inputs import InputRecord
 from hookscope.statistics.token_layout import TokenLayout
 from hookscope.text import counted, exception_line, printable, some_of
 
@@ -52,32 +54,33 @@ from hookscope.text import counted, exception_line, printable, some_of
 _WITH_MODES = (_NormBase, _DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
 
 
-class _OtherInputs:
-    """Inputs that B is given in place of A's, one for each, batch by batch.
+@dataclass(frozen=True, slots=True)
+class _BatchPair(Batch):
+    """A batch of A and its partner for B; `records` are those of both, so that errors name both."""
 
-    Attributes:
-        records: Of those that were handed out, by index.
+    of_a: Batch | None = None
+    of_b: Batch | None = None
+
+
+def _paired_inputs(a: InputPipeline, b: InputPipeline, report: OnError | None) -> Iterator[_BatchPair]:
+    """Yield A's inputs one by one, with B's; `report` gets the errors of unusable ones, which leave out their pair.
+
+    Raises:
+        UsageError: If A and B have different numbers of inputs.
     """
-
-    def __init__(self, a: InputPipeline, b: InputPipeline) -> None:
-        """Pair inputs; raise a UsageError unless there are as many of B's as of A's."""
-        count, count_b = a.input_count(), b.input_count()
-        if count != count_b:
-            raise UsageError(
-                f"A is given {counted(count, 'input')}, and B {count_b} by {arg('input_b')}: give one for each, in "
-                "the same order."
-            )
-        self.records: dict[int, InputRecord] = {}
-        self._batches = b.batches(1)
-        self._latest: Batch | None = None
-
-    def instead_of(self, batch: Batch) -> Batch:
-        """Return B's batch for one of A's, of one input; A's come in order, the first several times."""
-        index = batch.indices[0]
-        while self._latest is None or self._latest.indices[0] < index:
-            self._latest = next(self._batches)
-        self.records[index] = self._latest.records[0]
-        return self._latest
+    count, count_b = a.input_count(), b.input_count()
+    if count != count_b:
+        raise UsageError(
+            f"A is given {counted(count, 'input')}, and B {count_b} by {arg('input_b')}: give one for each, in the "
+            "same order."
+        )
+    position = attrgetter("indices")
+    for _, group in groupby(merge(a.batches(1, report), b.batches(1, report), key=position), key=position):
+        pair = [*group]
+        if len(pair) == 2:
+            fields = {name: getattr(pair[0], name) for name in Batch.__slots__}
+            records = (*pair[0].records, *pair[1].records)
+            yield _BatchPair(**fields | {"records": records}, of_a=pair[0], of_b=pair[1])
 
 
 def compare_networks(
@@ -90,28 +93,24 @@ def compare_networks(
     on_progress: OnProgress | None,
     on_error: OnError | None,
 ) -> Differences:
-    """Run the network of the session, A, and another one, B, over all inputs.
+    """Run the network of the session, A, and the network `other`, B, over all inputs.
 
-    With a `loss` their gradients are compared too. B may have `inputs_b`, as many; they then run one by one.
+    With a `loss`, gradients are compared too. With `inputs_b`, one for each input of A, inputs run one by one.
 
     Raises:
-        UsageError: If an option cannot be right, or the networks return what cannot be compared.
+        UsageError: If options contradict each other, or the outputs of the networks cannot be compared.
         NothingMatchedError: If no layer of A has a partner in B.
-        ModelError: If a network raised, with `on_error` on every input.
+        ModelError: If a network raised; with `on_error`, if one raised on every input.
     """
     conditions = [parse_condition(text) for text in option.fail_over]
-    values, edits = split_edits(option.edit_b)
-    _refuse(option, edits)
-    of_a = {id(module) for module in session.loaded.module.modules()}
-    apart = copied(other) if values or any(id(module) in of_a for module in other.module.modules()) else other
-    made = edit_parameters(apart.module, values) if values else ParameterEdits(())
-    others = None if inputs_b is None else _OtherInputs(session.inputs, inputs_b)
-    queue = session_batches(session, option.batch_size if others is None else 1, on_error)
-    networks = _hooked_networks(session, apart, option, edits, queue)
-    if others is not None:
-        networks[B].own_inputs = others.instead_of
+    report = reporter(session.unusable, on_error)
+    if inputs_b is None:
+        queue = queued(session.inputs, option.batch_size, report)
+    else:
+        queue = BatchQueue(_paired_inputs(session.inputs, inputs_b, report), report)
+    networks, made = _hooked_networks(session, other, option, queue, same_inputs=inputs_b is None)
     began = time.perf_counter()
-    pairing, compiled = _paired(networks, queue.peek(), option)
+    pairing, compiled = _pair_and_compile(networks, queue.peek(), option)
     eps = coarsest_eps(networks)
     passes = Passes(
         networks,
@@ -126,19 +125,41 @@ def compare_networks(
         raise session.unusable[0]
     outputs, sizes = passes.outputs.results(), compiled.sizes if compiled else {}
     paired = paired_rows(networks, passes.rows, pairing)
-    every_row, first_differences = with_origins(paired, eps, sizes, outputs, same_inputs=others is None)
-    rows = _rows_of_a(every_row, networks)
+    every_row, first_differences = with_origins(paired, eps, sizes, outputs, same_inputs=inputs_b is None)
+    rows = _selected_rows(every_row, networks)
     gradients: tuple[DifferenceRow, ...] = ()
     first_gradient = ""
     if passes.gradients is not None:
         gradients, first_gradient = passes.gradients.result(every_row, eps, networks[A].has_rows)
     a, b = networks[A].inspected, networks[B].inspected
+    warnings = [
+        *(f"A: {text}" for text in a.warnings),
+        *(f"B: {text}" for text in b.warnings),
+        *_preprocessing_warnings(session.loaded, other),
+        *filter(None, [passes.outputs.remark]),
+        *(compiled.warnings(every_row, outputs, eps) if compiled else ()),
+        *(passes.gradients.notes if passes.gradients else ()),
+        # Edits of gradients are only applied in a backward pass.
+        *(networks[B].edits.warnings() if loss is None else ()),
+        *made.warnings,
+        *queue.remarks,
+    ]
+    notes = [
+        *a.notes,
+        *b.notes,
+        *_training_notes(a, b, option.mode_b),
+        *_compiled_notes(session.loaded, other, compiles=option.compile_b),
+        *([compiled.note()] if compiled else []),
+        *networks[B].edits.notes(),
+        *made.notes,
+        *precision_notes(networks),
+    ]
     return Differences(
         a=Side(a.info, *a.placed),
-        b=Side(b.info, *b.placed, (*_how_b_runs(option), *["other inputs"] * (others is not None))),
+        b=Side(b.info, *b.placed, (*_ways_of_b(option), *["other inputs"] * (inputs_b is not None))),
         way="networks",
         inputs=tuple(passes.records),
-        inputs_b=() if others is None else tuple(others.records.values())[: len(passes.records)],
+        inputs_b=() if inputs_b is None else tuple(passes.records_b),
         rows=rows,
         gradients=gradients,
         unmatched=unmatched(networks, passes.rows, pairing, with_b=not option.layer),
@@ -148,28 +169,8 @@ def compare_networks(
         maps=passes.maps.drawn(rows, first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients), outputs),
         reference="A's weights in float64" if option.reference else "",
-        warnings=_each_once(
-            *(f"A: {text}" for text in a.warnings),
-            *(f"B: {text}" for text in b.warnings),
-            *_different_inputs(session.loaded, other),
-            *filter(None, [passes.outputs.remark]),
-            *(compiled.warnings(every_row, outputs, eps, differs=bool(first_differences)) if compiled else ()),
-            *(passes.gradients.notes if passes.gradients else ()),
-            # An edit of a gradient is applied in the backward pass alone.
-            *(networks[B].edits.warnings() if loss is None else ()),
-            *made.warnings,
-            *queue.remarks,
-        ),
-        notes=_each_once(
-            *a.notes,
-            *b.notes,
-            *_training_notes(a, b, option.mode_b),
-            *_compiled_notes(session.loaded, other, compiles=option.compile_b),
-            *([compiled.note()] if compiled else []),
-            *networks[B].edits.notes(),
-            *made.notes,
-            *precision_notes(networks),
-        ),
+        warnings=tuple(dict.fromkeys(warnings)),
+        notes=tuple(dict.fromkeys(notes)),
         seed=session.seed,
         timings={"load": session.load_seconds, "compare": time.perf_counter() - began},
         provenance=provenance_of(
@@ -178,11 +179,7 @@ def compare_networks(
     )
 
 
-def _each_once(*texts: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
-
-
-def _how_b_runs(option: options.Diff) -> list[str]:
+def _ways_of_b(option: options.Diff) -> list[str]:
     texts = [] if option.autocast_b is None else [f"autocast to {option.autocast_b}"]
     texts += ["train mode"] * (option.mode_b == "train")
     texts += [] if option.threads_b is None else [f"threads: {option.threads_b}"]
@@ -191,9 +188,18 @@ def _how_b_runs(option: options.Diff) -> list[str]:
 
 
 def _hooked_networks(
-    session: Session, other: LoadedModel, option: options.Diff, edits: Sequence[str | Edit], queue: BatchQueue
-) -> list[HookedNetwork]:
-    """Return A, B and, if it is asked for, the reference: A's weights in float64."""
+    session: Session, other: LoadedModel, option: options.Diff, queue: BatchQueue, *, same_inputs: bool
+) -> tuple[list[HookedNetwork], ParameterEdits]:
+    """Return A, B and, with the option `reference`, A with its weights in float64; and edits of B's parameters.
+
+    B is copied if its parameters are edited, or if it shares modules with A.
+    """
+    values, edits = split_edits(option.edit_b)
+    _refuse(option, edits, same_inputs=same_inputs)
+    modules_a = {id(module) for module in session.loaded.module.modules()}
+    if values or any(id(module) in modules_a for module in other.module.modules()):
+        other = copied(other)
+    made = edit_parameters(other.module, values) if values else ParameterEdits(())
     a, b = inspected_network(session.loaded), inspected_network(other)
     of_a = GradientOptions(layers=option.layer, ops=option.ops, seed=session.seed, include_inputs=True)
     autocast = getattr(torch, option.autocast_b) if option.autocast_b else None
@@ -204,11 +210,13 @@ def _hooked_networks(
     ]
     if option.reference:
         networks.append(_hooked_network("The reference", _in_float64(session.loaded, a), of_a, queue))
-    return networks
+    if not same_inputs:
+        networks[A].own_inputs, networks[B].own_inputs = attrgetter("of_a"), attrgetter("of_b")
+    return networks, made
 
 
-def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetwork]) -> tuple[DifferenceRow, ...]:
-    """Return the rows of the layers that were selected in A; raise a NothingMatchedError if there are none."""
+def _selected_rows(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetwork]) -> tuple[DifferenceRow, ...]:
+    """Return the rows of layers that are selected in A; raise a NothingMatchedError without any."""
     selected = [row for row in every_row if networks[A].has_rows(row.layer)]
     if not selected:
         a, b = (
@@ -221,7 +229,9 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
     return tuple(selected)
 
 
-def _refuse(option: options.Diff, edits: Sequence[str | Edit]) -> None:
+def _refuse(option: options.Diff, edits: Sequence[str | Edit], *, same_inputs: bool) -> None:
+    if option.reference and not same_inputs:
+        raise UsageError(f"{arg('reference')} runs on A's inputs, so B needs the same: leave out {arg('input_b')}.")
     if option.shadow and option.mode_b == "train":
         raise UsageError(
             f"{arg('shadow')} runs layers of B twice, which is only possible in eval mode: leave out "
@@ -258,10 +268,10 @@ def _hooked_network(
     )
 
 
-def _paired(
+def _pair_and_compile(
     networks: Sequence[HookedNetwork], batch: Batch | None, option: options.Diff
 ) -> tuple[Pairing, Compiled | None]:
-    """Pair the layers by the first batch, and set the partners of each network; compile B if that is asked for."""
+    """Pair the layers by the first batch, set the partners of the networks, and compile B with `compile_b`."""
     if batch is None:
         return Pairing({}), None
     chosen = bool(option.layer)
@@ -282,14 +292,14 @@ def _paired(
 
 
 def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str], *, chosen: bool) -> Pairing:
-    """Pair the layers by name, and the rest by order, type and shapes, which takes a forward pass of each network."""
+    """Pair layers by name, and the rest by order, type and shapes, which needs a forward pass of both networks."""
     a, b = networks[:2]
     owned_a, owned_b = ({name: parameter_shapes(module) for name, module in side.hooked.items()} for side in (a, b))
     named = match_names(owned_a, owned_b, maps)
     # Parametrisations have no rows, but the operations that they call do.
     rest_a, rest_b = ([name for name in side.inspected.modules if name not in side.hooked] for side in (a, b))
     named = match_names(dict.fromkeys(rest_a, ()), dict.fromkeys(rest_b, ())) | named
-    wrapped_a, wrapped_b = _wrapped(a, b, named, chosen=chosen)
+    wrapped_a, wrapped_b = _wrappers(a, b, named, chosen=chosen)
     for network in networks:
         wrapped = wrapped_b if network is b else wrapped_a
         network.selected = {**network.selected, **{name: network.hooked[name] for name in wrapped}}
@@ -299,21 +309,21 @@ def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str
     # Containers that --layer selects in A may pair with containers of B.
     has_blocks = bool(a.selected.keys() - wrapped_a - default_layers(a.inspected.modules))
     traced_a, traced_b = (traced(side, batch) for side in (a, b))
-    calls_a = _to_align(traced_a, a.selected, wrapped_a, named)
-    calls_b = _to_align(traced_b, b.hooked if has_blocks else b.selected, wrapped_b, taken)
+    calls_a = _alignable(traced_a, a.selected, wrapped_a, named)
+    calls_b = _alignable(traced_b, b.hooked if has_blocks else b.selected, wrapped_b, taken)
     aligned, matched = align(calls_a, calls_b, named)
     unselected = frozenset(name for name in named if name not in a.selected)
     return Pairing(named, aligned, frozenset(matched | aligned.keys()), unselected)
 
 
-def _wrapped(
+def _wrappers(
     a: HookedNetwork, b: HookedNetwork, named: Mapping[str, tuple[str, Match]], *, chosen: bool
 ) -> tuple[set[str], set[str]]:
-    """Return the modules of A, and those of B, that have parts where the other network has one layer of that name.
+    """Return the modules of A, and of B, that have parts but whose partner by name is a single layer.
 
-    They are compared with that layer, whatever is inside. Where layers of A were chosen, A's are those among them.
+    Such a module is compared with that layer. If layers were `chosen`, A's modules are among them.
     """
-    around_a, around_b = (around(side.hooked) & side.hooked.keys() for side in (a, b))
+    around_a, around_b = (containers_of(side.hooked) & side.hooked.keys() for side in (a, b))
     wrapped_a = {
         name for name in around_a if name in named and named[name][0] in b.selected and named[name][0] not in around_b
     }
@@ -321,18 +331,18 @@ def _wrapped(
     return wrapped_a & a.selected.keys() if chosen else wrapped_a, wrapped_b & around_b
 
 
-def _to_align(calls: Sequence[Call], layers: Collection[str], wrapped: set[str], named: Collection[str]) -> list[Call]:
-    """Return the calls of layers and operations; parts of a `wrapped` module that runs have a partner by name alone."""
+def _alignable(calls: Sequence[Call], layers: Collection[str], wrapped: set[str], named: Collection[str]) -> list[Call]:
+    """Return the calls of layers and operations; inside a `wrapped` module that runs, only of layers in `named`."""
     running = wrapped & {call.key[0] for call in calls}
-    return [
-        call
-        for call in calls
-        if (call.key[0] in layers or ":" in call.key[0]) and (call.key[0] in named or not inside_any(call, running))
-    ]
+
+    def is_alignable(layer: str) -> bool:
+        is_chosen = layer in layers or ":" in layer
+        return is_chosen and (layer in named or not any(is_inside(layer, module) for module in running))
+
+    return [call for call in calls if is_alignable(call.key[0])]
 
 
 def _in_float64(loaded: LoadedModel, inspected: InspectedNetwork) -> InspectedNetwork:
-    """Return a copy of a network with its weights in float64."""
     try:
         module = copied(replace(loaded, module=inspected.network)).module.double()
     except (RuntimeError, TypeError) as error:
@@ -343,11 +353,11 @@ def _in_float64(loaded: LoadedModel, inspected: InspectedNetwork) -> InspectedNe
     return replace(inspected_network(module), info=inspected.info)
 
 
-def _different_inputs(loaded: LoadedModel, other: LoadedModel) -> list[str]:
-    """Return a warning if both networks want pictures prepared in different ways.
+def _preprocessing_warnings(loaded: LoadedModel, other: LoadedModel) -> list[str]:
+    """Return a warning if A and B expect different preprocessing.
 
     Raises:
-        UsageError: If they take inputs of different kinds.
+        UsageError: If their inputs are of different kinds.
     """
     first, two = loaded.preprocessing, other.preprocessing
     names = f"A ({loaded.info.name})", f"B ({other.info.name})"
@@ -359,7 +369,7 @@ def _different_inputs(loaded: LoadedModel, other: LoadedModel) -> list[str]:
 
 
 def _compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) -> list[str]:
-    """Return notes about networks that are given compiled: hooks only run in uncompiled code."""
+    """Return a note for a network that was given compiled: hooks only run in uncompiled code."""
     models = {"A": loaded, **({} if compiles else {"B": other})}
     return [
         f"{letter} is compiled, and runs uncompiled here: {arg('compile_b')} compares what is compiled."
@@ -369,9 +379,9 @@ def _compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) 
 
 
 def _training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> list[str]:
-    """Return notes about modules that were in training mode, which they are not run in.
+    """Return notes about modules that were in training mode and run in eval mode.
 
-    None if all modules of both networks were: they are, until someone calls `eval`.
+    There are none if all modules of both networks were in it, which is the default until `eval` is called.
     """
     notes: list[str] = []
     modes = [{name: module.training for name, module in side.modules.items()} for side in (a, b)]
@@ -379,10 +389,10 @@ def _training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> l
         return notes
     for letter, side, mode, training in zip("AB", (a, b), ("eval", mode_b), modes, strict=True):
         trained = [name for name in side.modules if training[name] and mode != "train"]
-        names = [name for name in trained if any(map(_has_modes, side.modules[name].modules()))]
+        names = [name for name in trained if any(map(_may_have_modes, side.modules[name].modules()))]
         if not names:
             continue
-        # A module in training mode whose parts all are stands for them; the others stand for their own code.
+        # A module whose parts are all in training mode is named in their place; another one for its own code.
         whole = [name for name in names if all(training[part] for part in training if is_inside(part, name))]
         shown = [name for name in names if not any(is_inside(name, module) for module in whole)]
         at = [printable(name, 80) or "(model)" for name in shown]
@@ -392,7 +402,7 @@ def _training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> l
     return notes
 
 
-def _has_modes(module: nn.Module) -> bool:
-    """Return whether a module may compute something else in training mode: of torch's own only some do."""
+def _may_have_modes(module: nn.Module) -> bool:
+    """Tell whether a module may compute something else in training mode; of torch's own, few do."""
     is_torchs = type(module).__module__.startswith("torch.nn.")
     return not is_torchs or isinstance(module, _WITH_MODES)

@@ -1,6 +1,5 @@
 """Compare what networks return: every tensor, and class scores by their best classes."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hookscope.commands.diff.alignment import matching_names
+from hookscope.commands.diff.columns import is_nan
 from hookscope.commands.diff.measures import plain
 from hookscope.commands.diff.values import B, Compared, Value
 from hookscope.errors import UsageError
@@ -25,7 +25,7 @@ _BEST = 5
 
 
 @dataclass(slots=True)
-class _Output:
+class _ComparedOutput:
     compared: Compared = field(default_factory=Compared)
     divergence: float = 0.0
     has_scores: bool = True
@@ -34,10 +34,10 @@ class _Output:
 
 @dataclass(slots=True)
 class Outputs:
-    """The outputs of a run.
+    """The outputs of the networks, compared batch by batch.
 
     Attributes:
-        networks: A, B and, if there is one, the reference.
+        networks: A, B and the optional reference.
         may_differ: Whether outputs of different form are allowed.
         output_key: Which of several outputs is compared; None for all.
         remark: A sentence about outputs of different form.
@@ -47,16 +47,16 @@ class Outputs:
     may_differ: bool
     output_key: str | None = None
     remark: str = ""
-    _seen: dict[str, _Output] = field(default_factory=dict)
+    _outputs: dict[str, _ComparedOutput] = field(default_factory=dict)
 
     def chosen(self, returned: Sequence[object]) -> list[list[tuple[str, Tensor]]]:
-        """Return the tensors to compare of what the networks returned for a batch; none if they cannot be compared.
+        """Return the tensors of each network's output to compare; none if A's and B's cannot be compared.
 
         Raises:
             UsageError: If A and B return tensors that cannot be compared, or there is no such output.
         """
-        sides = self._paired([tensors_in(output) for output in returned])
-        forms = [_form(side) for side in sides]
+        sides = self._paired_by_name([tensors_in(output) for output in returned])
+        forms = [_form_text(side) for side in sides]
         if forms[0] != forms[1]:
             names = [network.info.name for network in self.networks[:2]]
             self.remark = (
@@ -72,7 +72,7 @@ class Outputs:
         """Compare the tensors that `chosen` returned for a batch."""
         for at, (slot, a) in enumerate(sides[0]):
             tensors = [side[at][1] for side in sides if at < len(side)]
-            output, b = self._seen.setdefault(slot, _Output()), tensors[B]
+            output, b = self._outputs.setdefault(slot, _ComparedOutput()), tensors[B]
             output.compared.add([Value(tensor) for tensor in tensors], first_input, count)
             is_rows = not a.is_nested and a.dim() == 2 and 0 < count == len(a) and a.shape[1] > 1
             if is_rows and a.is_floating_point() and b.is_floating_point():
@@ -81,16 +81,16 @@ class Outputs:
             else:
                 output.has_scores = False
 
-    def _paired(self, sides: list[list[tuple[str, Tensor]]]) -> list[list[tuple[str, Tensor]]]:
-        """Return the outputs to compare, paired by name.
+    def _paired_by_name(self, sides: list[list[tuple[str, Tensor]]]) -> list[list[tuple[str, Tensor]]]:
+        """Return the tensors to compare, paired by name.
 
-        With a key these are the ones that it names. A network that returns a single tensor, beside one that returns
-        several, is compared by that tensor.
+        With an `output_key`, it names the tensor of each network; a network that returns a single tensor is compared by
+        that if another network returns several.
         """
         if self.output_key is not None:
             are_plain = [[path for path, _ in side] == [""] for side in sides]
             return [
-                side if is_plain and not all(are_plain) else [_at(side, self.output_key)]
+                side if is_plain and not all(are_plain) else [_by_key(side, self.output_key)]
                 for side, is_plain in zip(sides, are_plain, strict=True)
             ]
         a = [path for path, _ in sides[0]]
@@ -100,7 +100,7 @@ class Outputs:
             for side, order in zip(sides, places, strict=True)
         ]
 
-    def _add_scores(self, output: _Output, a: Tensor, b: Tensor, first_input: int) -> None:
+    def _add_scores(self, output: _ComparedOutput, a: Tensor, b: Tensor, first_input: int) -> None:
         """Compare class scores, (N, K)."""
         places = range(first_input, first_input + len(a))
         multi = self.networks[0].multi_label
@@ -111,35 +111,35 @@ class Outputs:
             output.predictions[side].extend(top_classes(scores, names, places, _BEST, multi_label=multi))
 
     def results(self) -> tuple[OutputDifference, ...]:
-        """Return the result for each output."""
-        return tuple(_result(slot, output) for slot, output in self._seen.items())
+        """Return the differences of the outputs seen so far."""
+        return tuple(_output_difference(slot, output) for slot, output in self._outputs.items())
 
 
-def _at(tensors: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
+def _by_key(tensors: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
     chosen = output_at([Output(path, tensor) for path, tensor in tensors if tensor.is_floating_point()], key)
     return chosen.path, chosen.tensor
 
 
 def _divergence(a: Tensor, b: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergence of the softmax of logits B from that of A, by row and class."""
-    return _terms(a.softmax(1), a.log_softmax(1), b.log_softmax(1))
+    """Return the Kullback-Leibler divergence of B's softmax from A's, by row and class."""
+    return _divergence_terms(a.softmax(1), a.log_softmax(1), b.log_softmax(1))
 
 
 def _divergence_of_labels(a: Tensor, b: Tensor) -> Tensor:
-    """Return the divergence of independent labels, each yes or no with the sigmoid of its logit, summed over both."""
-    yes, no = (_terms((sign * a).sigmoid(), logsigmoid(sign * a), logsigmoid(sign * b)) for sign in (1, -1))
+    """Return the divergence by row and label, where labels are independent: the sigmoid is the probability of yes."""
+    yes, no = (_divergence_terms((sign * a).sigmoid(), logsigmoid(sign * a), logsigmoid(sign * b)) for sign in (1, -1))
     return yes + no
 
 
-def _terms(of_a: Tensor, logs_a: Tensor, logs_b: Tensor) -> Tensor:
-    """Return the terms of a divergence: probabilities of A times the difference of logarithms."""
-    # Where a class is impossible for A, it adds nothing, whatever B returns; nor does a row that is NaN on both sides.
+def _divergence_terms(of_a: Tensor, logs_a: Tensor, logs_b: Tensor) -> Tensor:
+    """Return probabilities of A times differences of logarithms."""
+    # A class that is impossible for A adds nothing, whatever B returns; nor does a class that is NaN on both sides.
     adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
     # Not `exp`: MKL would start threads of its own for it, which takes milliseconds.
     return torch.where(adds_nothing, 0.0, of_a * (logs_a - logs_b))
 
 
-def _result(slot: str, output: _Output) -> OutputDifference:
+def _output_difference(slot: str, output: _ComparedOutput) -> OutputDifference:
     compared = output.compared
     result = OutputDifference(slot, compared.shapes[0].whole, compared.measures, *compared.errors)
     best, best_b = map(tuple, output.predictions)
@@ -151,10 +151,10 @@ def _result(slot: str, output: _Output) -> OutputDifference:
 def with_classes(
     output: OutputDifference, best: tuple[Prediction, ...], best_b: tuple[Prediction, ...]
 ) -> OutputDifference:
-    """Return an output with the best classes by A and by B, and how many inputs have the same."""
+    """Return an output with the best classes of A and B, and on how many inputs they agree."""
     pairs = zip(best, best_b, strict=True)
-    # Among NaN there is no best class: such inputs agree where both sides have them.
-    alike = [(a.class_indices, b.class_indices) for a, b in pairs if _has_nan(a) == _has_nan(b)]
+    # NaN has no best class: inputs with NaN agree if both sides have it.
+    alike = [(a.class_indices, b.class_indices) for a, b in pairs if is_nan(a) == is_nan(b)]
     shared = sum(len({*classes} & {*others}) for classes, others in alike)
     return replace(
         output,
@@ -165,12 +165,8 @@ def with_classes(
     )
 
 
-def _has_nan(prediction: Prediction) -> bool:
-    return any(map(math.isnan, prediction.probabilities))
-
-
-def _form(tensors: Sequence[tuple[str, Tensor]]) -> str:
-    """Return the form of an output for people, batch axis included."""
+def _form_text(tensors: Sequence[tuple[str, Tensor]]) -> str:
+    """Return the shapes of an output in words."""
     shapes = [f"{tensor.size(0)} nested" if tensor.is_nested else str(tuple(tensor.shape)) for _, tensor in tensors]
     if len(shapes) == 1:
         return shapes[0]

@@ -1,4 +1,4 @@
-"""Compare two stored runs: by their saved tensors where both have them, else by statistics and the values they keep."""
+"""Compare two stored runs: by saved tensors where both have them, else by statistics and the kept values."""
 
 import math
 import time
@@ -37,12 +37,12 @@ from hookscope.text import printable
 _TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
 
 
-# Sums of the same values, taken by another number of threads, differ by less than this share.
+# Sums of equal values, by different numbers of threads, differ by less than this share.
 _ROUNDING_OF_SUMS = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _OpenRun:
     run: InspectionRun
     tensors: Any  # an open safetensors file; None without one
     labels: frozenset[str] = field(default_factory=frozenset)  # of the tensors in it
@@ -50,11 +50,11 @@ class _Side:
 
 @dataclass(slots=True)
 class _RunMaps:
-    """Keeps maps of A-B of two runs, as `KeptMaps` does of networks that run.
+    """Offers saved tensors of two runs to `KeptMaps`.
 
     Attributes:
-        inputs: How many the runs have.
-        axes: Knows on which grids tokens may lie, of the rows so far.
+        inputs: Number of inputs of the runs.
+        axes: Holds the grids of the maps so far, on which tokens may lie.
     """
 
     kept: KeptMaps
@@ -87,7 +87,7 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         A row for each pair of outputs; where both runs have a backward pass, `gradients` too.
 
     Raises:
-        InputError: If a folder is no such run, is damaged, or of an earlier version.
+        InputError: If a folder is no run of these commands, is damaged, or of an earlier version.
         UsageError: If the runs are of different inputs, or an option is malformed.
         NothingMatchedError: If no row of A has a partner in B.
     """
@@ -116,8 +116,8 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
     if base.run.record.verb != other.run.record.verb:
         notes.append("One run has a backward pass and the other has none: their gradients are not compared.")
     return Differences(
-        a=_shown(base),
-        b=_shown(other),
+        a=_side(base),
+        b=_side(other),
         way="values" if partly else "tensors",
         inputs=base.run.result.inputs,
         rows=rows,
@@ -139,18 +139,18 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
     )
 
 
-def _read(folder: Path, files: ExitStack) -> _Side:
+def _read(folder: Path, files: ExitStack) -> _OpenRun:
     verb = read_record(folder).get("verb")
     if verb not in _TENSORS:
         remedy = "Give runs of `hookscope activations` or `hookscope grads`."
         raise refusal(folder, f"a run of {printable(str(verb))} has no rows to compare", remedy)
     run = read_run(folder)
     name = _TENSORS[run.record.verb]
-    tensors = _opened(folder, name, files)
-    return _Side(run, tensors, frozenset(tensors.keys() if tensors is not None else ()))
+    tensors = _open_tensors(folder, name, files)
+    return _OpenRun(run, tensors, frozenset(tensors.keys() if tensors is not None else ()))
 
 
-def _opened(folder: Path, name: str, files: ExitStack) -> Any:
+def _open_tensors(folder: Path, name: str, files: ExitStack) -> Any:
     """Open a run's tensors, which are read one at a time; None if it has none."""
     path = folder.resolve() / name
     if not path.exists():
@@ -163,17 +163,17 @@ def _opened(folder: Path, name: str, files: ExitStack) -> Any:
         raise refusal(folder, f"its {name} is cut short or damaged") from error
 
 
-def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
+def _check_inputs(a: _OpenRun, b: _OpenRun) -> tuple[str, ...]:
     """Return warnings about the inputs of both runs.
 
     Raises:
-        UsageError: If they are not the same.
+        UsageError: If the runs used different inputs.
     """
     remedy = "Make both runs over the same inputs."
     inputs_a, inputs_b = a.run.result.inputs, b.run.result.inputs
     for number, (ref, other) in enumerate(zip(inputs_a, inputs_b, strict=False), 1):
         if ref.sha256 != other.sha256:
-            mismatch = f"input {number} is {_named(ref)} in A, {_named(other)} in B"
+            mismatch = f"input {number} is {_name_and_digest(ref)} in A, {_name_and_digest(other)} in B"
             raise UsageError(f"The runs used different inputs: {mismatch}. {remedy}")
     if len(inputs_a) != len(inputs_b):
         raise UsageError(f"The runs used different inputs: A has {len(inputs_a)}, B has {len(inputs_b)}. {remedy}")
@@ -194,12 +194,12 @@ def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _named(record: InputRecord) -> str:
+def _name_and_digest(record: InputRecord) -> str:
     digest = f" (sha256 {record.sha256[:12]}…)" if record.sha256 else ""
     return f"'{printable(Path(record.name).name, 80)}'{digest}"
 
 
-def _shown(side: _Side) -> Side:
+def _side(side: _OpenRun) -> Side:
     result = side.run.result
     autocast = side.run.record.settings.get("autocast")
     ways = ["train mode"] if isinstance(result, Gradients) and result.mode == "train" else []
@@ -208,15 +208,15 @@ def _shown(side: _Side) -> Side:
     return Side(result.model, result.device, result.dtype, tuple(ways), str(side.run.folder))
 
 
-def _row(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None = None) -> DifferenceRow:
-    measures, note = (None, pair.lacking) if pair.lacking else _exact(pair, a, b, drawing)
+def _row(pair: RowPair, a: _OpenRun, b: _OpenRun, drawing: _RunMaps | None = None) -> DifferenceRow:
+    measures, note = (None, pair.lacking) if pair.lacking else _tensor_measures(pair, a, b, drawing)
     if measures is None and not note:
-        measures, note = _partly(pair.a.statistics, pair.b.statistics)
+        measures, note = _value_measures(pair.a.statistics, pair.b.statistics)
     return pair.measured(measures, note)
 
 
-def _exact(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None) -> tuple[Measures | None, str]:
-    """Return the measures of saved tensors, or why there are none; both empty if they were not saved."""
+def _tensor_measures(pair: RowPair, a: _OpenRun, b: _OpenRun, drawing: _RunMaps | None) -> tuple[Measures | None, str]:
+    """Return the measures of saved tensors, or why there are none; None and "" if the tensors were not saved."""
     if pair.label not in a.labels or pair.label_b not in b.labels:
         return None, ""
     try:
@@ -232,8 +232,8 @@ def _exact(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None) -> tuple
     return measures, ""
 
 
-def _partly(a: TensorStatistics, b: TensorStatistics) -> tuple[Measures | None, str]:
-    """Return the measures of the values that runs keep, and of statistics, or why there are none."""
+def _value_measures(a: TensorStatistics, b: TensorStatistics) -> tuple[Measures | None, str]:
+    """Return measures from kept values and statistics, or why there are none."""
     if a.element_count != b.element_count or a.shape[1:] != b.shape[1:]:  # axis 0 is as long as a batch
         return None, "shapes differ"
     if not a.element_count:
@@ -244,13 +244,12 @@ def _partly(a: TensorStatistics, b: TensorStatistics) -> tuple[Measures | None, 
     if values_a.shape != values_b.shape:
         return None, "shapes differ"
     sums = sums_of(torch.tensor(values_a), torch.tensor(values_b)) or Sums()
-    lost = [(max(count - other, 0), max(other - count, 0)) for count, other in zip(_broken(a), _broken(b), strict=True)]
-    (nan_a, nan_b), (inf_a, inf_b) = lost
-    if nan_a or inf_a or nan_b or inf_b:
-        nonfinite = NonFinite(nan_a, inf_a, nan_b, inf_b, a.element_count)
+    nan, inf = (count - other for count, other in zip(_nonfinite_counts(a), _nonfinite_counts(b), strict=True))
+    if nan or inf:
+        nonfinite = NonFinite(max(nan, 0), max(inf, 0), max(-nan, 0), max(-inf, 0), a.element_count)
         return Measures(math.nan, value_count=sums.count, nonfinite=nonfinite), ""
     measures = sums.measured(torch.float64)
-    at_least = 0.0 if any(_broken(a)) else _difference_of_statistics(a, b)
+    at_least = 0.0 if any(_nonfinite_counts(a)) else _least_difference(a, b)
     is_unseen = at_least > measures.relative_l2 == 0
     return Measures(
         max(measures.relative_l2, at_least),  # the first of them if it is NaN
@@ -260,12 +259,12 @@ def _partly(a: TensorStatistics, b: TensorStatistics) -> tuple[Measures | None, 
     ), ""
 
 
-def _broken(statistics: TensorStatistics) -> tuple[int, int]:
+def _nonfinite_counts(statistics: TensorStatistics) -> tuple[int, int]:
     return statistics.nan_count or 0, statistics.inf_count or 0
 
 
-def _difference_of_statistics(a: TensorStatistics, b: TensorStatistics) -> float:
-    """Return what the relative L2 difference of two finite tensors is at least; 0 where rounding explains it.
+def _least_difference(a: TensorStatistics, b: TensorStatistics) -> float:
+    """Return a lower bound of the relative L2 difference of two finite tensors; 0 where rounding explains it.
 
     Norm, minimum and maximum differ by |A-B| at most, means and standard deviations of n values by |A-B| / sqrt(n).
     """
@@ -281,7 +280,7 @@ def _difference_of_statistics(a: TensorStatistics, b: TensorStatistics) -> float
     return at_least if at_least > _ROUNDING_OF_SUMS else 0.0
 
 
-def _gradients(a: _Side, b: _Side, pairs: Sequence[RowPair]) -> list[DifferenceRow]:
+def _gradients(a: _OpenRun, b: _OpenRun, pairs: Sequence[RowPair]) -> list[DifferenceRow]:
     one, other = a.run.result, b.run.result
     if not (isinstance(one, Gradients) and isinstance(other, Gradients)):
         return []
@@ -299,9 +298,9 @@ def _eps(pairs: Sequence[RowPair]) -> float:
 
 
 def _outputs(
-    a: _Side, b: _Side, pairs: Sequence[RowPair], rows: Sequence[DifferenceRow]
+    a: _OpenRun, b: _OpenRun, pairs: Sequence[RowPair], rows: Sequence[DifferenceRow]
 ) -> tuple[OutputDifference, ...]:
-    """Return the rows of the network itself as its outputs, the first with the best classes if both runs have them."""
+    """Return the rows of the whole network as outputs, the first with the best classes if both runs have them."""
     outputs = [
         OutputDifference(pair.a.slot, row.shape, row.measures)
         for pair, row in zip(pairs, rows, strict=True)

@@ -1,12 +1,12 @@
 """Compare the weights of two networks, or of two files, tensor by tensor, without running anything."""
 
 import math
-import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from hookscope.commands.diff.alignment import Call, align, match_names
 from hookscope.commands.diff.measures import coarser, comparable, plain, sums_of
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
-from hookscope.errors import CheckpointError, NothingMatchedError
+from hookscope.errors import NothingMatchedError
 from hookscope.inspection.session import package_versions
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel
@@ -24,10 +24,10 @@ from hookscope.results.differences import Differences, Match, Side, Unmatched, W
 from hookscope.results.inputs import Provenance
 from hookscope.results.network import ModelInfo
 from hookscope.statistics.storage import without_float8
-from hookscope.text import counted, printable
+from hookscope.text import counted
 
-# Buffers of batch normalisation, which are not parameters.
-_STATISTICS = ("running_mean", "running_var")
+# Buffers of batch normalisation, which are not counted as parameters.
+_BATCH_STATISTICS = ("running_mean", "running_var")
 
 # Elements whose signs are compared at a time: a few MB.
 _CHUNK = 2**20
@@ -35,7 +35,7 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Tensors by name, parameters and buffers, and where they come from."""
+    """Parameters and buffers by name, and the model that they belong to."""
 
     info: ModelInfo
     tensors: Mapping[str, Tensor]
@@ -49,16 +49,14 @@ def weights_of(loaded: LoadedModel) -> Weights:
 
 
 def read_weights(path: Path, options: FileOptions = FileOptions()) -> Weights:  # noqa: B008 - frozen
-    """Return the weights in a file, for which no network is needed.
+    """Return the weights in a file, without a network.
 
     Raises:
-        HookscopeError: As `read_checkpoint`; CheckpointError if there is no such file.
+        HookscopeError: As `read_checkpoint`.
     """
-    if not os.path.lexists(str(path)):
-        raise CheckpointError(f"{printable(str(path))} does not exist.")
     read = read_checkpoint(path, options)
     tensors = dict(named_tensors(read.state))
-    counted_names = [name for name in tensors if name.rpartition(".")[2] not in _STATISTICS]
+    counted_names = [name for name in tensors if name.rpartition(".")[2] not in _BATCH_STATISTICS]
     count = sum(tensors[name].numel() for name in counted_names if tensors[name].is_floating_point())
     info = ModelInfo(read.name, "(no network)", read.name, random=False, sha256=read.sha256, parameter_count=count)
     return Weights(info, tensors, read.warnings, read.notes)
@@ -67,16 +65,16 @@ def read_weights(path: Path, options: FileOptions = FileOptions()) -> Weights:  
 def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_over: Sequence[str] = ()) -> Differences:
     """Compare two sets of weights.
 
-    Tensors are paired by name, after `maps` and without prefixes of wrappers, and what is left in its order, by shapes.
+    Tensors are paired by name, also after `maps` or without prefixes of wrappers; the rest by order and shapes.
 
     Args:
-        a: Those of A.
-        b: Those of B.
+        a: Weights of A.
+        b: Weights of B.
         maps: As for `--map`, over names of tensors.
         fail_over: Conditions for `exceeded`, whose patterns are over names of tensors.
 
     Returns:
-        A row for each pair in `weights`, whether they differ or not, and what has no partner in `unmatched`.
+        All pairs in `weights`, equal ones too, and tensors without a partner in `unmatched`.
 
     Raises:
         NothingMatchedError: If no tensor of A has a partner in B.
@@ -95,17 +93,15 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
             f"No tensor of A ({a.info.name}) has a partner in B ({b.info.name}): pair them with {arg('map')} 'a.*=b.*'."
         )
     rows = [
-        _compared(name, *partners[name], tensor, b.tensors[partners[name][0]])
+        _weight_difference(name, *partners[name], tensor, b.tensors[partners[name][0]])
         for name, tensor in a.tensors.items()
         if name in partners
     ]
-    taken = {partner for partner, _ in partners.values()}
-    alone = [Unmatched("A", *_shown(a, name), "B has no such tensor") for name in a.tensors if name not in partners]
-    alone += [Unmatched("B", *_shown(b, name), "A has no such tensor") for name in b.tensors if name not in taken]
+    alone = [*_unmatched("A", a, partners), *_unmatched("B", b, {partner for partner, _ in partners.values()})]
     incomparable = sum(row.measures is None for row in rows)
     return Differences(
-        a=Side(a.info, dtype=_dtype(a)),
-        b=Side(b.info, dtype=_dtype(b)),
+        a=Side(a.info, dtype=_main_dtype(a)),
+        b=Side(b.info, dtype=_main_dtype(b)),
         way="weights",
         weights=tuple(rows),
         unmatched=tuple(alone),
@@ -122,11 +118,11 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
 
 
 def _calls(shapes: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Call]:
-    """Return the tensors as calls to align: their kind is the last part of their name."""
+    """Return tensors as calls to align; the kind is the last part of the name."""
     return [Call((name, 0), name.rpartition(".")[2], shape, ()) for name, shape in shapes.items()]
 
 
-def _compared(name: str, name_b: str, matched: Match, a: Tensor, b: Tensor) -> WeightDifference:
+def _weight_difference(name: str, name_b: str, matched: Match, a: Tensor, b: Tensor) -> WeightDifference:
     forms = (tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."), str(b.dtype).removeprefix("torch."))
     first, other = (a, b) if comparable(a, b) else (without_float8(plain(side, torch.device("cpu"))) for side in (a, b))
     sums = sums_of(first, other)
@@ -143,13 +139,15 @@ def _sign_flips(a: Tensor, b: Tensor) -> int:
     return sum(int((((first > 0) & (other < 0)) | ((first < 0) & (other > 0))).sum()) for first, other in parts)
 
 
-def _shown(weights: Weights, name: str) -> tuple[str, str, tuple[int, ...]]:
-    tensor = weights.tensors[name]
-    return name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+def _unmatched(side: Literal["A", "B"], weights: Weights, paired: Collection[str]) -> Iterator[Unmatched]:
+    reason = f"{'B' if side == 'A' else 'A'} has no such tensor"
+    for name, tensor in weights.tensors.items():
+        if name not in paired:
+            yield Unmatched(side, name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), reason)
 
 
-def _dtype(weights: Weights) -> str:
-    """Return the floating dtype that most elements are of; "none" if none is."""
+def _main_dtype(weights: Weights) -> str:
+    """Return the floating dtype of most elements; "none" without one."""
     counts: Counter[str] = Counter()
     for tensor in weights.tensors.values():
         if tensor.is_floating_point():

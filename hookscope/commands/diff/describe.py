@@ -1,4 +1,4 @@
-"""How two networks differ as a document: where it begins, how it grows, what it does to the output; then the rows."""
+"""Differences as a document: where they begin, how they grow, their effect on the output; then the rows."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import PurePath
 
-from hookscope.commands.diff.columns import WEIGHTS, difference_columns, nonfinite_text
+from hookscope.commands.diff.columns import WEIGHTS, difference_columns, is_nan, nonfinite_text
 from hookscope.commands.diff.draw_maps import LEGEND, LEGEND_OF_SEQUENCES, shown_maps, summarised
 from hookscope.reporting.columns import number_text, prediction_text
 from hookscope.reporting.document import (
@@ -55,7 +55,7 @@ _LEGENDS = {"ulps": "ulps: max |Δ| in units in the last place; a few are roundi
 
 
 def describe_differences(result: Differences, record: RunRecord | None = None) -> Document:
-    """Describe a comparison; `record` is that of its run, whose grids the page shows."""
+    """Describe a comparison; `record` is of its run, whose grids the page shows."""
     maps = shown_maps(result, _first_rows(result))
     letters = dict(zip([drawn.row for drawn in maps], _DIGITS, strict=False))
     beyond: list[Part] = [Findings(findings=[*map(line_of, result.exceeded)])] if result.exceeded else []
@@ -70,12 +70,12 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     random = [letter for letter, side, _ in sides if side.model.random]
     untrained = [("Random weights", f"nothing in {' and '.join(random)} was learned.")] if random else []
     full = result.way != "weights"
-    facts = [(letter, _about(side, inputs, full=full), side.model.random) for letter, side, inputs in sides]
+    facts = [(letter, _side_text(side, inputs, full=full), side.model.random) for letter, side, inputs in sides]
     reference = [("Reference", result.reference, False)] if result.reference else []
     return Document(
         title=f"What differs: {sides_text(result)}",
         page_title=f"{sides_text(result)} · what differs",
-        about=[(f"{letter}: {_about(side, inputs, full=False)}", "") for letter, side, inputs in sides],
+        about=[(f"{letter}: {_side_text(side, inputs, full=False)}", "") for letter, side, inputs in sides],
         answer=answer(result),
         level="fail" if result.exceeded else "",
         input=partial(input_picture, result, 0) if result.inputs else None,
@@ -88,8 +88,8 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     )
 
 
-def _about(side: Side, inputs: Sequence[InputRecord], *, full: bool) -> str:
-    """Return what a side is, how it ran and on what; unless in full, without the usual device and dtype."""
+def _side_text(side: Side, inputs: Sequence[InputRecord], *, full: bool) -> str:
+    """Return a side's model, weights, ways and inputs in words; the usual device and dtype only in full."""
     placed = [name for name in (side.device, side.dtype) if full or name not in ("cpu", "float32")]
     run = [f"the run {side.run}"] if side.run else []
     names = some_of([*dict.fromkeys(PurePath(record.name).name for record in inputs)], _FEW_INPUTS)
@@ -109,10 +109,10 @@ def _making(result: Differences) -> list[tuple[str, str]]:
 
 
 def _best_classes_lines(result: Differences) -> list[Part]:
-    """Return the classes of the inputs whose best class is another, or of the first input if there are none."""
+    """Return the best classes of inputs whose best class changes, or of the first input if none does."""
     pairs = [pair for output in result.outputs for pair in zip(*output.predictions, strict=True)]
     changed = [(a, b) for a, b in pairs if a.class_indices[:1] != b.class_indices[:1]]
-    same = [(a, b) for a, b in pairs[:1] if not (_is_nan(a) and _is_nan(b))]
+    same = [(a, b) for a, b in pairs[:1] if not (is_nan(a) and is_nan(b))]
     lines = [
         f"{PurePath(result.inputs[a.input_index].name).name}: {_scores_text(a)} → {_scores_text(b)}"
         for a, b in changed or same
@@ -121,7 +121,7 @@ def _best_classes_lines(result: Differences) -> list[Part]:
 
 
 def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
-    """Return the relative L2 norm of A-B over depth, with what layers add and the errors if they are known."""
+    """Return a chart over depth of the relative L2 norm of A-B, differences that layers add, and errors if measured."""
     rows, begins = result.rows, _first_rows(result)
     norms = [row.relative_l2 for row in result.weights or rows]
     broken = [norm is not None and not math.isfinite(norm) for norm in norms]
@@ -144,12 +144,12 @@ def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
     )
 
 
-def _amounts(rows: Iterable[DifferenceRow | WeightDifference]) -> list[tuple[float, str]]:
-    """Return how far the rows that were compared differ, each with its label."""
+def _labelled_norms(rows: Iterable[DifferenceRow | WeightDifference]) -> list[tuple[float, str]]:
+    """Return the relative L2 norms of rows that could be compared, with their labels."""
     return [(row.relative_l2, row.label) for row in rows if row.relative_l2 is not None]
 
 
-def _finite(amounts: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+def _without_nan(amounts: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
     return [pair for pair in amounts if not math.isnan(pair[0])]
 
 
@@ -229,33 +229,33 @@ def _unmatched(result: Differences) -> list[Part]:
 
 
 def answer(result: Differences) -> list[str]:
-    """Return in sentences where the difference begins, how it grows, and what it does to the output."""
+    """Return in sentences where the difference begins, how it grows, and its effect on the output."""
     if result.way == "weights":
         return [*_weights_answer(result)]
-    begins = [difference for difference in result.first_differences if not difference.gone_at]
-    gone = [difference for difference in result.first_differences if difference.gone_at]
+    begins = [first for first in result.first_differences if not first.gone_at]
+    gone = [first for first in result.first_differences if first.gone_at]
     sentences = [*_different_networks(result)]
-    sentences += [_begins(difference, result, is_first=not at) for at, difference in enumerate(begins[:_MOST_FIRST])]
+    sentences += [_origin_text(first, result, is_first=not at) for at, first in enumerate(begins[:_MOST_FIRST])]
     if len(begins) > _MOST_FIRST:
         sentences.append(f"Differences also begin in {counted(len(begins) - _MOST_FIRST, 'more layer')}.")
     if begins:
-        sentences += [*_growth(result), *_gradients(result)]
-    sentences += [_begins(difference, result, is_first=False) for difference in gone[:_MOST_FIRST]]
+        sentences += [*_growth(result), *_gradients_text(result)]
+    sentences += [_origin_text(first, result, is_first=False) for first in gone[:_MOST_FIRST]]
     if len(gone) > _MOST_FIRST:
         sentences.append(f"Differences in {counted(len(gone) - _MOST_FIRST, 'more layer')} disappear again.")
     if gone and not begins:
         sentences.append("All other rows differ no more than rounding explains.")
-        sentences += [*_not_compared(result.rows, "row"), *_gradients(result)]
+        sentences += [*_not_compared(result.rows, "row"), *_gradients_text(result)]
     elif not begins:
-        sentences += [*_gradients(result), *([*_of_inputs(result)] or _small(result))]
+        sentences += [*_gradients_text(result), *([*_different_inputs(result)] or _rounding_or_equal(result))]
     sentences += _first_unequal(result)
-    sentences += map(_output, result.outputs)
-    return [*sentences, *_worse(result)]
+    sentences += map(_output_text, result.outputs)
+    return [*sentences, *_errors_of_outputs(result)]
 
 
-def _gradients(result: Differences) -> Iterator[str]:
-    """Yield which gradient is the first to differ, or how far gradients differ where activations do."""
-    moved = _amounts(row for row in result.gradients if (row.relative_l2 or 0.0) > row.limit)
+def _gradients_text(result: Differences) -> Iterator[str]:
+    """Yield which gradient is the first to differ; or how far gradients differ, if activations do."""
+    moved = _labelled_norms(row for row in result.gradients if (row.relative_l2 or 0.0) > row.limit)
     if result.first_gradient_difference:
         row = next(gradient for gradient in result.gradients if gradient.label == result.first_gradient_difference)
         amount = row.note or f"relative L2 {number_text(row.relative_l2, 3)}"
@@ -265,11 +265,7 @@ def _gradients(result: Differences) -> Iterator[str]:
         )
     elif result.first_differences and result.way == "networks" and moved:
         yield f"The gradients follow: relative L2 {_at_most(*max(moved))}."
-    elif (
-        not result.first_differences
-        and result.way != "networks"
-        and any(row.relative_l2 != 0 for row in result.gradients)
-    ):
+    elif not result.first_differences and result.way != "networks" and any(map(_differs, result.gradients)):
         yield gradients_answer(result)
 
 
@@ -279,19 +275,19 @@ def sides_text(result: Differences) -> str:
     if a.model.name != b.model.name:
         return f"{a.model.name} and {b.model.name}"
     runs = PurePath(a.run).name, PurePath(b.run).name
-    for first, other in ((_way(a, b), _way(b, a)), (a.model.weights, b.model.weights), runs):
+    for first, other in ((_ways_text(a, b), _ways_text(b, a)), (a.model.weights, b.model.weights), runs):
         if first != other:
             return f"{a.model.name}, {first or 'as it is'} and {other or 'as it is'}"
     return f"{a.model.name} and itself"
 
 
-def _way(side: Side, other: Side) -> str:
-    """Return how a side ran, where the other ran differently."""
+def _ways_text(side: Side, other: Side) -> str:
+    """Return the dtype, device and ways of a side that the other side does not share."""
     placed = [setting for setting, two in ((side.dtype, other.dtype), (side.device, other.device)) if setting != two]
     return printable(", ".join([*placed, *(way for way in side.ways if way not in other.ways)]), _MOST_OF_A_WAY)
 
 
-def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> str:
+def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool) -> str:
     name = first.layer or "(model)"
     row = next((other for other in result.rows if other.label == first.row), None)
     kind = (
@@ -306,23 +302,23 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
     if first.gone_at:
         gone = "the difference is gone at" if result.way == "networks" else "the rows agree again at"
         return f"{name}{kind} differs, {amount}, but {gone} {first.gone_at}."
-    if result.way != "networks":  # what a layer was given is not known
-        around = f"{_called_alone(_owner(first.layer), result)}{_of_parts_alone(result) if is_first else ''}"
+    if result.way != "networks":  # runs do not store the inputs of layers
+        around = f"{_called_on_one_side(_owner(first.layer), result)}{_not_compared_parts(result) if is_first else ''}"
         return f"The difference first shows at {name}{kind}: {amount}.{around}"
     begins = "First difference in" if is_first else "Another difference in"
     if first.in_own_code:
         is_own = first.row in ("", name) or (row is not None and row.layer == first.layer)
         line = f" ({row.source})" if row is not None and row.source else ""
         shows = f"{'its output' if is_own else f'{first.row}{line}'} is the first to show it, {amount}"
-        alone = _called_alone(first.layer, result)
+        alone = _called_on_one_side(first.layer, result)
         return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
-    inputs = "" if row is None else _inputs(row) if is_first else f", {row.given}" if row.given else ""
+    inputs = "" if row is None else _inputs_text(row) if is_first else f", {row.given}" if row.given else ""
     channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
 
 
-def _inputs(row: DifferenceRow) -> str:
-    """Return how far the inputs of a layer differ, if that is known, and what else it is given that differs."""
+def _inputs_text(row: DifferenceRow) -> str:
+    """Return how far the inputs of a layer differ, and which constants or tensors of modules do; "" if not known."""
     if row.given:
         others = row.arriving_relative_l2
         return f", {row.given}" + (f", its other inputs differ by {number_text(others, 3)}" if others else "")
@@ -332,8 +328,8 @@ def _inputs(row: DifferenceRow) -> str:
     return "" if before is None else f", its inputs differ by {number_text(before, 3)}"
 
 
-def _called_alone(layer: str, result: Differences) -> str:
-    """Return the layers that a module calls on one side alone: one of them may cause the difference."""
+def _called_on_one_side(layer: str, result: Differences) -> str:
+    """Return which layers a module calls on one side alone: they may cause the difference."""
     alone = [row for row in result.unmatched if row.is_called_alone and _owner(row.label) == layer]
     labels = {side: [row.label for row in alone if row.side == side] for side in ("A", "B")}
     parts = [
@@ -345,8 +341,8 @@ def _called_alone(layer: str, result: Differences) -> str:
     return f" {sentence[0].upper()}{sentence[1:]} there." if parts else ""
 
 
-def _of_parts_alone(result: Differences) -> str:
-    """Return which layers were not compared, though both runs have them."""
+def _not_compared_parts(result: Differences) -> str:
+    """Return which layers were not compared, because one run only has rows of their parts."""
     left_out = [row for row in result.unmatched if row.reason.endswith(PARTS_ALONE)]
     return (
         f" {some_of([row.label for row in left_out], _FEW_ALONE)} not compared: {left_out[0].reason}."
@@ -356,22 +352,22 @@ def _of_parts_alone(result: Differences) -> str:
 
 
 def _owner(label: str) -> str:
-    """Return the layer around the one in a label."""
+    """Return the module around the layer in a label."""
     return re.split(r"[#\[]", label, maxsplit=1)[0].rpartition(".")[0]
 
 
 def first_mark(result: Differences) -> str:
-    """Return the mark of a row in pictures where a difference begins."""
+    """Return the mark in pictures of a row where a difference begins."""
     return "begins here" if result.way == "networks" else "the first to show it"
 
 
-def _of_inputs(result: Differences) -> Iterator[str]:
-    """Yield how far layers differ where the sides are given other inputs, unless they agree all the same."""
-    norms = _amounts(result.rows)
+def _different_inputs(result: Differences) -> Iterator[str]:
+    """Yield how far layers differ on different inputs; nothing if they agree."""
+    norms = _labelled_norms(result.rows)
     if not result.inputs_b or all(row.measures and row.measures.relative_l2 <= row.limit for row in result.rows):
         return
     sentence = "A and B get different inputs, so the difference begins there"
-    if finite := _finite(norms):
+    if finite := _without_nan(norms):
         ends = [f"{number_text(amount, 3)} at {label}" for amount, label in (finite[0], max(finite))]
         sentence += f": relative L2 {ends[0]}, at most {ends[1]}"
     sentences = [f"{sentence}{'' if norms else '; no row has the same shape in both'}."]
@@ -382,9 +378,9 @@ def _of_inputs(result: Differences) -> Iterator[str]:
     yield " ".join(sentences)
 
 
-def _small(result: Differences) -> Iterator[str]:
-    """Yield how far rows differ where rounding explains it, and which of them cannot be compared."""
-    norms = _amounts(result.rows)
+def _rounding_or_equal(result: Differences) -> Iterator[str]:
+    """Yield how far rows differ that rounding explains, and how many rows cannot be compared."""
+    norms = _labelled_norms(result.rows)
     amount, label = max(norms, key=itemgetter(0), default=(0.0, ""))
     if amount:
         yield f"A and B differ no more than rounding explains: relative L2 {_at_most(amount, label)}."
@@ -402,11 +398,11 @@ def _not_compared(rows: Sequence[DifferenceRow], unit: str) -> Iterator[str]:
 
 
 def _first_unequal(result: Differences) -> Iterator[str]:
-    """Yield which row is the first that is not equal, where rounding may explain it and all before it is equal.
+    """Yield the first row that is not equal, if rounding may explain it.
 
-    Not where the sides compute in other dtypes, or on other values from the start: then every row differs.
+    Nothing is yielded if the sides have different dtypes or inputs: then every row differs.
     """
-    at = next((at for at, row in enumerate(result.rows) if row.relative_l2 != 0), None)
+    at = next((at for at, row in enumerate(result.rows) if _differs(row)), None)
     if at is None or result.inputs_b:
         return
     row = result.rows[at]
@@ -417,7 +413,7 @@ def _first_unequal(result: Differences) -> Iterator[str]:
     sure = "equal in its statistics and up to 256 values per input" if partly else "equal"
     amount, limit = number_text(row.measures.relative_l2, 3), number_text(row.limit, 3)
     yield (
-        f"The first row that is not {sure} is {row.label} ({row.kind}): relative L2 {amount}{_inputs(row)}. "
+        f"The first row that is not {sure} is {row.label} ({row.kind}): relative L2 {amount}{_inputs_text(row)}. "
         f"Rounding may explain up to {limit} there."
     )
 
@@ -426,12 +422,12 @@ def _growth(result: Differences) -> Iterator[str]:
     first = result.first_differences[0]
     rows = [row for row in result.rows if row.measures is not None]
     rows = rows[next((at for at, row in enumerate(rows) if row.label == first.row), 0) :]
-    later = _amounts(rows)
+    later = _labelled_norms(rows)
     if len(later) < 2:
         return
     if first.relative_l2 is not None and all(label != first.row for _, label in later):
-        later.insert(0, (first.relative_l2, first.row or "(model)"))  # a container, which has no row
-    finite = _finite(later)
+        later.insert(0, (first.relative_l2, first.row or "(model)"))  # a container has no row
+    finite = _without_nan(later)
     sentences = []
     if finite and max(finite)[0]:
         most, last = max(finite), finite[-1]
@@ -452,12 +448,12 @@ def _hold_nan(count: int, unit: str) -> str:
     return f"{counted(count, unit)} {'holds' if count == 1 else 'hold'} NaN or Inf on one side only"
 
 
-def _output(output: OutputDifference) -> str:
+def _output_text(output: OutputDifference) -> str:
     name = f"Output {output.slot}" if output.slot else "Output"
     if output.measures is None and output.top1 is None:
         return f"{name}: it cannot be compared."
     parts = []
-    both_nan = sum(all(map(_is_nan, pair)) for pair in zip(*output.predictions, strict=True))
+    both_nan = sum(all(map(is_nan, pair)) for pair in zip(*output.predictions, strict=True))
     if both_nan and both_nan == output.input_count:
         return f"{name}: the probabilities of A and of B are NaN, so neither has a best class."
     if output.nonfinite is not None:
@@ -471,18 +467,18 @@ def _output(output: OutputDifference) -> str:
         parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
     if both_nan:
         parts.append(f"probabilities are NaN in A and in B for {both_nan} of {output.input_count} inputs")
-    classes = [] if output.top1 is None else [_top1(output.top1, output.input_count)]
+    classes = [] if output.top1 is None else [_top1_text(output.top1, output.input_count)]
     classes += [] if output.top5 is None else [f"top-5 overlap {output.top5:.0%}"]
     return f"{name}: {'; '.join(filter(None, [*classes, ', '.join(parts)]))}."
 
 
-def _top1(same: int, count: int) -> str:
+def _top1_text(same: int, count: int) -> str:
     if count == 1:
         return "top-1 unchanged" if same else "top-1 changed"
     return f"top-1 unchanged on {same}/{count} inputs"
 
 
-def _worse(result: Differences) -> Iterator[str]:
+def _errors_of_outputs(result: Differences) -> Iterator[str]:
     if not result.reference:
         return
     for output in result.outputs:
@@ -494,12 +490,8 @@ def _worse(result: Differences) -> Iterator[str]:
             yield f"{worse}: compared with {result.reference}, the error of B's output is {errors}."
 
 
-def _is_nan(prediction: Prediction) -> bool:
-    return any(map(math.isnan, prediction.probabilities))
-
-
 def _scores_text(prediction: Prediction) -> str:
-    if _is_nan(prediction):
+    if is_nan(prediction):
         return "probabilities that are NaN"
     return prediction_text(prediction, _FEW_CLASSES)
 
@@ -511,7 +503,7 @@ def _weights_answer(result: Differences) -> Iterator[str]:
     if not changed:
         yield f"A and B hold the same values in {counted(len(rows), 'tensor')}."
     else:
-        finite = _finite(_amounts(changed))
+        finite = _without_nan(_labelled_norms(changed))
         most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
         yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
         if broken := sum(row.nonfinite is not None for row in changed):
@@ -528,7 +520,7 @@ def _weights_answer(result: Differences) -> Iterator[str]:
 
 
 def _different_networks(result: Differences) -> Iterator[str]:
-    """Yield that A and B are different networks if fewer than half of the rows of the smaller one have a partner."""
+    """Yield a sentence if fewer than half of the rows of the smaller network have a partner."""
     unit = "tensor" if result.way == "weights" else "row"
     pairs = result.weights if result.way == "weights" else result.rows
     of_a, of_b = (len(pairs) + sum(entry.side == side for entry in result.unmatched) for side in ("A", "B"))
@@ -539,16 +531,16 @@ def _different_networks(result: Differences) -> Iterator[str]:
         yield f"A and B are different networks: {pairing}."
 
 
-def _differs(row: WeightDifference) -> bool:
-    """Tell whether the values differ, or cannot be compared."""
+def _differs(row: WeightDifference | DifferenceRow) -> bool:
+    """Tell whether the values differ or cannot be compared."""
     return row.relative_l2 != 0
 
 
 def gradients_answer(result: Differences) -> str:
-    """Return in sentences how many gradients differ, and which most."""
-    measured = _amounts(result.gradients)
+    """Return in sentences how many gradients differ, and which differs most."""
+    measured = _labelled_norms(result.gradients)
     broken = [label for value, label in measured if math.isnan(value)]
-    changed = [pair for pair in _finite(measured) if pair[0]]
+    changed = [pair for pair in _without_nan(measured) if pair[0]]
     sentences = []
     if measured and not changed and not broken:
         sentences.append(f"No difference shows in {counted(len(measured), 'gradient')}.")
@@ -559,7 +551,7 @@ def gradients_answer(result: Differences) -> str:
     if broken:
         hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side only"
         sentences.append(f"{hold}, {broken[0]} among them.")
-    errors = _finite((row.error_b, row.label) for row in result.gradients if row.error_b)
+    errors = _without_nan((row.error_b, row.label) for row in result.gradients if row.error_b)
     if result.reference and errors:
         error, label = max(errors)
         of_a = next(row.error for row in result.gradients if row.label == label)

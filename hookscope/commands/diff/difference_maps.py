@@ -1,4 +1,4 @@
-"""Keep A-B of the first input where it may begin, and the largest in each part of the depth."""
+"""Keep maps of A-B of the first input: where differences may begin, and the largest in each part of the depth."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,16 +15,16 @@ from hookscope.results.activations import FeatureMaps
 from hookscope.results.differences import DifferenceRow, FirstDifference, spread
 
 MOST_MAPS = 12
-"""Rows whose difference is drawn: as many as a reader looks at."""
+"""Most rows whose difference is drawn."""
 
 _PARTS = 2 * MOST_MAPS
 
-# What is held is bounded, whatever the networks: all maps together, and one, of which the first channels
-# are kept. 4 MiB are 64 channels of 128 x 128.
+# Bytes of all kept maps, and of the maps of one row, of which the first channels are kept. 4 MiB are 64 channels of
+# 128 x 128.
 _MOST_BYTES = 16 * 2**20
 _MOST_BYTES_OF_ONE = 4 * 2**20
 
-# The first rows that rounding does not explain are kept however small their difference is: it begins in one of them.
+# The first rows beyond rounding are kept however small their difference is: it begins in one of them.
 _MOST_FIRST = 2
 _MOST_ADDING = 4
 
@@ -41,12 +41,12 @@ class KeptMaps:
 
     Attributes:
         eps: As for `rounding_limit`.
-        rows: How many rows there are; each of `_PARTS` parts of them keeps its largest.
+        rows: Number of rows; the largest of each of `_PARTS` parts is kept.
     """
 
     eps: float
     rows: int = 0
-    _held: dict[str | int, _Held] = field(default_factory=dict)  # by label where it may begin, else by part
+    _held: dict[str | int, _Held] = field(default_factory=dict)  # by label where a difference may begin, else by part
     _seen: int = 0
     _first: int = 0
     _adding: int = 0
@@ -54,14 +54,14 @@ class KeptMaps:
     def offer(
         self, label: str, a: PairedOutput, b: Tensor, relative_l2: float, added: float | None, count: int
     ) -> None:
-        """Keep the map of a row if it is one of those that matter; each row is offered once, in the order of running.
+        """Keep the map of a row if it may be drawn; rows are offered once, in the order of running.
 
         Args:
             label: Of the row.
-            a: The output of A; one that is nested has no map.
-            b: That of B, of the same shape.
+            a: The output of A; a nested output has no map.
+            b: The output of B, of the same shape.
             relative_l2: Of A-B.
-            added: That of what B's layer adds by itself; None if it is not known.
+            added: Relative L2 that B's layer adds by itself; None if it is not known.
             count: Number of inputs in the batch.
         """
         if b.is_nested:
@@ -72,7 +72,7 @@ class KeptMaps:
         adds = added is not None and self._adding < _MOST_ADDING and exceeds(added, rounding_limit(self.eps, 1))
         self._first += is_first
         self._adding += adds
-        rank = math.inf if math.isnan(relative_l2) else relative_l2  # NaN on one side is the largest difference of all
+        rank = math.inf if math.isnan(relative_l2) else relative_l2  # NaN on one side ranks first
         is_larger = rank > (self._held[part].rank if part in self._held else 0.0)
         saved = _saved(a, b, count) if is_first or adds or is_larger else None
         if saved is None:
@@ -85,7 +85,7 @@ class KeptMaps:
     def drawn(
         self, rows: Iterable[DifferenceRow], first_differences: Sequence[FirstDifference]
     ) -> tuple[FeatureMaps, ...]:
-        """Return the maps to draw, in the order of the given rows."""
+        """Return the maps to draw, in the order of the rows."""
         begins, by_label = {first.row for first in first_differences}, {row.label: row for row in rows}
         pairs = [(by_label[held.label], held) for held in self._held.values() if held.label in by_label]
         pairs.sort(key=lambda pair: pair[0].index)
@@ -94,7 +94,7 @@ class KeptMaps:
 
 
 def _saved(a: PairedOutput, b: Tensor, count: int) -> SavedActivation | None:
-    """Return A-B of the first input, only the first channels of a large one; None if these are still too large."""
+    """Return A-B of the first input, limited to its first channels if it is large; None if one channel is too large."""
     difference = _difference(_of_first(a.value.read(), count), _of_first(b, count))
     keeping = Recorder(1, None, None, indices=(0,))
     keeping.axes.grids += a.grids
@@ -104,19 +104,19 @@ def _saved(a: PairedOutput, b: Tensor, count: int) -> SavedActivation | None:
     saved = next(keeping.slices((*a.call, ""), difference, a.channel_axis), None)
     if saved is None or saved.values.nbytes > _MOST_BYTES_OF_ONE:
         return None
-    is_part = saved.values.numel() < difference.numel()  # whose rest is not held
+    is_part = saved.values.numel() < difference.numel()  # a copy, so that the rest is freed
     return replace(saved, values=saved.values.clone()) if is_part else saved
 
 
 def _of_first(tensor: Tensor, count: int) -> Tensor:
-    """Return the part of the first input, the batch axis kept; all of a tensor without one."""
+    """Return the part of the first input, with its batch axis; all of a tensor without a batch axis."""
     if tensor.dim() and tensor.shape[0] == count:
         return tensor[:1]
     return tensor[:, :1] if tensor.dim() == 3 and tensor.shape[1] == count else tensor
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """Return A-B in float32, 0 where both are the same, NaN or infinite too."""
+    """Return A-B in float32; 0 where A and B are equal, also if both are NaN or infinite."""
     a, b = (tensor.detach().dequantize() if tensor.is_quantized else tensor.detach() for tensor in (a, b))
     if a.device != b.device or a.device.type == "mps":
         a, b = a.cpu(), b.cpu()

@@ -1,4 +1,4 @@
-"""Maps of A-B in a picture: where a difference begins, and others spread over the depth."""
+"""Maps of A-B for a picture: of rows where a difference begins, and of others over the depth."""
 
 import math
 from collections.abc import Collection
@@ -20,7 +20,7 @@ LEGEND_OF_SEQUENCES = "Of a sequence, each row is a channel and each column a st
 
 
 def summarised(maps: FeatureMaps, kind: str) -> MapSummary:
-    """Return maps of A-B, (C, H, W) or of a clip (C, T, H, W), as two: the mean of |A-B|, and its largest channel."""
+    """Reduce A-B, (C, H, W) or (C, T, H, W) of a clip, to the mean of |A-B| and A-B in its largest channel."""
     values = maps.values[:, maps.values.shape[1] // 2] if maps.arrangement == "frames" else maps.values
     with np.errstate(invalid="ignore", over="ignore"):
         strength = np.square(values, dtype=np.float64).sum(axis=(1, 2))
@@ -42,7 +42,7 @@ def summarised(maps: FeatureMaps, kind: str) -> MapSummary:
 
 
 def shown_maps(result: Differences, begins: Collection[int]) -> list[FeatureMaps]:
-    """Return maps in the order of running: where differences begin, at these rows, and others spread over the depth."""
+    """Return maps in the order of running: of the rows `begins`, and of the largest differences over the depth."""
     drawable = [maps for maps in result.maps if maps.arrangement != "vector" and min(maps.values.shape[-2:]) > 1]
     amounts = {row.index: row.relative_l2 or 0.0 for row in result.rows}
     sizes = {index: math.inf if math.isnan(amount) else amount for index, amount in amounts.items()}

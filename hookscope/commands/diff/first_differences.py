@@ -7,13 +7,13 @@ from dataclasses import replace
 from hookscope.commands.diff.alignment import is_inside
 from hookscope.results.differences import DifferenceRow, FirstDifference, Origin, OutputDifference
 
-# The largest rounding of one layer, as a relative L2 norm, in units in the last place: of the dtype that stores values,
-# and of the one that accumulates sums. In float32, 8.1e-6; in bfloat16, 0.031. Sums of some 10,000
-# products, in any order, stay below a third of it.
+# The largest rounding of one layer, as a relative L2 norm, in units in the last place of the dtype that stores values,
+# and of the dtype that sums them. In float32, 8.1e-6; in bfloat16, 0.031. Sums of some 10,000 products, in any order,
+# stay below a third of it.
 _STORED_ULPS = 4
 _SUMMED_ULPS = 64
 
-# A layer that only passes on what rounding makes of its inputs makes it less than so many times larger.
+# A layer that passes on the rounding of its inputs makes it less than this many times larger.
 _GROWTH = 10
 
 
@@ -24,14 +24,14 @@ def rounding_limit(eps: float, layers_before: int) -> float:
 
     Args:
         eps: Machine epsilon of the coarsest dtype that the networks compute in.
-        layers_before: How many layers have run by then, that layer included.
+        layers_before: Number of layers that have run, with the layer of the outputs.
     """
     summed = min(eps, 2.0**-23)  # half precision is summed in float32
     return (_STORED_ULPS * eps + _SUMMED_ULPS * summed) * math.sqrt(max(layers_before, 1))
 
 
 def exceeds(relative_l2: float | None, limit: float) -> bool:
-    """Return whether a difference is beyond rounding; NaN is."""
+    """Tell whether a difference is beyond rounding; NaN is."""
     return relative_l2 is not None and not relative_l2 <= limit
 
 
@@ -46,13 +46,13 @@ def with_origins(
     """Return rows with their limit and origin, and where differences begin.
 
     Args:
-        rows: In A's order of execution, containers included: they show differences that arise between the layers that
-            they call.
+        rows: In A's order of execution. Containers are among them: they show differences that arise between the layers
+            that they call.
         eps: As for `rounding_limit`.
-        sizes: By name, how many layers a row stands for whose parts have no rows; 1 for others.
-        outputs: Of the networks: what they show has not disappeared, though the last rows may agree.
-        same_inputs: Whether both networks are given the same. If not, a difference begins where a layer is given the
-            same after all, and returns something else.
+        sizes: By name of a layer whose parts have no rows, the number of layers in it; 1 for other layers.
+        outputs: Of the networks. A difference in them has not disappeared, even if the last rows agree.
+        same_inputs: Whether both networks have the same inputs. If not, a difference only begins in layers whose inputs
+            agree nevertheless.
     """
     sizes = sizes or {}
     judged: list[DifferenceRow] = []
@@ -64,14 +64,14 @@ def with_origins(
         single = rounding_limit(eps, sizes.get(row.layer, 1))
         judged.append(replace(limited, origin=origin_of(limited, single, first_seen=first_seen)))
         first_seen = first_seen or _differs(judged[-1])
-    begins = _begins(judged, eps, sizes)
+    begins = _first_and_later(judged, eps, sizes)
     if not same_inputs:
         given_same = {row.label for row in judged if _has_equal_inputs(row)}
         begins = [first for first in begins if first.row in given_same and not (first.in_own_code and not first.layer)]
     if any(row.added is not None for row in rows):
-        begins = _of_single_layers(judged, begins, eps, sizes)
+        begins = _with_adding_layers(judged, begins, eps, sizes)
     stays = any(exceeds(output.relative_l2, rounding_limit(eps, depth)) for output in outputs)
-    return tuple(judged), _sorted_by_stay(judged, begins, stays=stays)
+    return tuple(judged), _with_ends(judged, begins, stays=stays)
 
 
 def _differs(row: DifferenceRow) -> bool:
@@ -82,9 +82,9 @@ def origin_of(row: DifferenceRow, single: float = math.inf, *, first_seen: bool 
     """Return where a row's difference comes from.
 
     Args:
-        row: With its limit.
-        single: The limit of what a layer adds by itself.
-        first_seen: Whether a row before it differs.
+        row: A row with its limit.
+        single: The limit of the difference that a layer adds by itself.
+        first_seen: Whether an earlier row differs.
     """
     total, differs = row.relative_l2, _differs(row)
     origin: Origin = "unclear"
@@ -102,10 +102,10 @@ def origin_of(row: DifferenceRow, single: float = math.inf, *, first_seen: bool 
     return origin
 
 
-def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> list[FirstDifference]:
-    """Return where the first difference begins, and the other layers that are given the same and return something else.
+def _first_and_later(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> list[FirstDifference]:
+    """Return where the first difference begins, and later layers whose inputs agree and whose outputs differ.
 
-    A container is among the others only if its difference cannot be that of a layer inside it.
+    A container is a later layer only if no layer inside it can cause its difference.
     """
     differing = [at for at, row in enumerate(rows) if _differs(row)]
     if not differing:
@@ -114,15 +114,15 @@ def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int])
     begins: list[FirstDifference] = []
     single = rounding_limit(eps, sizes.get(row.layer, 1))
     if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.arriving_relative_l2, row.limit):
-        begins.append(_first(rows, differing[0]))
+        begins.append(_first_difference(rows, differing[0]))
     later = [rows[at] for at in differing[1:] if rows[at].added is None and _has_equal_inputs(rows[at])]
     inside = {start.layer for start in begins} | {entry.layer for entry in later}
     inside |= {rows[at].layer for at in differing if rows[at].arriving_relative_l2 is None}
-    layers = {entry.layer for entry in rows}
-    for row in later:
-        if not any(is_inside(layer, row.layer) for layer in inside):
-            in_own_code = _has_parts(row.layer, layers)
-            begins.append(FirstDifference(row.layer, row.label, in_own_code, row.relative_l2))
+    begins += [
+        _begins_in(row, rows, row.relative_l2)
+        for row in later
+        if not any(is_inside(layer, row.layer) for layer in inside)
+    ]
     by_layer: dict[str, FirstDifference] = {}
     for first in begins:
         by_layer.setdefault(first.layer, first)
@@ -134,16 +134,15 @@ def _has_equal_inputs(row: DifferenceRow) -> bool:
     return prior is not None and prior <= row.limit and not (total is not None and total <= row.limit + _GROWTH * prior)
 
 
-def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
-    """Return where the difference begins that one of the rows is the first to show.
+def _first_difference(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
+    """Return where the difference begins whose first row is at an index.
 
-    That is its layer if the layer's inputs agree, else the code of the nearest module around it whose inputs do: a
-    container that is called with a difference only passes it on.
+    It begins in the row's layer if the inputs of the layer agree. Otherwise it begins in the code of the nearest module
+    around the layer whose inputs agree: a container whose inputs differ only passes the difference on.
     """
     row = rows[at]
     if not exceeds(row.arriving_relative_l2, row.limit):
-        in_own_code = _has_parts(row.layer, {other.layer for other in rows})
-        return FirstDifference(row.layer, row.label, in_own_code, row.relative_l2)
+        return _begins_in(row, rows, row.relative_l2)
     owner, colon, _ = row.layer.partition(":")
     around = owner.removeprefix("(model)") if colon else row.layer.rpartition(".")[0]
     calls = {other.layer: other for other in reversed(rows[at:])}  # a module around the row finishes after it
@@ -154,12 +153,13 @@ def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
     return FirstDifference(around, row.label, in_own_code=True, relative_l2=row.relative_l2)
 
 
-def _sorted_by_stay(
+def _with_ends(
     rows: Sequence[DifferenceRow], begins: Sequence[FirstDifference], *, stays: bool
 ) -> tuple[FirstDifference, ...]:
-    """Return where differences begin, those last that are gone again before the next one begins.
+    """Fill in where differences are gone again before the next one begins, and put these last.
 
-    If one `stays` in what the networks return, the last to begin is not gone, nor is any by what has no partner.
+    If a difference `stays` in the outputs of the networks, the last difference is not gone, and no layer without a
+    partner undoes one.
     """
     places = {row.label: at for at, row in enumerate(rows)}
     passed_on = max((at for at, row in enumerate(rows) if _differs(row) and not _has_equal_inputs(row)), default=-1)
@@ -169,14 +169,14 @@ def _sorted_by_stay(
         at = places[first.row]
         end = next((start for start in starts if start > at), None)
         gone_at = "" if stays and end is None else _gone_at(rows[at:end], is_last=end is None)
-        if not (gone_at or stays) and at > passed_on and not _differs(rows[-1]):  # what undoes it has no partner
+        if not (gone_at or stays) and at > passed_on and not _differs(rows[-1]):  # a layer without a partner undoes it
             gone_at = next(row.label for row in rows[at:] if not _differs(row))
         differences.append(replace(first, gone_at=gone_at))
     return tuple(sorted(differences, key=lambda difference: bool(difference.gone_at)))
 
 
 def _gone_at(rows: Sequence[DifferenceRow], *, is_last: bool) -> str:
-    """Return the row from which on all agree; "" if none takes the difference that the first row shows."""
+    """Return the label of the row from which on all rows agree; "" if the difference of the first row stays."""
     if not _differs(rows[0]):
         return rows[0].label
     for at, row in enumerate(rows):
@@ -187,29 +187,29 @@ def _gone_at(rows: Sequence[DifferenceRow], *, is_last: bool) -> str:
     return ""
 
 
-def _has_parts(layer: str, layers: set[str]) -> bool:
-    return any(is_inside(other, layer) for other in layers)
+def _begins_in(row: DifferenceRow, rows: Sequence[DifferenceRow], relative_l2: float | None) -> FirstDifference:
+    """Return a difference that begins in a row's layer: in its own code if other rows are inside the layer."""
+    in_own_code = any(is_inside(other.layer, row.layer) for other in rows)
+    return FirstDifference(row.layer, row.label, in_own_code, relative_l2)
 
 
-def _of_single_layers(
+def _with_adding_layers(
     rows: Sequence[DifferenceRow], first: Sequence[FirstDifference], eps: float, sizes: Mapping[str, int]
 ) -> list[FirstDifference]:
-    """Return the layers that add a difference by themselves, at their first calls that do.
+    """Return `first` and the layers that add a difference by themselves, at their first such calls.
 
-    A container is among them only if the layers inside it add none.
+    A container is added only if no layer inside it adds a difference.
     """
-    layers = {row.layer for row in rows}
     first_differences = {difference.layer: difference for difference in first}
     added = [(row, row.added.relative_l2) for row in rows if row.added is not None]
-    adding = [(row, amount) for row, amount in added if exceeds(amount, rounding_limit(eps, _size(row, rows, sizes)))]
+    adding = [(row, amount) for row, amount in added if exceeds(amount, _own_limit(row, rows, eps, sizes))]
     for row, amount in adding:
         if not any(is_inside(other.layer, row.layer) for other, _ in adding):
-            in_own_code = _has_parts(row.layer, layers)
-            first_differences.setdefault(row.layer, FirstDifference(row.layer, row.label, in_own_code, amount))
+            first_differences.setdefault(row.layer, _begins_in(row, rows, amount))
     return [*first_differences.values()]
 
 
-def _size(row: DifferenceRow, rows: Sequence[DifferenceRow], sizes: Mapping[str, int]) -> int:
-    """Return how many layers a row stands for, those of the rows inside it included."""
+def _own_limit(row: DifferenceRow, rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> float:
+    """Return the limit of the difference that a layer adds, with the layers inside it."""
     inside = [other.layer for other in rows if is_inside(other.layer, row.layer)]
-    return sum(sizes.get(layer, 1) for layer in (row.layer, *inside))
+    return rounding_limit(eps, sum(sizes.get(layer, 1) for layer in (row.layer, *inside)))

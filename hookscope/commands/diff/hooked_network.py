@@ -1,4 +1,4 @@
-"""One of the networks that are compared: its hooks, and one pass of it."""
+"""One of the compared networks: its hooks, and one pass of it."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookscope.commands.diff.alignment import Call, CallKey, around
+from hookscope.commands.diff.alignment import Call, CallKey, containers_of
 from hookscope.commands.diff.values import Value, Versions
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.forward_hooks import Capture, capture
@@ -35,7 +35,7 @@ from hookscope.results.network import row_label
 NEVER_CALLED = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 
 Key = tuple[str, int, int]
-"""(layer, call, which of its tensors)."""
+"""(layer, call, index of the tensor)."""
 
 
 class PairedOutput(NamedTuple):
@@ -43,11 +43,11 @@ class PairedOutput(NamedTuple):
 
     Attributes:
         call: (layer, call) in A.
-        place: Its place in its own network.
+        place: The key in its own network.
         slots: Paths of the tensors that the call returns.
-        channel_axis: The axis of the tensor that counts channels; None if none does.
-        grids: In A, the spatial sizes of maps up to here, latest last.
-        inputs: Of the call, with their paths; of a call that overwrote its first input, that one alone.
+        channel_axis: The axis of channels; None without one.
+        grids: In A, the spatial sizes of maps so far, latest last.
+        inputs: Inputs of the call, with their paths; only the first if the call overwrote it.
     """
 
     call: CallKey
@@ -61,14 +61,14 @@ class PairedOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """What is done with outputs in a pass.
+    """The functions that are called in a pass.
 
     Attributes:
-        versions: Of the tensors in that pass.
+        versions: The values of tensors in the pass.
         observe: Called in the hook of every output that has a partner.
-        overwrites: Called before a call overwrites its first input, with the call's key in A.
-        begins: Called before every call that has a partner, and before all hooks of its module, with the key, the name
-            of the layer, and what it is given; None if nobody asks.
+        overwrites: Called before a call overwrites its first input, with the key of the call in A.
+        begins: Called before every call that has a partner, and before all hooks of its module, with the key in A, the
+            name of the layer, and its arguments; None if not needed.
     """
 
     versions: Versions
@@ -79,12 +79,12 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """What is known of an output without its values, from the first batch.
+    """An output in the first batch, without its values.
 
     Attributes:
         operation: The operation; None for a module.
-        inputs: For each input of an operation the name of the parameter, buffer or attribute that it is; "" for others,
-            None for an input that the operation has overwritten.
+        inputs: For each input of an operation, the name of the parameter, buffer or attribute; "" for an input that is
+            none, None for an input that the operation has overwritten.
     """
 
     label: str
@@ -102,15 +102,15 @@ class HookedNetwork:
     """A network, how it runs, and its outputs so far.
 
     Attributes:
-        title: Its name in messages: "A (resnet34)".
+        title: The name in messages: "A (resnet34)".
         selected: The layers that have rows.
         hooked: The selected layers, the default layers, and the modules around them.
         partner: Maps a call of this network to its key in A; None for a call without a partner.
-        options: How it runs, forward and backward.
+        options: How the network runs, forward and backward.
         cpu_threads: Number of CPU threads; None for torch's default.
-        own_inputs: Gives the batch to run on in place of one of A's.
-        output_forms: Outputs of all batches, in order, by (layer, call, which).
-        passed_through: Whether each was an unchanged input in every batch.
+        own_inputs: Maps a batch, or pair of batches, to the batch that this network runs on.
+        output_forms: Outputs of all batches, in order of execution.
+        passed_through: Whether an output was an unchanged input in every batch.
     """
 
     title: str
@@ -135,14 +135,14 @@ class HookedNetwork:
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
-        """Let the network run in the block, and restore it after the block."""
+        """Restore the network after the block, in which it may run."""
         modules = self.inspected.modules
         self._stored = {} if self.operations is None else _stored_tensors(modules)
         with preserved(self.inspected.network, self.options.seed, self.options.mode, modules.values()) as self._state:
             yield
 
     def trial(self, batch: Batch, layers: Mapping[str, nn.Module]) -> "HookedNetwork":
-        """Return this network, without edits and with these layers hooked, after a pass that leaves no trace of it."""
+        """Run a copy of this object without edits, with these layers hooked; return it. The network is restored."""
         operations = None if self.operations is None else OperationChoice(self.operations.patterns)
         no_edits = PlacedEdits({}, (), {})
         trial = replace(self, hooked=layers, operations=operations, edits=no_edits, output_forms={}, passed_through={})
@@ -156,13 +156,13 @@ class HookedNetwork:
         return self._captured.called
 
     def batch_for(self, batch: Batch) -> Batch:
-        """Return a copy of a batch of A's, or of the network's own, on its device and in its dtype."""
+        """Return a copy of a batch, or of the network's own in a pair, on its device and in its dtype."""
         return to_device(copy_of(self.own_inputs(batch)), *placement(self.inspected.network))
 
     def run(self, batch: Batch, observer: Observer | None) -> object:
-        """Run the network once over `batch_for` a batch, in a block of `prepared`; return its output, or its `Break`.
+        """Run the network over `batch_for` a batch, inside a block of `prepared`; return its output, or its `Break`.
 
-        Random numbers are drawn from the states that the generators have now.
+        Random numbers are drawn from the present states of the generators.
         """
         self._state.mark()
         self._counts.clear()
@@ -175,21 +175,21 @@ class HookedNetwork:
                 if observation.value is not None:
                     key = (observation.layer, observation.call, observation.value)
                     self.passed_through[key] = observation.passed_through and self.passed_through.get(key, True)
-        self._observer = None  # with it go values of tensors
+        self._observer = None  # frees the values of tensors
         return output
 
     def rewind(self) -> None:
-        """Let the next pass begin with the network as it was before the latest."""
+        """Restore the state of the network from before the latest pass."""
         self._state.rewind()
 
     @contextmanager
     def _hooks(self) -> Iterator[Capture[int]]:
-        """Add hooks: of `capture`, and before calls, to see what they are given and what they overwrite."""
+        """Add the hooks of `capture`, and hooks before calls that see arguments and inputs to be overwritten."""
         edits, network = self.edits.by_name, self.inspected.network
         hooks = capture(network, self.hooked, self._observe, edits=edits, operations=self.operations)
         with hooks as captured, ExitStack() as block:
             for name, module in self.hooked.items():
-                if isinstance(module, torch.jit.ScriptModule):  # it takes no hooks before its calls
+                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks before calls
                     continue
                 if self._observer is not None and self._observer.begins is not None:
                     before = Hook(self._before_hooks, name)
@@ -212,13 +212,13 @@ class HookedNetwork:
             return Break(failure_message(self.title, failure, error), failure, error)
 
     def has_rows(self, layer: str) -> bool:
-        """Return whether a layer or operation has rows in the result."""
+        """Tell whether a layer or operation has rows in the result."""
         return layer in self.selected or layer not in self.hooked  # operations are not hooked modules
 
     def _observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> int:
-        """Show the observer an output that has a partner; return the output's index among the call's tensors."""
+        """Pass an output that has a partner to the observer; return its index among the tensors of the call."""
         place = (call.layer, call.call)
-        index = self._next(place)
+        index = self._count(place)
         axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tensor.shape)
         if (*place, index) not in self.output_forms:
             kind = type(call.module).__name__ if call.operation is None else call.operation.name
@@ -240,8 +240,8 @@ class HookedNetwork:
             observer.observe(PairedOutput(partner, (*place, index), call.slots or [slot], value, axis, grids, inputs))
         return index
 
-    def _next(self, counted: object) -> int:
-        """Return how often this was counted in the pass before."""
+    def _count(self, counted: object) -> int:
+        """Count a key; return how often it was counted before in this pass."""
         self._counts[counted] += 1
         return self._counts[counted] - 1
 
@@ -254,11 +254,11 @@ class HookedNetwork:
     def run_alone(self, layer: str, args: Any, kwargs: Any) -> list[Tensor]:
         """Run one layer before its call in the network, without side effects; return its output tensors.
 
-        It holds what it holds for that call, draws the same random numbers, and finds none of the context variables
-        that the network has set, by which a pass collects what its layers return.
+        The layer has the state and draws the random numbers of that call. It sees no context variables of the network,
+        by which a pass may collect outputs of layers.
         """
         module, observer, random_states = self.hooked[layer], self._observer, RandomStates()
-        call: Any = nn.Module.__call__  # hooks see what it returns, and not what a class adds to it
+        call: Any = nn.Module.__call__  # hooks see its output, without what a class adds
         with self._captured.detached():
             before = Snapshot([*module.modules()])
             try:
@@ -271,14 +271,14 @@ class HookedNetwork:
 
     def _before_hooks(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._observer is not None and self._observer.begins is not None:
-            partner = self.partner((layer, self._next((layer, "begins"))))
+            partner = self.partner((layer, self._count((layer, "begins"))))
             if partner is not None:
                 self._observer.begins(partner, layer, args, kwargs)
 
     def _before_overwriting(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._observer is None:
             return
-        place = (layer, self._next((layer, "overwrites")))
+        place = (layer, self._count((layer, "overwrites")))
         inputs, partner = tensors_given(args, kwargs), self.partner(place)
         if inputs and partner is not None:
             with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
@@ -288,7 +288,7 @@ class HookedNetwork:
 
 
 def _stored_tensors(modules: Mapping[str, nn.Module]) -> dict[int, tuple[Tensor, str, int]]:
-    """Return the parameters, buffers and other tensors that modules hold, by `id`, with names and versions."""
+    """Return all tensors that modules hold, by `id`, with names and versions."""
     stored: dict[int, tuple[Tensor, str, int]] = {}
     for name, module in modules.items():
         for key, value in {**vars(module), **module._buffers, **module._parameters}.items():
@@ -300,15 +300,15 @@ def _stored_tensors(modules: Mapping[str, nn.Module]) -> dict[int, tuple[Tensor,
 def layers_to_hook(
     inspected: InspectedNetwork, selected: Mapping[str, nn.Module], *, chosen: bool
 ) -> dict[str, nn.Module]:
-    """Return the layers to hook: the selected ones, the default ones if others were chosen, and modules around them."""
+    """Return the layers to hook: selected layers, default layers if layers were `chosen`, and modules around them."""
     wanted = {*selected, *(default_layers(inspected.modules) if chosen else ())}
-    wanted |= around(wanted)
+    wanted |= containers_of(wanted)
     modules = inspected.modules.items()
     return {name: layer for name, layer in modules if name in wanted and not isinstance(layer, NEVER_CALLED)}
 
 
 def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the parameters that a module owns itself."""
+    """Return the shapes of the parameters that a module owns directly."""
     return tuple(tuple(parameter.shape) for parameter in owned_parameters(module))
 
 
@@ -338,7 +338,7 @@ def _epsilons(network: HookedNetwork) -> tuple[float, str]:
 
 
 def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
-    """Run a network over a batch, to its end or first error; return its calls in the order in which they finish."""
+    """Run a network over a batch until its end or an error; return its calls in the order in which they finish."""
     trial = network.trial(batch, network.hooked)
     calls: dict[CallKey, Call] = {}
     for place, form in trial.output_forms.items():

@@ -15,16 +15,16 @@ from hookscope.hooks.memory import missing_memory
 from hookscope.results.differences import ChannelShare, Measures, NonFinite
 from hookscope.statistics.difference import squared_sums
 
-# Elements compared at a time. On the CPU few enough that torch does not wake other threads, and that the float64 copies
-# stay in a core's cache.
+# Elements compared at a time. On the CPU few enough that torch uses one thread, and that the float64 copies stay in a
+# core's cache.
 _CPU_CHUNK = 2**15
 _DEVICE_CHUNK = 2**24
 
 # A channel with more than this share of the squared difference is the culprit.
 _CULPRIT_FRACTION = 0.5
-# Channels are examined if the difference exceeds this share of A's norm: below, it is mostly rounding.
-_LOOKS_AT_CHANNELS = 1e-6
-# With fewer channels one of them easily has the larger part.
+# Channels are examined if the difference exceeds this share of A's norm; a smaller one is mostly rounding.
+_CHANNELS_FROM = 1e-6
+# With fewer channels, a single one easily has the largest part.
 _FEWEST_CHANNELS = 4
 
 _ADDED = ("a", "b", "product", "difference", "unequal", "mismatched", "count")
@@ -35,9 +35,9 @@ class Sums:
     """Sums over the elements of tensors A and B, from which `measured` follows.
 
     Attributes:
-        a: As the others up to `max_value` in `SquaredSums`.
+        a: As in `SquaredSums`, like all fields up to `max_value`.
         count: Number of elements.
-        nonfinite: Of the `mismatched` elements: how many are NaN in A, Inf in A, NaN in B and Inf in B.
+        nonfinite: Numbers of `mismatched` elements that are NaN in A, Inf in A, NaN in B and Inf in B.
     """
 
     a: float = 0.0
@@ -54,7 +54,7 @@ class Sums:
     nonfinite: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __add__(self, other: "Sums") -> "Sums":
-        """Return the sums of the elements of both."""
+        """Return the sums over the elements of both."""
         largest = other if other.max_abs > self.max_abs else self
         squares = other.squares if self.squares is None else self.squares
         if self.squares is not None and other.squares is not None and len(self.squares) == len(other.squares):
@@ -70,7 +70,7 @@ class Sums:
             return math.nan
         if not self.unequal:
             return 0.0
-        # The square of a number below 1.5e-162 is 0 in float64, and yet it is a difference.
+        # The square of a difference below 1.5e-162 is 0 in float64.
         return max(math.sqrt(self.difference / self.a), sys.float_info.min) if self.a else math.inf
 
     @property
@@ -130,7 +130,7 @@ def _sums_of_parts(a: Tensor, b: Tensor) -> Sums:
 
 
 def _sums_by_torch(a: Tensor, b: Tensor, channel_axis: int | None) -> Sums:
-    """Return the sums of what compiled code does not read, some elements at a time."""
+    """Return the sums of tensors that compiled code cannot read, some elements at a time."""
     device = a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")
     a, b = plain(a, device), plain(b, device)
     flat_a, flat_b = a.reshape(-1), b.reshape(-1)
@@ -146,13 +146,13 @@ def _sums_by_torch(a: Tensor, b: Tensor, channel_axis: int | None) -> Sums:
 
 
 def _sums_of_chunk(a: Tensor, b: Tensor, start: int) -> Sums:
-    """Return the sums in float64 of two vectors, the first element of which is at `start`."""
+    """Return the sums of two vectors, the first element of which is at `start`, in float64."""
     sums = Sums(count=a.numel())
     exact = a - b if a.dtype == b.dtype == torch.int64 else None  # float64 rounds integers beyond 2**53
     a, b = a.double(), b.double()
     differences = a - b
     if exact is not None:
-        differences = torch.where(differences.abs() < 2.0**62, exact, differences)  # the others may overflow
+        differences = torch.where(differences.abs() < 2.0**62, exact, differences)  # larger ones may overflow
     sums.difference = float(differences.dot(differences))
     if not math.isfinite(sums.difference):
         counted = a.isfinite() & b.isfinite()
@@ -173,7 +173,7 @@ def _differ(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _nonfinite(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
-    """Return how many elements are NaN and infinite in A, and in B, where the other tensor holds something else."""
+    """Return how many elements are NaN and infinite in A, and in B, but not equal in the other tensor."""
     differ = _differ(a, b)
     nan_a, inf_a, nan_b, inf_b = (int((odd & differ).sum()) for odd in (a.isnan(), a.isinf(), b.isnan(), b.isinf()))
     return nan_a, inf_a, nan_b, inf_b
@@ -197,12 +197,12 @@ def comparable(a: Tensor, b: Tensor) -> str:
 
 
 def _sizes(tensor: Tensor) -> list[torch.Size]:
-    """Return the shape of a tensor, of a nested one those of its parts."""
+    """Return the shape of a tensor, or the shapes of the parts of a nested tensor."""
     return [part.shape for part in tensor.unbind()] if tensor.is_nested else [tensor.shape]
 
 
 def plain(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the values of a dense tensor on a device: complex ones as pairs, quantised ones dequantised."""
+    """Return a dense tensor on a device, complex values as pairs, quantised values dequantised."""
     tensor = tensor.detach()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
@@ -212,16 +212,16 @@ def plain(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """Return the coarser floating dtype of the two; A's if one is not floating."""
+    """Return the coarser floating dtype of the two; A's if either is not floating."""
     if a == b or not (a.is_floating_point and b.is_floating_point):
         return a
     return max((a, b), key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def culprit(sums: Sums) -> ChannelShare | None:
-    """Return the channel with most of the squared difference; None if there is none, or it is mostly rounding."""
+    """Return the channel with most of the squared difference; None without one, or if it is mostly rounding."""
     squares = sums.squares
-    if squares is None or len(squares) < _FEWEST_CHANNELS or sums.relative_l2 < _LOOKS_AT_CHANNELS:
+    if squares is None or len(squares) < _FEWEST_CHANNELS or sums.relative_l2 < _CHANNELS_FROM:
         return None
     total = float(squares.sum())
     if not total or not math.isfinite(total):
@@ -232,7 +232,7 @@ def culprit(sums: Sums) -> ChannelShare | None:
 
 
 def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> NDArray[np.float64]:
-    """Return the squared difference by channel in float64, (C,); one input at a time, to spare memory."""
+    """Return the squared difference by channel in float64, (C,), computed input by input to save memory."""
     total = torch.zeros(a.shape[axis], dtype=torch.float64)
     for sample, other in zip(a, b, strict=True):
         differences = (sample.double() - other.double()).movedim(axis - 1, 0).reshape(a.shape[axis], -1)
@@ -241,7 +241,7 @@ def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> NDArray[np.float64]:
 
 
 def _spacing(value: float, dtype: torch.dtype) -> float:
-    """Return the distance from a number to the next one in a floating dtype: `numpy.spacing`."""
+    """Return the distance from a value to the next one in a floating dtype, as `numpy.spacing`."""
     limits = torch.finfo(dtype)
     if abs(value) < limits.tiny:
         return limits.tiny * limits.eps

@@ -1,10 +1,11 @@
-"""Rows of networks that ran over the same inputs: of the outputs that have a partner, and which have none."""
+"""Rows of networks that ran: of outputs with a partner, and a list of outputs without one."""
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
+
+import numpy as np
 
 from hookscope.commands.diff.alignment import Pairing
 from hookscope.commands.diff.hooked_network import HookedNetwork, Key, OutputForm
@@ -18,9 +19,9 @@ from hookscope.text import figure, in_words, printable
 def paired_rows(
     networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing
 ) -> list[DifferenceRow]:
-    """Return a row for each pair of outputs, those of modules around others too, in A's order of execution.
+    """Return a row for each pair of outputs, containers included, in A's order of execution.
 
-    The index counts the rows that are listed.
+    The index counts only rows of layers that have rows in the result.
     """
     rows: list[DifferenceRow] = []
     listed = 0
@@ -33,7 +34,7 @@ def paired_rows(
         if not unchanged:
             paired = _row(listed, form, other, partner[1], row)
             if any(edit.place == "input" for edit in networks[B].edits.by_name.get(other.layer, ())):
-                # What arrives before the edit is not known.
+                # The input before the edit is not known.
                 paired = replace(paired, given="with an edited input", arriving_relative_l2=None)
             rows.append(paired)
             listed += networks[A].has_rows(form.layer)
@@ -42,7 +43,7 @@ def paired_rows(
 
 def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: Row) -> DifferenceRow:
     measured = row.output.sums.get((A, B))
-    words, total, arriving = _given(form, other, row)
+    words, total, arriving = _arguments(form, other, row)
     error, error_b = row.output.errors
     return DifferenceRow(
         index=index,
@@ -69,10 +70,10 @@ def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: R
     )
 
 
-def _given(form: OutputForm, other: OutputForm, row: Row) -> tuple[str, float | None, float | None]:
-    """Return what an operation takes that no layer returns and that differs, in words, and how far its inputs differ.
+def _arguments(form: OutputForm, other: OutputForm, row: Row) -> tuple[str, float | None, float | None]:
+    """Return in words which constants and stored tensors of an operation differ, and how far its inputs differ.
 
-    That is how far all of them do, and those that layers return; None where an input was overwritten.
+    The first norm is over all inputs, the second over outputs of layers; both are None if an input was overwritten.
     """
     total = row.input_relative_l2
     if form.operation is None or other.operation is None:
@@ -92,7 +93,7 @@ def _given(form: OutputForm, other: OutputForm, row: Row) -> tuple[str, float | 
     arriving = [value for name, value in amounts if not name]
     if not arriving:
         return in_words(parts), total, 0.0 if parts else None
-    return in_words(parts), total, math.nan if any(map(math.isnan, arriving)) else max(arriving)
+    return in_words(parts), total, float(np.max(arriving))  # NaN if one is
 
 
 def _constant(path: str, of_a: Mapping[str, str], two: Mapping[str, str]) -> str:
@@ -103,7 +104,7 @@ def _constant(path: str, of_a: Mapping[str, str], two: Mapping[str, str]) -> str
 def unmatched(
     networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing, *, with_b: bool
 ) -> tuple[Unmatched, ...]:
-    """Return the outputs of A that have no partner, and `with_b` those of B, with the reason."""
+    """Return the outputs of A that have no partner, with the reason, and outputs of B if `with_b`."""
     a, b = networks[:2]
     paired_b = {row.place_b for row in compared.values()}
     of_b = _unpaired(b, a, "B", pairing.inverse(), paired_b) if with_b else ()

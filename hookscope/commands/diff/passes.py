@@ -1,4 +1,4 @@
-"""Run networks one after another over each batch: what A returns waits in a spool, and is compared in B's hooks."""
+"""Run the networks one after the other over each batch: A's outputs wait in a spool, and B's hooks compare them."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +9,7 @@ from operator import add
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
@@ -37,14 +38,14 @@ from hookscope.text import exception_line
 
 @dataclass(slots=True)
 class Row:
-    """The comparison of one pair of outputs.
+    """An output of A and its partner in B, compared.
 
     Attributes:
-        place_b: Where B's output is, in B.
-        output: What the outputs differ by.
+        place_b: The key of B's output.
+        output: The comparison of the outputs.
         inputs: Sums of A and B for each input tensor of the layer; () if they cannot be compared.
-        input_shapes_differ: Whether an input tensor has another shape in B.
-        added: Sums of A's output and the output of B's layer on A's input.
+        input_shapes_differ: Whether the shape of an input tensor is different in B.
+        added: Sums of A's output and the output of B's layer on A's input; None without them.
         note: Why there is no `added`.
     """
 
@@ -58,10 +59,8 @@ class Row:
     @property
     def input_relative_l2(self) -> float | None:
         """The largest relative L2 difference of any input, infinite where shapes differ; None without inputs."""
-        if self.input_shapes_differ:
-            return math.inf
-        values = [sums.relative_l2 for sums in self.inputs]
-        return None if not values else math.nan if any(map(math.isnan, values)) else max(values)
+        norms = [math.inf] if self.input_shapes_differ else [sums.relative_l2 for sums in self.inputs]
+        return float(np.max(norms)) if norms else None  # NaN if one is
 
     def merge(self, other: "Row") -> None:
         """Merge the row of another batch."""
@@ -81,14 +80,14 @@ class Passes:
     """The passes of networks over batches, and the comparisons of what they return.
 
     Attributes:
-        networks: A, B and, if there is one, the reference.
-        outputs: Compares what the networks return.
+        networks: A, B and the optional reference.
+        outputs: Compares the outputs of the networks.
         maps: Maps of A-B for the first input.
-        compiled: B, if it runs through torch.compile: then the output of the whole stands for B's.
-        gradients: Compares the gradients; None if none are wanted.
+        compiled: B compiled, whose network in one piece gives B's output; None unless B is compiled.
+        gradients: Compares the gradients; None if they are not compared.
         shadow: Whether layers of B also run on A's inputs.
-        records: Of the inputs that every network ran on.
-        rows: Rows by key, over the batches that were kept.
+        records: Records of the inputs that all networks ran on; `records_b` has those of B's own inputs.
+        rows: By the key of A's output, over all batches without errors.
     """
 
     networks: Sequence[HookedNetwork]
@@ -98,20 +97,21 @@ class Passes:
     gradients: GradientComparison | None
     shadow: bool
     records: list[InputRecord] = field(default_factory=list)
+    records_b: list[InputRecord] = field(default_factory=list)
     rows: dict[Key, Row] = field(default_factory=dict)
-    _batch: dict[Key, Row] = field(default_factory=dict)
+    _batch_rows: dict[Key, Row] = field(default_factory=dict)
     _spooled: Sequence[dict[Key, PairedOutput]] = ()
-    _given: dict[CallKey, tuple[list[Any], TreeSpec]] = field(default_factory=dict)  # A's inputs, for shadows
-    _shadowed: dict[CallKey, list[Tensor] | str] = field(default_factory=dict)  # outputs, or what the layer raised
-    _ran: list[HookedNetwork] = field(default_factory=list)
-    _start: RandomStates = field(default_factory=RandomStates)
+    _arguments_of_a: dict[CallKey, tuple[list[Any], TreeSpec]] = field(default_factory=dict)  # for shadows
+    _shadow_outputs: dict[CallKey, list[Tensor] | str] = field(default_factory=dict)  # outputs, or the error
+    _started: list[HookedNetwork] = field(default_factory=list)
+    _random_states: RandomStates = field(default_factory=RandomStates)
     _count: int = 0
 
     def run(self, queue: BatchQueue, finished: Callable[[int], None]) -> None:
-        """Run the networks over all batches; `finished` is called after each with the number of inputs that have run.
+        """Run the networks over all batches; `finished` is called after each batch with the number of finished inputs.
 
         Raises:
-            ModelError: If a network raised, with an `on_error` of the queue on every input.
+            ModelError: If a network raised; with an `on_error` of the queue, if one raised on every input.
         """
         with ExitStack() as block:
             if self.compiled is not None:
@@ -124,9 +124,9 @@ class Passes:
             raise ModelError(broken.message) from broken.error
 
     def _run(self, batch: Batch) -> Break | None:
-        """Run the networks over a batch, and keep its rows unless one of them raises."""
+        """Run the networks over a batch, and keep its rows unless a network raises."""
         self._count = len(batch.indices)
-        returned, broken = self._outputs(batch)
+        returned, broken = self._run_in_turn(batch)
         if self.compiled is not None:
             self.compiled.check(broken)
         if broken is not None:
@@ -138,63 +138,64 @@ class Passes:
             except PassError as error:
                 return Break(str(error), error=error.__cause__)
         self.outputs.add(chosen, len(self.records), self._count)
-        for key, row in self._batch.items():
+        for key, row in self._batch_rows.items():
             if key in self.rows:
                 self.rows[key].merge(row)
             else:
                 self.rows[key] = row
-        self.records.extend(batch.records)
+        self.records.extend(self.networks[A].own_inputs(batch).records)
+        self.records_b.extend(self.networks[B].own_inputs(batch).records)
         return None
 
-    def _outputs(self, batch: Batch) -> tuple[list[object], Break | None]:
-        """Run the networks from the same random states, B last; return their outputs, and how one of them raised.
+    def _run_in_turn(self, batch: Batch) -> tuple[list[object], Break | None]:
+        """Run the networks from equal random states, B last; return their outputs, and the error of one.
 
-        The next batch begins with the states that B leaves, or A if B draws no numbers.
+        The next batch begins with the random states after B, or after A if B draws no numbers.
         """
-        self._batch, self._spooled, self._ran = {}, [{} for _ in self.networks], []
-        spool, self._start = Spool(), RandomStates()
+        self._batch_rows, self._spooled, self._started = {}, [{} for _ in self.networks], []
+        spool, self._random_states = Spool(), RandomStates()
         ends: dict[int, RandomStates] = {}
         returned: dict[int, object] = {}
         for place in (A, *range(REFERENCE, len(self.networks)), B):
-            self._start.enter()
-            self._ran.append(self.networks[place])
+            self._random_states.enter()
+            self._started.append(self.networks[place])
             returned[place] = self.networks[place].run(
-                batch, self._comparing() if place == B else self._spooling(place, spool)
+                batch, self._comparing_observer() if place == B else self._spooling_observer(place, spool)
             )
             ends[place] = RandomStates()
             if isinstance(returned[place], Break):
                 break
         else:
             if self.compiled is not None:
-                self._start.enter()
+                self._random_states.enter()
                 returned[B] = self.compiled.whole.run(batch, None)
-            ends[B if ends[B].has_drawn(self._start) else A].enter()
-        self._given.clear()
-        self._shadowed.clear()
+            ends[B if ends[B].has_drawn(self._random_states) else A].enter()
+        self._arguments_of_a.clear()
+        self._shadow_outputs.clear()
         self._spooled = ()
         broken = next((output for output in returned.values() if isinstance(output, Break)), None)
         return [returned[place] for place in sorted(returned)], broken
 
     def _rewind(self) -> None:
-        """Let the next batch begin where the last one did."""
-        for network in self._ran:
+        """Restore the networks and random states from before the latest batch."""
+        for network in self._started:
             network.rewind()
-        self._start.enter()
+        self._random_states.enter()
 
-    def _spooling(self, place: int, spool: Spool) -> Observer:
+    def _spooling_observer(self, place: int, spool: Spool) -> Observer:
         outputs, versions = self._spooled[place], Versions(spool.keep)
         keeps = partial(self._keep_inputs, versions) if self.shadow and place == A else None
         return Observer(versions, lambda output: outputs.update({output.place: output}), begins=keeps)
 
-    def _comparing(self) -> Observer:
-        if not self.records:  # the first batch may be run again, or replaced by another
+    def _comparing_observer(self) -> Observer:
+        if not self.records:  # the first batch may be repeated input by input, or left out
             shown = [place for place in self._spooled[A] if self.networks[A].has_rows(place[0])]
             self.maps = KeptMaps(self.maps.eps, len(shown))
         versions = Versions(lambda tensor: Value(tensor, ref(tensor)))
         return Observer(versions, self._compare, self._compare_input, self._run_shadow if self.shadow else None)
 
-    def _partner(self, b: PairedOutput) -> Key:
-        """Return the place in A of the output that belongs to one of B."""
+    def _key_of_partner(self, b: PairedOutput) -> Key:
+        """Return the key of the output of A that is the partner of an output of B."""
         which: int | None = b.place[2]
         if b.slots[0]:  # "" for the only tensor
             slots = [form.slot for place, form in self.networks[A].output_forms.items() if place[:2] == b.call]
@@ -202,25 +203,25 @@ class Passes:
         return (*b.call, -1 if which is None else which)
 
     def _compare(self, b: PairedOutput) -> None:
-        """Compare an output of B with A's and the reference's."""
-        key = self._partner(b)
+        """Compare an output of B with its partners in A and the reference."""
+        key = self._key_of_partner(b)
         a, *rest = (outputs.pop(key, None) for place, outputs in enumerate(self._spooled) if place != B)
         exact = [output for output in rest if output is not None]
         if a is None or len(exact) < len(rest):
             return
-        row = self._batch[key] = Row(b.place)
+        row = self._batch_rows[key] = Row(b.place)
         batch = len(self.records), self._count
         axis = a.channel_axis if a.value.shape[:1] == (self._count,) else None
         row.output.add([a.value, b.value, *(output.value for output in exact)], *batch, axis)
         if len(a.inputs) == len(b.inputs):
             places = matching_names([path for path, _ in b.inputs], [path for path, _ in a.inputs])
             inputs = [(a.inputs[at][1], b.inputs[place][1]) for at, place in enumerate(places) if place is not None]
-            sums = [value.less(other, *batch) for value, other in inputs]
+            sums = [value.sums_with(other, *batch) for value, other in inputs]
             row.inputs = tuple([measure for measure in sums if measure is not None]) if None not in sums else ()
             shapes = [(value.shape, other.shape) for value, other in inputs]
             # A ragged shape holds -1.
             row.input_shapes_differ = any(one != two and -1 not in (*one, *two) for one, two in shapes)
-        shadow = self._shadowed.get(b.call, [])
+        shadow = self._shadow_outputs.get(b.call, [])
         if isinstance(shadow, str):
             row.note = shadow
         elif b.place[2] < len(shadow):
@@ -232,36 +233,36 @@ class Passes:
             self.maps.offer(label, a, b.value.read(), difference.relative_l2, added, self._count)
 
     def _compare_input(self, call: CallKey, b: Value) -> None:
-        """Compare the input of a call of B that is about to be overwritten."""
+        """Compare the first input of a call of B that will overwrite it."""
         a = self._spooled[A].get((*call, 0))
         if a is not None and len(a.inputs) == 1:
-            a.inputs[0][1].less(b, len(self.records), self._count)
+            a.inputs[0][1].sums_with(b, len(self.records), self._count)
 
     def _keep_inputs(self, versions: Versions, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
-        """Keep the inputs of a layer of A, for its partner to run on."""
+        """Keep the arguments of a layer of A, to run its partner on them."""
         if layer in self.networks[A].selected:
             leaves, form = tree_flatten((args, kwargs))  # some containers hold nothing but tensors
             with torch._C.DisableTorchFunction(), plain_arithmetic():
-                self._given[call] = (
+                self._arguments_of_a[call] = (
                     [versions.of(physical(leaf)[0]) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
                     form,
                 )
 
     def _run_shadow(self, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
-        """Run a layer of B on the inputs of its partner, where and in which dtype B's own are."""
-        if call not in self._given:
+        """Run a layer of B on its partner's arguments, moved to the device and dtype of its own."""
+        if call not in self._arguments_of_a:
             return
-        values, form = self._given.pop(call)
+        values, form = self._arguments_of_a.pop(call)
         try:
             with torch._C.DisableTorchFunction(), plain_arithmetic():
                 like = (tensor for _, tensor in tensors_given(args, kwargs))
-                leaves = [_moved(value.read(), like) if isinstance(value, Value) else value for value in values]
-            self._shadowed[call] = self.networks[B].run_alone(layer, *tree_unflatten(leaves, form))
-        except Exception as error:  # noqa: BLE001 - B's layer may refuse what A's takes
-            self._shadowed[call] = f"B's layer on A's input: {exception_line(error)}"
+                leaves = [_moved_like(value.read(), like) if isinstance(value, Value) else value for value in values]
+            self._shadow_outputs[call] = self.networks[B].run_alone(layer, *tree_unflatten(leaves, form))
+        except Exception as error:  # noqa: BLE001 - B's layer may refuse A's arguments
+            self._shadow_outputs[call] = f"B's layer on A's input: {exception_line(error)}"
 
 
-def _moved(tensor: Tensor, others: Iterator[Tensor]) -> Tensor:
-    """Return a copy of a tensor on the device of the next of the others, in its dtype if floating."""
+def _moved_like(tensor: Tensor, others: Iterator[Tensor]) -> Tensor:
+    """Return a copy of a tensor on the device of the next of `others`, and in its dtype if it is floating."""
     other = next(others, tensor)
     return tensor.to(other.device, other.dtype if tensor.is_floating_point() else tensor.dtype, copy=True)

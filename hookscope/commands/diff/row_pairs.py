@@ -1,4 +1,4 @@
-"""Find the partner of each row of a stored run in another: as networks are aligned, from what rows store."""
+"""Pair the rows of two stored runs, as layers of networks are paired."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from hookscope.commands.diff.alignment import (
     CallKey,
     Pairing,
     align,
-    around,
-    inside_any,
+    containers_of,
+    is_inside,
     match_names,
     matching_names,
 )
@@ -26,8 +26,8 @@ class RowPair:
     """A pair of rows.
 
     Attributes:
-        call: (layer, call) in A, of a parameter its name; `call_b` is that in B.
-        label: The name of the row's tensors in a run's file: "conv1", "conv1 grad_output", "conv1.weight grad".
+        call: (layer, call) in A, or the name of a parameter and 0; `call_b` is the same for B.
+        label: The name of the tensor in a file of the run: "conv1", "conv1 grad_output", "conv1.weight grad".
     """
 
     a: Row
@@ -40,7 +40,7 @@ class RowPair:
 
     @property
     def lacking(self) -> str:
-        """Which side alone has no gradient, in words; "" for activations, and where both have one."""
+        """Which side has no gradient, in words; "" for activations, and if both sides have one."""
         for side, row in (("A", self.a), ("B", self.b)):
             if not (isinstance(row, LayerRow) or _arrived(row)):
                 return f"{side} has no gradient here"
@@ -70,17 +70,17 @@ class RowPair:
 def pair_rows(
     a: Sequence[LayerRow], b: Sequence[LayerRow], maps: Sequence[str]
 ) -> tuple[list[RowPair], tuple[Unmatched, ...]]:
-    """Pair the outputs of two runs, and list those that have no partner.
+    """Pair the outputs of two runs, and list outputs without a partner.
 
     Raises:
         UsageError: If a map is malformed.
         LayerNotFoundError: If a map matches nothing.
     """
-    names_a, names_b = _names(a), _names(b)
+    names_a, names_b = _layers(a), _layers(b)
     named = match_names(names_a, names_b, maps)
     wrapped_a, wrapped_b = _wrapped(b, a), _wrapped(a, b)
     calls_a, calls_b = (
-        [call for call in _calls(rows) if not inside_any(call, wrapped)]
+        [call for call in _calls(rows) if not any(is_inside(call.key[0], name) for name in wrapped)]
         for rows, wrapped in ((a, wrapped_a), (b, wrapped_b))
     )
     aligned, matched = align(calls_a, calls_b, named)
@@ -96,14 +96,14 @@ def pair_rows(
             taken.add(other.index)
             pairs.append(RowPair(row, other, _call(row), _call(other), row.label, other.label, how))
     have = {pair.a.index for pair in pairs}
-    alone = [*_alone(a, have, "A", {*names_b}, wrapped_b), *_alone(b, taken, "B", {*names_a}, wrapped_a)]
+    alone = [*_unmatched(a, have, "A", {*names_b}, wrapped_b), *_unmatched(b, taken, "B", {*names_a}, wrapped_a)]
     return pairs, tuple(alone)
 
 
 def pair_gradients(
     a: Sequence[GradientRow], b: Sequence[GradientRow], partner: Callable[[CallKey], tuple[CallKey, Match] | None]
 ) -> Iterator[RowPair]:
-    """Pair the gradients that either side has of outputs and inputs, those of a call by `matching_names`."""
+    """Pair gradients of outputs and inputs that a side has; the tensors of a call are paired by `matching_names`."""
     slots: dict[tuple[CallKey, str], list[str]] = {}
     by_call: dict[tuple[CallKey, str], list[GradientRow]] = {}
     for row in a:
@@ -122,7 +122,7 @@ def pair_gradients(
 def pair_parameters(
     a: Sequence[ParameterRow], b: Sequence[ParameterRow], layers: Mapping[str, tuple[str, Match]]
 ) -> Iterator[RowPair]:
-    """Pair the gradients that either side has of parameters, by their names within the layers that are paired."""
+    """Pair gradients of parameters that a side has, by the name of the parameter in paired layers."""
     by_name = {row.name: row for row in b}
     for row in a:
         owner, dot, name = row.name.rpartition(".")
@@ -143,7 +143,7 @@ def _call(row: LayerRow | GradientRow) -> CallKey:
 def _partner(
     row: LayerRow, pairing: Pairing, by_place: Mapping[tuple[str, int, str], LayerRow], by_label: Mapping[str, LayerRow]
 ) -> tuple[LayerRow, Match] | None:
-    """Return the row of B that belongs to a row of A; one that B folded into another is found by its label."""
+    """Return the partner in B of a row of A; a row that B folded into another is found by its label."""
     partner = pairing.partner(_call(row))
     if partner is not None and (other := by_place.get((*partner[0], row.slot))) is not None:
         return other, partner[1]
@@ -153,14 +153,14 @@ def _partner(
     return None
 
 
-def _names(rows: Sequence[LayerRow]) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the layers that rows or their operations belong to, with the shapes of their parameters where known."""
+def _layers(rows: Sequence[LayerRow]) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Return the layers of rows, with their numbers of parameters, and the modules that call operations."""
     owned = {row.layer: ((row.parameter_count,),) for row in rows if row.owner is None}
     return {**{row.owner: () for row in rows if row.owner is not None}, **owned}
 
 
 def _calls(rows: Sequence[LayerRow]) -> list[Call]:
-    """Return the calls that rows belong to, with shapes without the batch axis."""
+    """Return the calls of rows; their shapes have no batch axis."""
     calls: dict[CallKey, list[LayerRow]] = {}
     for row in rows:
         calls.setdefault(_call(row), []).append(row)
@@ -171,13 +171,13 @@ def _calls(rows: Sequence[LayerRow]) -> list[Call]:
 
 
 def _wrapped(layers: Sequence[LayerRow], others: Sequence[LayerRow]) -> set[str]:
-    """Return the layers without parts of which the other run has rows of parts alone: modules of their name."""
+    """Return the layers of a run of which the other run only has rows of parts."""
     listed, named = ({row.layer for row in rows if row.owner is None} for rows in (layers, others))
-    inside, parts = (around(row.layer.replace(":", ".") for row in rows) for rows in (layers, others))
+    inside, parts = (containers_of(row.layer.replace(":", ".") for row in rows) for rows in (layers, others))
     return (listed - named - inside) & parts
 
 
-def _alone(
+def _unmatched(
     rows: Sequence[LayerRow], taken: set[int], side: Literal["A", "B"], others: set[str], wrapped: set[str]
 ) -> Iterator[Unmatched]:
     other = "B" if side == "A" else "A"

@@ -70,21 +70,21 @@ def diff(
     has_images, given_b = are_given(images), are_given(option.input_b)
     if (option.loss is not None or option.target is not None) and not option.grads:
         raise UsageError(f"{arg('loss')} and {arg('target')} need {arg('grads')}.")
-    of_inputs = ["IMAGE"] * has_images + [name for name in ("input", "input_shape") if options.is_given(option, name)]
-    of_passes = [name for name in _OF_PASSES if options.is_given(option, name)] + ["input_b"] * given_b
+    inputs = ["IMAGE"] * has_images + [name for name in ("input", "input_shape") if options.is_given(option, name)]
+    running = [name for name in _RUNNING_OPTIONS if options.is_given(option, name)] + ["input_b"] * given_b
     if any(isinstance(model, str | Path) and is_run(Path(model)) for model in (a, b)):
-        of_models = [name for name in _OF_MODELS if options.is_given(option, name)]
-        _refuse([*of_inputs, *of_passes, *of_models], "two run directories are compared as they are")
-        return _compared_runs(a, b, option)
+        loading = [name for name in _LOADING_OPTIONS if options.is_given(option, name)]
+        _refuse([*inputs, *running, *loading], "two run directories are compared as they are")
+        return _compare_runs(a, b, option)
     names = [str(model) if isinstance(model, str | Path) else None for model in (a, b)]
-    of_a, of_b = _sides(names[0], names[1], option)
-    if not of_inputs:
-        _refuse(of_passes, "without IMAGE, only weights are compared")
-        weights = _weights(a, of_a), _weights(a if _is_same(b) else b, of_b)
+    option_a, option_b = _options_by_side(names[0], names[1], option)
+    if not inputs:
+        _refuse(running, "without IMAGE, only weights are compared")
+        weights = _weights(a, option_a), _weights(a if _is_same(b) else b, option_b)
         return compare_weights(*weights, maps=option.map, fail_over=option.fail_over)
     if given_b and not has_images:
         _refuse(["input_b"], "without IMAGE both sides get the same noise, or inputs by name")
-    loaded, other = (with_classes(model, option) for model in _two_models(a, of_a, b, of_b, option))
+    loaded, other = (with_classes(model, option) for model in _load_both(a, option_a, b, option_b, option))
     opened = partial(open_session, loaded, option=option, began=began, seed=option.seed)
     session = opened(images)
     loss = option.loss or "projection"
@@ -99,10 +99,10 @@ def diff(
     )
 
 
-def _sides(a: str | None, b: str | None, option: options.Diff) -> tuple[options.Diff, options.Diff]:
-    """Return the options of both sides: where one is a weights file and one a network, each gets those that fit it.
+def _options_by_side(a: str | None, b: str | None, option: options.Diff) -> tuple[options.Diff, options.Diff]:
+    """Return the options of A and of B; if one is a weights file and one a network, those that fit each.
 
-    `a` is MODEL, as given, None for a module; `b` as `a`, or "same".
+    `a` is MODEL, or None for a module; `b` is MODEL, None or "same".
 
     Raises:
         UsageError: If weights of B are named and B is a weights file.
@@ -133,25 +133,25 @@ def _sides(a: str | None, b: str | None, option: options.Diff) -> tuple[options.
     return side(0), side(1)
 
 
-def _two_models(
-    model_a: Model, of_a: options.Diff, model_b: Model, of_b: options.Diff, option: options.Diff
+def _load_both(
+    model_a: Model, option_a: options.Diff, model_b: Model, option_b: options.Diff, option: options.Diff
 ) -> tuple[LoadedModel, LoadedModel]:
-    """Load A and B, each with its options; "same" is A in another way, and modules are taken as they are."""
+    """Load A and B with their options. "same" loads or copies A again; modules are used without loading."""
     from hookscope.inspection.device import choose_device
 
     if option.device_b is not None:
         choose_device(option.device_b, "device_b")
     is_same = _is_same(model_b)
     if isinstance(model_a, str | Path) or is_same or not isinstance(model_b, str | Path):
-        loaded = load(model_a, of_a, of_a)
+        loaded = load(model_a, option_a, option_a)
     else:
         loaded = given_network(model_a)  # the options about loading are for B
     if is_same and not isinstance(model_a, str | Path):
-        return loaded, _another_way(loaded, option)
+        return loaded, _copy_for_b(loaded, option)
     named = model_a if is_same else model_b
     device, dtype = option.device_b or option.device, option.dtype_b or option.dtype
     if isinstance(named, str | Path):
-        return loaded, load(named, of_b, replace(of_b, device=device, dtype=dtype))
+        return loaded, load(named, option_b, replace(option_b, device=device, dtype=dtype))
     alone = options.ModelOptions(weights=option.weights_b or "auto")
     run = options.RunOptions(device=option.device_b or "auto", dtype=option.dtype_b, seed=option.seed)
     return loaded, load(named, alone, run)
@@ -161,7 +161,7 @@ def _is_same(model: Model) -> bool:
     return isinstance(model, str) and model == "same"  # a module may have an `__eq__` of its own
 
 
-def _compared_runs(a: Model, b: Model, option: options.Diff) -> Differences:
+def _compare_runs(a: Model, b: Model, option: options.Diff) -> Differences:
     from hookscope.commands.diff.compare_runs import compare_runs
 
     for run in (a, b):
@@ -171,24 +171,24 @@ def _compared_runs(a: Model, b: Model, option: options.Diff) -> Differences:
     return compare_runs(Path(str(a)), Path(str(b)), maps=option.map, fail_over=option.fail_over)
 
 
-_OF_MODELS = ("arch", "weights", "weights_b")
-# Options of `diff` that need models to run.
-_OF_PASSES = (
+_LOADING_OPTIONS = ("arch", "weights", "weights_b")
+# Options that apply to models that run.
+_RUNNING_OPTIONS = (
     *("layer", "ops", "reference", "shadow", "grads", "device_b", "dtype", "dtype_b", "autocast_b", "mode_b"),
     *("threads_b", "edit_b", "compile_b", "output_key"),
 )
 
 
 def _refuse(names: Sequence[str], reason: str) -> None:
-    """Raise a UsageError for the first of the options, if any is given."""
+    """Raise a UsageError about the first of the options in `names`, unless it is empty."""
     for name in names:
         option = {"IMAGE": name, "mode_b": f"{arg('mode_b')} train"}.get(name, arg(name))
-        models = "models" if name in _OF_MODELS else "models that run over pictures"
+        models = "models" if name in _LOADING_OPTIONS else "models that run over pictures"
         raise UsageError(f"{option} applies to {models}: {reason}.")
 
 
 def _weights(model: Model, option: options.Diff) -> Weights:
-    """Return the weights of a model; of a weights file those in it, whatever network they are for."""
+    """Return the weights of a model; a weights file is read without a network."""
     from hookscope.commands.diff.compare_weights import read_weights, weights_of
     from hookscope.models.spec import parse_model
 
@@ -199,7 +199,7 @@ def _weights(model: Model, option: options.Diff) -> Weights:
     return weights_of(load(model, option, options.RunOptions(device="cpu", seed=option.seed)))
 
 
-def _another_way(loaded: LoadedModel, option: options.Diff) -> LoadedModel:
+def _copy_for_b(loaded: LoadedModel, option: options.Diff) -> LoadedModel:
     from hookscope.inspection.device import choose_device, move_to, placement
     from hookscope.models.construction import copied
 

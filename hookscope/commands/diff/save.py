@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hookscope.commands.diff.columns import WEIGHTS, difference_columns, rows_with_those_alone
+from hookscope.commands.diff.columns import WEIGHTS, difference_columns, with_unmatched
 from hookscope.commands.diff.describe import describe_differences
 from hookscope.commands.grid_files import write_grids
 from hookscope.reporting.overviews.document import draw_document
@@ -21,7 +21,7 @@ def write_differences(folder: Path, result: Differences) -> RunFiles:
     of = f" of the {differing:,} rows that differ" if differing > len(drawn) else ""
     words = [f"{counted(len(drawn), 'grid')} of A-B{of}"] if drawn else []
     columns = WEIGHTS if result.way == "weights" else difference_columns(result)
-    texts = {"diff.csv": csv_text(columns, rows_with_those_alone(result))}
+    texts = {"diff.csv": csv_text(columns, with_unmatched(result))}
     if result.gradients:
         texts["gradients.csv"] = csv_text(columns, result.gradients)
     return RunFiles([*words, *write_tables(folder, texts)], {"overview": OVERVIEW, "grids": tuple(drawn)})

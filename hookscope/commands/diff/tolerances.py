@@ -1,4 +1,4 @@
-"""Conditions on differences that `--fail-over` names."""
+"""The conditions of `--fail-over`."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from hookscope.text import safe_text
 
 _FORM = re.compile(r"(?:(?P<pattern>.+):)?(?P<measure>\w+)\s*(?P<sign>[<>])\s*(?P<limit>[^<>]+)")
 
-# Stands in place of a pattern for the network's output.
+# Names the output of the network in place of a pattern.
 _OUTPUT = "output"
 
 _MEASURES: dict[str, Callable[[Measures], float | None]] = {
@@ -36,7 +36,7 @@ _OF_OUTPUTS: dict[str, Callable[[Any], float | None]] = {
     "top5": lambda output: output.top5,
     "error": lambda output: output.error_b,
 }
-_OF = {DifferenceRow: _OF_ROWS, WeightDifference: {}, OutputDifference: _OF_OUTPUTS}
+_MEASURES_BY_TYPE = {DifferenceRow: _OF_ROWS, WeightDifference: {}, OutputDifference: _OF_OUTPUTS}
 # Measures that need an option.
 _NEEDS = {"added": "shadow", "error": "reference"}
 
@@ -58,7 +58,7 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """Return the condition that a text stands for: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01".
+    """Parse a condition: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01".
 
     Raises:
         UsageError: If it is malformed.
@@ -75,7 +75,7 @@ def parse_condition(text: str) -> Condition:
         limit = float(match["limit"])
     except ValueError:
         limit = math.nan
-    if math.isnan(limit):  # no value is beyond it
+    if math.isnan(limit):  # no value exceeds it
         raise UsageError(f"{option}: {match['limit']!r} is not a number.")
     of_output = pattern == _OUTPUT or measure in ("kl", "top1", "top5")
     if pattern not in (None, _OUTPUT) and measure not in {**_MEASURES, **_OF_ROWS}:
@@ -93,7 +93,7 @@ def exceeded(
     rows: Sequence[DifferenceRow] | Sequence[WeightDifference],
     outputs: Sequence[OutputDifference] = (),
 ) -> tuple[ToleranceFinding, ...]:
-    """Return the rows, or weights, and outputs that are beyond a condition.
+    """Return the rows, or weights, and outputs that exceed a condition.
 
     Raises:
         LayerNotFoundError: If the pattern of a condition matches no row.
@@ -125,15 +125,15 @@ def _is_meant(row: DifferenceRow | WeightDifference, pattern: Pattern | None) ->
 
 
 def _value(judged: DifferenceRow | WeightDifference | OutputDifference, measure: str) -> float | None:
-    """Return a measure of a row or an output.
+    """Return a measure of a row or an output; None if it was not taken.
 
-    NaN, beyond every limit, if a value is not finite on one side only, or A and B cannot be compared.
+    NaN, which exceeds every limit, if a value is not finite on one side only, or if A and B cannot be compared.
     """
-    if measure in _OF[type(judged)]:
-        return _OF[type(judged)][measure](judged)
+    if measure in _MEASURES_BY_TYPE[type(judged)]:
+        return _MEASURES_BY_TYPE[type(judged)][measure](judged)
     measures = judged.measures
     if measure not in _MEASURES:
         return None
-    if measures is None:  # two runs may have classes, and no row of the output
+    if measures is None:  # two runs may have classes without a row of the output
         return None if isinstance(judged, OutputDifference) and judged.top1 is not None else math.nan
     return _MEASURES[measure](measures) if measures.nonfinite is None else math.nan

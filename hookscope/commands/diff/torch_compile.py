@@ -1,7 +1,7 @@
-"""B through `torch.compile`: whole, for its output, and in blocks that are compiled one by one, for its rows.
+"""B through `torch.compile`: in one piece for its output, and in blocks for its rows.
 
-A compiled graph has no boundaries between modules, and torch skips hooks that are added after compiling. So the network
-runs as written around blocks whose `forward` is compiled, and hooks are on these blocks, outside of compiled code.
+A compiled graph has no boundaries between modules, and torch skips hooks that are added after compiling. So for rows
+the network itself runs uncompiled, the `forward` of its blocks is compiled, and hooks are on the blocks.
 """
 
 from collections import Counter
@@ -29,8 +29,8 @@ from hookscope.text import counted, exception_line, printable, some_of
 
 _WHOLE = ""
 
-# Each block is another recompilation of its class's code, and beyond a limit of 8 torch silently runs the rest
-# uncompiled. Random numbers are drawn as uncompiled code draws them, so that dropout makes no difference.
+# Blocks of one class recompile its code, and beyond a limit of 8 torch silently runs them uncompiled. Random numbers
+# are drawn as in uncompiled code, so that dropout makes no difference.
 _DYNAMO = {
     "recompile_limit": 2**20,
     "accumulated_recompile_limit": 2**20,
@@ -39,7 +39,7 @@ _DYNAMO = {
 }
 _INDUCTOR = {"fallback_random": True}
 
-# With donated buffers, a compiled backward pass refuses to keep its graph, and could not be repeated.
+# With donated buffers, a compiled backward pass cannot keep its graph, and so cannot be repeated.
 _AUTOGRAD = {"donated_buffer": False}
 
 
@@ -49,9 +49,9 @@ class Compiled:
 
     Attributes:
         network: B, whose blocks are compiled one by one.
-        whole: A copy of it, on the same parameters, that is compiled in one piece.
+        whole: A copy of B with the same parameters, compiled in one piece.
         blocks: Of B, by name.
-        sizes: How many layers each block stands for, by the names of A.
+        sizes: Number of layers in a block, by its name in A.
     """
 
     network: HookedNetwork
@@ -63,11 +63,11 @@ class Compiled:
 
     @contextmanager
     def forwards(self) -> Iterator[None]:
-        """Compile the blocks and the whole for the length of a `with` block.
+        """Compile the blocks and the whole network inside a `with` block.
 
         Raises:
             UsageError: If a compiler is missing, or torch.compile finds nothing to compile.
-            ModelError: If torch cannot compile it.
+            ModelError: If torch cannot compile the network.
         """
         places = {**self.blocks, _WHOLE: self.whole.inspected.network}
         before = {name: vars(module).get("forward") for name, module in places.items()}
@@ -89,7 +89,7 @@ class Compiled:
             raise UsageError(f"{self.whole.title}: torch.compile compiles nothing of it. Leave out {arg('compile_b')}.")
 
     def _compiled(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a compiled function. No frame of hookscope's calls it, so what it raises counts as the model's."""
+        """Return `forward` compiled. It has no frame of hookscope, so its errors count as the model's."""
         import torch._dynamo.config  # noqa: PLC0415 - they take a second
         import torch._functorch.config  # noqa: PLC0415
         import torch._inductor.config  # noqa: PLC0415
@@ -109,12 +109,12 @@ class Compiled:
         return cast("Callable[..., Any]", torch.compiler.set_stance("default")(compiled))
 
     def check(self, broken: Break | None) -> None:
-        """Raise as `forwards` does: what cannot be compiled is no fault of the batch."""
+        """Raise as `forwards` does: a failed compilation is no fault of the batch."""
         if self._failure is not None:
             raise self._failure from None if broken is None else broken.error
 
     def note(self) -> str:
-        """Return how the numbers came about."""
+        """Return a note about how B ran."""
         rows = f"its rows are of {counted(len(self._ran()), 'block')}, each compiled by itself"
         return (
             f"B is compiled by torch.compile: its output is that of the whole network, compiled in one piece; {rows}."
@@ -124,17 +124,16 @@ class Compiled:
         seen = {form.layer for form in self.network.output_forms.values()}
         return [name for name in self.blocks if name in seen]
 
-    def warnings(
-        self, rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference], eps: float, *, differs: bool
-    ) -> list[str]:
-        """Return what was not compiled, and whether the whole differs though no block does."""
+    def warnings(self, rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference], eps: float) -> list[str]:
+        """Return warnings: which blocks were not compiled, and that only the whole differs."""
         messages = []
         as_written = [name for name in self._ran() if not self._graphs[name] and [*self.blocks[name].parameters()]]
         if as_written:
             names = some_of([printable(name, 80) for name in as_written], 3)
             messages.append(f"B: torch.compile compiles nothing of {names}: these blocks run uncompiled.")
         limit = rounding_limit(eps, sum(self.sizes.get(row.layer, 1) for row in rows))
-        if not differs and any(output.measures and exceeds(output.measures.relative_l2, limit) for output in outputs):
+        blocks_agree = all(row.origin in ("equal", "rounding") for row in rows)
+        if blocks_agree and any(exceeds(output.relative_l2, limit) for output in outputs):
             messages.append(
                 "The whole network, compiled in one piece, differs beyond rounding, though no block does that is "
                 "compiled by itself: the difference arises in what torch.compile makes of several blocks together."
@@ -152,7 +151,7 @@ def lower(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[...
 
 def _failed(title: str, block: str, error: BaseException) -> HookscopeError:
     causes: list[BaseException] = [error]
-    for cause in causes:  # the list grows by the causes of each
+    for cause in causes:  # the list grows in the loop
         inner = (getattr(cause, "inner_exception", None), cause.__cause__, cause.__context__)
         causes += [nested for nested in inner if isinstance(nested, BaseException) and nested not in causes]
     kinds = {type(cause).__name__ for cause in causes}
@@ -168,14 +167,14 @@ def _failed(title: str, block: str, error: BaseException) -> HookscopeError:
 def compile_in_blocks(
     networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str], *, chosen: bool
 ) -> Compiled:
-    """Compile B, and observe the same blocks in all networks.
+    """Prepare B to be compiled in blocks, and observe these blocks in all networks.
 
-    Without chosen layers these are the modules that the network itself calls; containers that are not called are
-    opened. Otherwise each chosen layer that contains no other chosen one is a block, and what contains it is opened.
+    Without chosen layers, blocks are the modules that the network itself calls, and the called modules in containers
+    that are not called. Otherwise a block is a chosen layer without chosen layers inside, or a module beside one.
 
     Args:
-        networks: A, B, and the reference if there is one.
-        batch: The first.
+        networks: A, B and the optional reference.
+        batch: The first batch.
         maps: As for `--map`.
         chosen: Whether `--layer` has chosen the layers that A has selected.
 
@@ -204,12 +203,12 @@ def compile_in_blocks(
 def partition(
     modules: Mapping[str, nn.Module], called: Collection[str], wanted: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the names of the blocks of a network: together they hold all of its modules, and none holds another.
+    """Return the names of the blocks of a network: together they hold all of its modules, and no block holds another.
 
     Args:
-        modules: All of a network by name, the network itself as "".
-        called: Those that run.
-        wanted: Layers that are blocks unless one of them is around another.
+        modules: All modules of the network by name, the network itself as "".
+        called: Modules that run.
+        wanted: Layers that are blocks, unless another wanted layer is inside.
     """
     blocks: list[str] = []
     waiting = [*_children("", modules)]
@@ -231,7 +230,7 @@ def _children(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
 
 
 def _whole(network: HookedNetwork) -> HookedNetwork:
-    """Return a network without hooks that runs a copy of the network, on the same parameters."""
+    """Return a network without hooks that runs a copy of the module with the same parameters."""
     module = network.inspected.network
     memo: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
     try:

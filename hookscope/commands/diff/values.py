@@ -1,4 +1,4 @@
-"""What tensors held at moments of a network's pass, kept in a spool, and what those of A and B differ by."""
+"""Values of tensors at moments of a pass, kept in a spool, and comparisons of A's and B's."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,39 +20,39 @@ from hookscope.results.differences import Measures
 from hookscope.results.runs.tensors import DTYPES, TensorSpool
 
 A, B, REFERENCE = range(3)
-"""Positions of the networks in all that has one entry for each."""
+"""Positions of the networks in sequences."""
 
-# Bytes of copies that are held in memory; later ones go to a temporary file.
+# Bytes of copies in memory; further copies go to a temporary file.
 _MOST_IN_MEMORY = 2 * 2**30
 
-_numbers = count()
+_value_numbers = count()
 
 
 class Value:
-    """What a tensor held at a moment.
+    """The value of a tensor at a moment.
 
     Attributes:
         read: Returns the tensor or a copy; None if the tensor is gone.
-        number: One tensor has the same value, and number, until it is written to.
-        sums: By the number of the value that this one was compared with; None if they cannot be compared.
+        number: Identifies the value; a tensor has a new one after it is written to.
+        sums: Sums by the number of the value of A that this value was compared with; None if not comparable.
     """
 
     __slots__ = ("dtype", "number", "read", "shape", "sums")
 
     def __init__(self, tensor: Tensor, read: Callable[[], Any] | None = None) -> None:
-        """Note the form of a tensor; without `read` nothing will overwrite it."""
-        self.shape, self.dtype, self.number = shape_of(tensor), tensor.dtype, next(_numbers)
+        """Take the value of a tensor; without `read`, the tensor must not be overwritten."""
+        self.shape, self.dtype, self.number = shape_of(tensor), tensor.dtype, next(_value_numbers)
         self.read = read or (lambda: tensor)
         self.sums: dict[int, Sums | None] = {}
 
-    def less(self, other: "Value", first_input: int, count: int, channel_axis: int | None = None) -> Sums | None:
+    def sums_with(self, other: "Value", first_input: int, count: int, channel_axis: int | None = None) -> Sums | None:
         """Return the sums of this value, as A, and another, as B; None if they cannot be compared.
 
         Args:
-            other: That of B.
+            other: The value of B.
             first_input: Position in the run of the first input of the batch.
             count: Number of inputs in the batch.
-            channel_axis: The axis that counts channels; None if none does.
+            channel_axis: The axis of channels; None without one.
         """
         cached = other.sums.get(self.number)
         if self.number in other.sums and (cached is None or channel_axis is None or cached.squares is not None):
@@ -74,21 +74,21 @@ class Spool:
         self._file: TensorSpool | None = None
 
     def keep(self, tensor: Tensor) -> Value:
-        """Return a value that lasts, whatever the tensor holds later."""
+        """Copy a tensor; return the value of the copy."""
         try:
             copied = strided_copy(tensor)
         except RuntimeError:
-            if missing_memory(tensor):  # the comparison says so
+            if missing_memory(tensor):  # the comparison reports it
                 return Value(tensor)
             raise
         is_strided = copied.layout == torch.strided and not (copied.is_nested or copied.is_meta)
         self._bytes += copied.nbytes if is_strided else 0
         if self._bytes > _MOST_IN_MEMORY and is_strided and str(copied.dtype).removeprefix("torch.") in DTYPES:
-            return Value(tensor, self._written(copied))
+            return Value(tensor, self._write(copied))
         return Value(copied)
 
-    def _written(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Write a tensor to the file, its axes as they lie in memory; return what reads it."""
+    def _write(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Write a tensor to the file, with its axes in the order of memory; return a function that reads it."""
         self._file = file = self._file or TensorSpool()
         axes = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
         places, device = [axes.index(axis) for axis in range(tensor.dim())], tensor.device
@@ -101,33 +101,33 @@ class Versions:
     """The values of tensors in one pass.
 
     Attributes:
-        make: Makes the value of a tensor that is new, or was written to.
+        make: Makes the value of a tensor that is new or was written to.
     """
 
     make: Callable[[Tensor], Value]
-    _known: dict[int, tuple[weakref.ref[Tensor], int, Value]] = field(default_factory=dict)
+    _values: dict[int, tuple[weakref.ref[Tensor], int, Value]] = field(default_factory=dict)
 
     def of(self, tensor: Tensor) -> Value:
-        """Return the value that a tensor has now."""
+        """Return the present value of a tensor."""
         if tensor.is_inference():  # writes to it are not counted
             return self.make(tensor)
-        cached, version = self._known.get(id(tensor)), tensor._version
+        cached, version = self._values.get(id(tensor)), tensor._version
         if cached is not None and cached[0]() is tensor and cached[1] == version:
             return cached[2]
         value = self.make(tensor)
-        self._known[id(tensor)] = weakref.ref(tensor), version, value
+        self._values[id(tensor)] = weakref.ref(tensor), version, value
         return value
 
 
 @dataclass(slots=True)
 class Compared:
-    """Tensors at one place of the networks.
+    """A tensor of A and its partners in the other networks, compared over batches.
 
     Attributes:
         sums: By pair of networks.
         dtype: The coarser floating dtype of A and B.
         note: Why there are no sums of A and B.
-        shapes: Those of A's tensor and of B's in the batches.
+        shapes: Shapes of the tensors of A and of B in the batches.
     """
 
     sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
@@ -136,28 +136,25 @@ class Compared:
     shapes: tuple[BatchShapes, BatchShapes] = field(default_factory=lambda: (BatchShapes(), BatchShapes()))
 
     def add(self, values: Sequence[Value], first_input: int, count: int, channel_axis: int | None = None) -> None:
-        """Compare the values of a batch; the arguments are those of `Value.less`."""
+        """Compare the values of a batch; the arguments are those of `Value.sums_with`."""
         self.dtype = coarser(values[A].dtype, values[B].dtype)
         for shapes, value in zip(self.shapes, values, strict=False):
             shapes.add(count, value.shape)
         for first, other in combinations(range(len(values)), 2):
             axis = channel_axis if (first, other) == (A, B) else None
-            sums = values[first].less(values[other], first_input, count, axis)
+            sums = values[first].sums_with(values[other], first_input, count, axis)
             if sums is not None:
-                self._add((first, other), sums)
+                self.sums[first, other] = self.sums.get((first, other), Sums()) + sums
         if (A, B) not in self.sums:
             self.note = self.note or comparable(values[A].read(), values[B].read())
 
     def merge(self, other: "Compared") -> None:
-        """Merge what other batches have shown."""
+        """Merge the comparison of other batches."""
         for pair, sums in other.sums.items():
-            self._add(pair, sums)
+            self.sums[pair] = self.sums.get(pair, Sums()) + sums
         self.dtype, self.note = other.dtype, self.note or other.note
         for shapes, others in zip(self.shapes, other.shapes, strict=True):
             shapes.merge(others)
-
-    def _add(self, pair: tuple[int, int], sums: Sums) -> None:
-        self.sums[pair] = self.sums[pair] + sums if pair in self.sums else sums
 
     @property
     def measures(self) -> Measures | None:
@@ -166,6 +163,6 @@ class Compared:
 
     @property
     def errors(self) -> tuple[float | None, float | None]:
-        """The relative L2 errors of A and of B against the reference; None where it was not compared."""
+        """The relative L2 errors of A and of B against the reference; None if they were not compared."""
         error, error_b = (self.sums.get((network, REFERENCE)) for network in (A, B))
         return None if error is None else error.error, None if error_b is None else error_b.error

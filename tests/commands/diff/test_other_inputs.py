@@ -10,8 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookscope
+from hookscope import options
+from hookscope.commands.diff import torch_compile
 from hookscope.commands.diff.describe import answer
-from hookscope.errors import UsageError
+from hookscope.commands.diff.run import diff
+from hookscope.errors import HookscopeError, UsageError
 from tests.networks import Apply
 
 
@@ -99,6 +102,15 @@ def test_gradients_are_those_of_each_sides_own_inputs() -> None:
     assert row.measures.relative_l2 == pytest.approx(relative(*gradients), rel=1e-4)
 
 
+def test_nothing_that_other_inputs_explain_is_blamed_on_b(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_compile, "lower", lambda graph, _inputs: graph.forward)
+    compiled = hookscope.diff(Net(), "same", pictures(), input_b=pictures(seed=1), compile_b=True)
+    assert compiled.outputs[0].relative_l2 > 1e-3
+    assert compiled.warnings == ()
+    with pytest.raises(UsageError, match="runs on A's inputs, so B needs the same: leave out `input_b`"):
+        hookscope.diff(Net(), "same", pictures(), input_b=pictures(seed=1), reference="float64")
+
+
 def test_there_is_one_for_each_and_files_are_named(tmp_path: Path) -> None:
     for name in "ab":
         np.save(tmp_path / f"{name}.npy", pictures(seed=ord(name))[0].numpy())
@@ -108,3 +120,29 @@ def test_there_is_one_for_each_and_files_are_named(tmp_path: Path) -> None:
     assert [Path(case.name).name for case in (*result.inputs, *result.inputs_b)] == ["a.npy", "b.npy"]
     with pytest.raises(UsageError, match="applies to models that run over pictures"):
         hookscope.diff(Net(), "same", input_b=tmp_path / "b.npy")
+
+
+@pytest.mark.parametrize("broken", ["a1.npy", "b1.npy", "raises"])
+def test_an_input_that_cannot_be_used_on_either_side_is_left_out_with_its_pair(tmp_path: Path, broken: str) -> None:
+    network, folder, errors = Net(), tmp_path, list[HookscopeError]()
+    for name in ("a0", "a1", "a2", "b0", "b1", "b2"):
+        fill = torch.nan if broken == "raises" and name == "b1" else 1.0
+        np.save(folder / f"{name}.npy", (pictures(seed=ord(name[0]) * int(name[1]))[0] * fill).numpy())
+    if broken != "raises":
+        (folder / broken).write_bytes(b"no array")
+
+    def refuse_nan(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if args[0].isnan().any():
+            raise ValueError("NaN")
+
+    network.conv.register_forward_pre_hook(refuse_nan)
+    inputs, inputs_b = ([folder / f"{side}{number}.npy" for number in range(3)] for side in "ab")
+    result = diff(network, "same", inputs, option=options.Diff(input_b=inputs_b), on_error=errors.append)
+    names = [[Path(record.name).stem for record in side] for side in (result.inputs, result.inputs_b)]
+    assert names == [["a0", "a2"], ["b0", "b2"]]
+    (error,) = errors
+    assert str(error).startswith(f"{inputs[1]}, {inputs_b[1]}: ") if broken == "raises" else broken in str(error)
+    assert result.provenance is not None
+    assert result.provenance.unusable_inputs
+    kept = [torch.stack([torch.from_numpy(np.load(side[number])) for number in (0, 2)]) for side in (inputs, inputs_b)]
+    assert result["conv"].relative_l2 == pytest.approx(relative(*map(network.conv, kept)), rel=1e-5)
