@@ -65,8 +65,8 @@ def arguments_in_file(images: Images) -> tuple[Images, tuple[NamedInput, ...]]:
     if isinstance(content, tuple) and content and all(isinstance(argument, Tensor) for argument in content):
         (first,) = as_batches(content[0])
         records = [
-            replace(part, name=f"{record.name}[{at}]" if len(first.records) > 1 else record.name, sha256=record.sha256)
-            for at, part in enumerate(first.records)
+            replace(part, name=record.name + part.name.removeprefix("tensor"), sha256=record.sha256)
+            for part in first.records
         ]
         return replace(first, args=content, records=tuple(records)), ()
     is_named = isinstance(content, dict) and all(isinstance(name, str) and name.isidentifier() for name in content)
