@@ -253,7 +253,7 @@ def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
     assert network.training
     assert torch.equal(run.tensors["3"], expected)
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
-    assert [record.name for record in run.inputs] == ["tensor"] * 3
+    assert [record.name for record in run.inputs] == ["tensor[0]", "tensor[1]", "tensor[2]"]
     with pytest.raises(hookscope.UsageError, match="A module stays on its device"):
         hookscope.activations(network, values, weights="none")
     with pytest.raises(hookscope.UsageError, match="MODEL is of type Tensor"):

@@ -16,7 +16,7 @@ from hookscope.results.inputs import InputRecord
 def write_grids(
     folder: Path, maps: Sequence[FeatureMaps], row_count: int, inputs: Sequence[InputRecord], of: str = "", **style: Any
 ) -> list[Grid]:
-    """Draw maps, by several threads: titled by their layer and what they are `of` it, in the style of `draw_grid`."""
+    """Draw maps in several threads, titled by their layer and `of`; `style` holds arguments of `draw_for_run`."""
     if not maps:
         return []
     (folder / "grids").mkdir()
@@ -28,6 +28,6 @@ def write_grids(
         (folder / name).write_bytes(encode_png(picture))
         return grid
 
-    # NumPy and zlib let go of the interpreter for most of the work.
+    # NumPy and zlib release Python's lock for most of the work.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         return list(pool.map(write, maps))

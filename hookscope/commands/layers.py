@@ -86,7 +86,7 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
 def _module_table(
     loaded: LoadedModel, patterns: Sequence[str], *, shapes: tuple[NoiseShape, ...], option: options.Layers
 ) -> ModuleTable:
-    """List modules after a pass over noise or inputs by name; a warning has the reason if there was none."""
+    """List modules after a pass over noise or inputs by name; without a pass, a warning has the reason."""
     from hookscope.inspection.forward import list_modules
     from hookscope.inspection.run import unseen_in_scripts
     from hookscope.models.input_spec import shape_option
@@ -111,7 +111,7 @@ def _with_cost(
     shapes: tuple[NoiseShape, ...],
     option: options.Layers,
 ) -> ModuleTable:
-    """Return the table with costs, or with a warning that has the reason if there are none."""
+    """Return the table with costs, or with a warning why there are none."""
     from hookscope.errors import ModelError
     from hookscope.inspection.cost import Call, network_cost
 
@@ -132,7 +132,7 @@ def _with_cost(
 
 
 def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: options.Layers) -> Batch | None:
-    """Return what shapes are shown for: inputs by name, or noise and what goes with it; None if that is not known."""
+    """Return the batch to list shapes for: inputs by name, noise, or both; None if the shape of noise is not known."""
     from hookscope.inputs.batches import to_device
     from hookscope.inputs.named import named_batch, named_inputs, with_named
     from hookscope.inputs.noise import noise_and_named, noise_batch, noise_count

@@ -104,7 +104,7 @@ def _blocks(renderables: Iterable[RenderableType]) -> Iterator[str]:
 
 
 def _table(table: Table) -> str:
-    """Return a table; its cells are texts. The first column of words names the rows."""
+    """Return a table of texts as HTML; the first column that is aligned left heads the rows."""
     columns = [[_words(cell) for cell in column.cells] for column in table.columns]
     headers = [_words(column.header) for column in table.columns]
     blanks = "pre" if any(headers) else "pre-wrap"  # sentences stand in tables without headers

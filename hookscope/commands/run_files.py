@@ -89,7 +89,7 @@ def result_picture(result: Any) -> Image.Image:
 def _write_inspection(
     folder: Path, result: Activations | Gradients, *, cmap: str = "auto", scale: Literal["channel", "layer"] = "channel"
 ) -> RunFiles:
-    """Write the files of `activations` and `grads`; `scale`: each channel by itself, or one for the layer."""
+    """Write the files of `activations` and `grads`; `scale` of grids is by channel or one for the layer."""
     if isinstance(result, Gradients):
         maps, row_count, document = result.gradient_maps, len(result.gradients), describe_gradients(result)
     else:

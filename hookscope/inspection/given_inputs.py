@@ -64,11 +64,9 @@ def arguments_in_file(images: Images) -> tuple[Images, tuple[NamedInput, ...]]:
         return images, ()
     if isinstance(content, tuple) and content and all(isinstance(argument, Tensor) for argument in content):
         (first,) = as_batches(content[0])
-        records = [
-            replace(part, name=f"{record.name}[{at}]" if len(first.records) > 1 else record.name, sha256=record.sha256)
-            for at, part in enumerate(first.records)
-        ]
-        return replace(first, args=content, records=tuple(records)), ()
+        names = [record.name + part.name.removeprefix("tensor") for part in first.records]
+        stored = replace(first.records[0], sha256=record.sha256)
+        return replace(first, args=content, records=tuple(replace(stored, name=name) for name in names)), ()
     is_named = isinstance(content, dict) and all(isinstance(name, str) and name.isidentifier() for name in content)
     if is_named and content and all(isinstance(value, Tensor) for value in content.values()):
         named = (NamedInput(name, item, replace(record, shape=tuple(item.shape))) for name, item in content.items())

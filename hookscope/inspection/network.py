@@ -107,8 +107,9 @@ def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
         count = length_of(inputs) if inputs.dim() else 1
         if not count:
             raise UsageError(f"A tensor of shape {shape_text(inputs.shape)} holds no input: axis 0 counts the inputs.")
-        record = InputRecord("tensor", None, None, tuple(shape_of(inputs)[1:]), ())
-        return [Batch((inputs,), tuple(range(count)), (record,) * count)]
+        names = ["tensor"] if count == 1 else [f"tensor[{index}]" for index in range(count)]
+        records = tuple(InputRecord(name, None, None, tuple(shape_of(inputs)[1:]), ()) for name in names)
+        return [Batch((inputs,), tuple(range(count)), records)]
     return [inputs] if isinstance(inputs, Batch) else inputs
 
 

@@ -36,7 +36,7 @@ from hookscope.reporting.document import (
     line_of,
 )
 from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns
-from hookscope.reporting.run_facts import model_facts, short_name, size_words
+from hookscope.reporting.run_facts import input_names, model_facts, short_name, size_words
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.cost import ModuleCost
 from hookscope.results.costs_of_rows import costs_of_rows
@@ -127,9 +127,7 @@ def sections_of(
 
 def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
     """Yield the inputs as the network saw them, how they were prepared, and the best classes of each."""
-    names = [short_name(seen) for seen in result.inputs]
-    if len({*names}) < len(names):  # in several folders
-        names = [seen.name for seen in result.inputs]
+    names = input_names(result.inputs)
     files = [*(record.thumbnails if record is not None else ()), *[None] * len(result.inputs)]
     pictured = [(seen, file) for seen, file in zip(result.inputs, files, strict=False) if file]
     others: dict[str, list[str]] = defaultdict(list)
@@ -259,7 +257,9 @@ def _detailed_rows(result: Inspection, record: RunRecord | None) -> list[Detaile
         places[row.layer] += 1
         near = [("computed from", name, shown.get(name)) for name in row.inputs if name]
         near += [("taken by", other.label, other) for other in takers[row.label].values()]
-        near += [("another call", other.label, other) for other in _near(calls[row.layer], place) if other is not row]
+        first = min(max(place - _MOST_CALLS // 2, 0), max(len(calls[row.layer]) - _MOST_CALLS, 0))
+        others = [other for other in calls[row.layer][first : first + _MOST_CALLS] if other is not row]
+        near += [("another call", other.label, other) for other in others]
         details = _details(layer, near, len(calls[row.layer]), len(result.inputs))
         rows.append(
             DetailedRow(
@@ -272,11 +272,6 @@ def _detailed_rows(result: Inspection, record: RunRecord | None) -> list[Detaile
             )
         )
     return rows
-
-
-def _near(calls: Sequence[LayerRow], place: int) -> Sequence[LayerRow]:
-    first = min(max(place - _MOST_CALLS // 2, 0), max(len(calls) - _MOST_CALLS, 0))
-    return calls[first : first + _MOST_CALLS]
 
 
 def _layers(result: Inspection, record: RunRecord | None) -> list[_Layer]:

@@ -1,5 +1,6 @@
 """The network and the inputs of a run in words, as every document has them: lines, facts, what makes it again."""
 
+from collections import Counter
 from pathlib import PurePath
 
 from hookscope.reporting.document import Level
@@ -20,6 +21,15 @@ def short_name(record: InputRecord) -> str:
     return PurePath(record.name).name or record.name
 
 
+def input_names(inputs: tuple[InputRecord, ...]) -> list[str]:
+    """Return names that differ: with the last folder where names are equal, and the index where that is not enough."""
+    counts = Counter(map(short_name, inputs))
+    paths = [PurePath(record.name) for record in inputs]
+    names = ["/".join(path.parts[-2:]) if counts[path.name] > 1 else path.name or str(path) for path in paths]
+    counts = Counter(names)
+    return [f"{name}[{index}]" if counts[name] > 1 else name for index, name in enumerate(names)]
+
+
 def size_words(record: InputRecord) -> str:
     """Return the size of an input, and the shape that the network gets."""
     before = f"{' × '.join(map(str, record.size))} pixels, " if record.size else ""
@@ -38,9 +48,8 @@ def subject_of(result: Inspected) -> list[tuple[str, Level]]:
 
 def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
     """Return which network it is: term, words, and whether they call for a look."""
-    arguments = [f"{name}={value}" for name, value in model.arguments.items()]
     return [
-        ("Model", model_words(model, *arguments), False),
+        ("Model", model_words(model, *(f"{name}={value}" for name, value in model.arguments.items())), False),
         ("Parameters", f"{model.parameter_count:,}", False),
         ("Weights", model.weights, model.random),
     ]

@@ -30,7 +30,7 @@ def test_norms_of_each_input_alone_are_those_of_the_closed_form(network: nn.Modu
     gradients = alone(network, inputs)
     # y = w·x, the loss is y²/2, so its gradient is y for the output and y·x for the weight.
     outputs = [11.0, 1.0, 0.0]
-    assert [each.name for each in gradients] == ["tensor"] * 3
+    assert [each.name for each in gradients] == ["tensor[0]", "tensor[1]", "tensor[2]"]
     assert [each.loss for each in gradients] == [y * y / 2 for y in outputs]
     assert [each.rows_l2 for each in gradients] == [{"0": y} for y in outputs]
     assert [each.parameters_l2 for each in gradients] == [
@@ -62,7 +62,8 @@ def test_a_layer_that_needs_several_inputs_fails_alone_with_the_option_that_aske
     result = hookscope.grads(network, inputs, mode="train", per_image=True, on_error=errors.append)
     assert result.inputs_alone == ()
     assert [str(error).partition(" raised")[0] for error in errors] == [
-        "tensor: alone, for `per_image`: Sequential"
-    ] * 2
+        "tensor[0]: alone, for `per_image`: Sequential",
+        "tensor[1]: alone, for `per_image`: Sequential",
+    ]
     with pytest.raises(hookscope.HookscopeError, match="alone, for `per_image`"):
         hookscope.grads(network, inputs, mode="train", per_image=True)

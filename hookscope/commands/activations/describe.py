@@ -31,11 +31,11 @@ from hookscope.reporting.inspected import (
 from hookscope.reporting.layer_columns import HIST, TOKENS, layer_table_of
 from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.overviews.maps import chosen_maps, is_strip
-from hookscope.reporting.run_facts import first_name, making_of, short_name, subject_of
+from hookscope.reporting.run_facts import first_name, input_names, making_of, subject_of
 from hookscope.reporting.terminal import verified
 from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.findings import Finding
-from hookscope.results.inputs import InputRecord, Photograph
+from hookscope.results.inputs import Photograph
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.token_norms import DEVIATIONS, LEAST_RATIO, TokenMap
 from hookscope.text import counted, some_of
@@ -94,7 +94,7 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
             ],
             [
                 detailed_layers(result, record, [_layers(result)]) if result.rows else Text(["No layer finished."]),
-                Text(_below(result)),
+                Text(_sentences_below(result)),
             ],
         ),
         making=making_of(result),
@@ -103,7 +103,7 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
 
 
 def _answer(result: Activations) -> tuple[list[str], Level]:
-    """Return the first finding, or that there is none, what calls for a look nevertheless, and the level of that."""
+    """Return the first finding or that there is none, a sentence on each flag that calls for a look, and the level."""
     flags = flag_sentences(result.rows, result.verdicts)
     if result.failure is not None:
         where = result.failure.layer or "the network"
@@ -139,9 +139,9 @@ def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> lis
 
 
 def _maps(result: Activations, index: int, letters: dict[int, str], *, is_last: bool) -> Maps:
-    """Return the maps of an input in a few layers; of several inputs without their strongest channels."""
+    """Return the maps of an input in a few layers, with their strongest channels if it is the only input."""
     summaries = [summary for summary in result.map_summaries if summary.input_index == index and summary.row in letters]
-    legend = [f"{short_name(result.inputs[index])}."] if len(result.inputs) > 1 else []
+    legend = [f"{input_names(result.inputs)[index]}."] if len(result.inputs) > 1 else []
     legend.append(MAP_LEGEND)
     if any(row.index in letters and len(row.shape or ()) == _VOLUME_AXES for row in result.rows):
         legend.append("Of volumes and clips, the plane or frame in the middle is shown.")
@@ -164,8 +164,7 @@ def _layers(result: Activations) -> Table:
     return Table(title="Layers", columns=columns, rows=rows, levels=levels, legends=legends, all_in="layers.csv")
 
 
-def _below(result: Activations) -> list[str]:
-    """Return the sentences below the table."""
+def _sentences_below(result: Activations) -> list[str]:
     folded = [sentence for text in folded_text(result.rows) for sentence in text.sentences]
     cost = [] if result.cost is None else cost_lines(result.cost)
     return [*folded, *token_sentences(result), *cost]
@@ -180,7 +179,7 @@ def token_sentences(result: Activations) -> Iterator[str]:
         first = tokens.high[0]
         words = f"high-norm tokens in {counted(len(high), 'row')}, most in {row.label or '(model)'}: "
         words += f"{counted(tokens.high_count, 'token')}, above all {tokens.place(first.token)}"
-        words += _of_input(result.inputs, first.input_index)
+        words += f" of {input_names(result.inputs)[first.input_index]}" if len(result.inputs) > 1 else ""
         yield f"{words} (norm {number_text(first.norm)}, median {number_text(tokens.median)})"
     massive = [(row, tokens) for row, tokens in rows if tokens.massive]
     if massive:
@@ -189,15 +188,6 @@ def token_sentences(result: Activations) -> Iterator[str]:
         words = f"massive activations in {counted(len(massive), 'row')}, first in {row.label or '(model)'}: "
         words += f"{number_text(largest.value)} in channel {largest.channel} of {tokens.place(largest.token)}, "
         yield f"{words}median magnitude {number_text(largest.median)}"
-
-
-def _of_input(inputs: Sequence[InputRecord], index: int) -> str:
-    """Return which of several inputs is meant; its number where several have its name."""
-    if len(inputs) < 2:
-        return ""
-    name = inputs[index].name
-    is_shared = sum(record.name == name for record in inputs) > 1
-    return f" of {f'input {index + 1}' if is_shared else name}"
 
 
 def describe_token_norms(result: Activations, photographs: Sequence[Photograph]) -> Document:

@@ -21,7 +21,7 @@ from hookscope.reporting.document import (
     StepCharts,
     Table,
 )
-from hookscope.reporting.run_facts import first_name, machine_facts, making_of, model_facts, short_name, subject_of
+from hookscope.reporting.run_facts import first_name, input_names, machine_facts, making_of, model_facts, subject_of
 from hookscope.reporting.steps import as_floats
 from hookscope.results.attention import ROLLOUT, Attention, AttentionBlock, AttentionMap, HeadMaps, HeadRow
 from hookscope.results.concentration import concentration
@@ -70,7 +70,7 @@ def finding_of(first: AttentionMap, result: Attention) -> str:
     heads = "" if first.head is None else f" head {first.head}"
     rest = f"; {first.elsewhere:.0%} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
     box = concentration(first, record)
-    subject = f"{short_name(record)}, {first.query} at {first.block}{heads}: "
+    subject = f"{input_names(result.inputs)[first.input_index]}, {first.query} at {first.block}{heads}: "
     if box is None:
         has_nan = not np.isfinite(first.values).all()
         return f"{subject}{'its weights are NaN' if has_nan else f'nothing on the picture{rest}'}."

@@ -110,7 +110,7 @@ class ForwardPass:
             self._refuse_rollout(block, queries, keys)
         keeps = (
             self.wanted.numbers
-            and self._keeps_patches(len(self.blocks), label)
+            and self._may_be_drawn(len(self.blocks), label)
             and axes.windows == 1
             and keys is not None
             and 1 < query_count <= _MOST_WEIGHTS // key_count
@@ -132,11 +132,11 @@ class ForwardPass:
             self.rollout = step if self.rollout is None else step @ self.rollout
         if not keeps:
             numbers.whole = None
-        self._drop_patches()
+        self._free_matrices()
         self.blocks.append(SeenBlock(block, numbers, queries, keys))
 
     def _refuse_rollout(self, block: AttentionBlock, queries: Places | None, keys: Places | None) -> None:
-        """Refuse a block that attends within windows, pools, or looks at other tokens than the block before it."""
+        """Raise an error if a block attends within windows, pools, or has other tokens than the block before it."""
         before = self.blocks[-1] if self.blocks else None
         reason = ""
         if block.windows > 1:
@@ -155,7 +155,7 @@ class ForwardPass:
             )
 
     def _chosen(self, queries: Places | None, keys: Places | None, query_count: int) -> list[list[Chosen | None]]:
-        """Return the tokens that each query means, one for each input."""
+        """Return the token of each query, by input."""
         classes = self.wanted.arrangement.class_count
         return [
             [chosen_in(query, record, queries, keys, query_count, classes) for record in self.records]
@@ -165,14 +165,14 @@ class ForwardPass:
     def _save(self, label: str, rows: Tensor, begin: int) -> None:
         self.collector.collect_rows(label, rows[:, 0] if rows.size(1) == 1 else rows, begin)
 
-    def _keeps_patches(self, index: int, label: str) -> bool:
-        """Tell whether the rows of every patch may be asked for: negative positions are known at the end alone."""
+    def _may_be_drawn(self, index: int, label: str) -> bool:
+        """Tell whether a block may be drawn; a negative position means a block that is known only at the end."""
         if self.first >= SHOWN_INPUTS:
             return False
         return any(block in (index, label) or (isinstance(block, int) and block < 0) for block in self.wanted.blocks)
 
-    def _drop_patches(self) -> None:
-        """Let go of rows that no negative position can mean any more."""
+    def _free_matrices(self) -> None:
+        """Free the whole weights of blocks that can no longer be drawn."""
         farthest = max((-block for block in self.wanted.blocks if isinstance(block, int) and block < 0), default=0)
         for index, block in enumerate(self.blocks[: max(0, len(self.blocks) + 1 - farthest)]):
             if index not in self.wanted.blocks and block.block.label not in self.wanted.blocks:

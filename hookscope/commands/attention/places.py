@@ -123,7 +123,7 @@ def with_heads_found(call: AttentionCall, rows: AttentionRows, axes: Axes) -> Ax
 
 
 def _is_given_parts(inner: ModuleInput, parts: int, tokens: int) -> bool:
-    """Tell whether a module was given so many parts of so many tokens, whose heads it then takes one by one."""
+    """Tell whether a module was given `parts` windows of `tokens` each: it then computes one head at a time."""
     args = (*inner.args, *inner.kwargs.values())
     shape = next((tuple(item.shape) for item in args if isinstance(item, Tensor) and item.is_floating_point()), ())
     counts = {3: shape[1:2], 4: (math.prod(shape[1:3]), math.prod(shape[2:4]))}.get(len(shape), ())
@@ -154,7 +154,7 @@ def not_over_tokens(call: AttentionCall, rows: AttentionRows, axes: Axes) -> str
     counts = [*_token_counts(call.running)]
     if any(axes.inputs * axes.windows * keys in sizes for sizes in counts):
         over_channels = _over_channels(call, keys) if rows.features in (0, keys) else ""
-        return over_channels or (_of_channels(call, rows, axes, counts) if call.entry == "softmax" else "")
+        return over_channels or (_for_each_channel(call, rows, axes, counts) if call.entry == "softmax" else "")
     if call.entry == "multi-head":
         return ""
     if call.entry == "scaled dot product":
@@ -173,7 +173,7 @@ def not_over_tokens(call: AttentionCall, rows: AttentionRows, axes: Axes) -> str
 
 
 def _over_channels(call: AttentionCall, keys: int) -> str:
-    """Refuse where channels are as many as tokens, and the values lie in memory as transposed: attention over channels.
+    """Return why a call is attention over channels, which are as many as tokens here: values are transposed; else "".
 
     Tokens are made in rows of channels: along the axis of keys, values are then further apart.
     """
@@ -188,8 +188,8 @@ def _over_channels(call: AttentionCall, keys: int) -> str:
     return ""
 
 
-def _of_channels(call: AttentionCall, rows: AttentionRows, axes: Axes, counts: Sequence[set[int]]) -> str:
-    """Refuse a softmax for each channel, over tokens: that of linear attention, and of lambda layers.
+def _for_each_channel(call: AttentionCall, rows: AttentionRows, axes: Axes, counts: Sequence[set[int]]) -> str:
+    """Return why a softmax is for each channel, not each token (linear attention, lambda layers); "" if it is not.
 
     Queries are tokens, too: one, as many as modules were given, those of a grid, or every other row and column of the
     keys' (LeViT).
@@ -211,7 +211,7 @@ def _of_channels(call: AttentionCall, rows: AttentionRows, axes: Axes, counts: S
 
 
 def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
-    """Yield how many tokens all inputs together may have, by what the nearest modules were given."""
+    """Yield the possible numbers of tokens of all inputs together, by the inputs of the nearest modules."""
     for frame in running[:3]:
         arguments = [*frame.args, *frame.kwargs.values()]
         for tensor in arguments:
@@ -279,7 +279,7 @@ def places_of(
 
 
 def _appended_keys(call: AttentionCall) -> int:
-    """Return how many keys that are no tokens torch's own attention puts behind the tokens: a bias, a zero."""
+    """Return the number of keys that torch's own attention appends to the tokens: a bias, a zero."""
     module = call.running[0].module
     if call.entry != "multi-head" or not isinstance(module, nn.MultiheadAttention):
         return 0
@@ -287,7 +287,7 @@ def _appended_keys(call: AttentionCall) -> int:
 
 
 def _no_place(keys: int, reason: str) -> str:
-    """Say why keys have no place, as a reason of `TokenLayout.of_attention`, in a note on the block."""
+    """Return a block's remark that keys have no place; `reason` is that of `TokenLayout.of_attention`."""
     if keys == 1:
         return "it has one token"
     if reason.startswith("has "):

@@ -98,7 +98,7 @@ def reduced(
                 _add_distances(totals, part, queries, keys, begin, room)
         if keeps_whole:
             whole.append(part.mean(2)[:, 0].float().cpu())
-        _pick(picked, part, begin, chosen)
+        _copy_drawn_rows(picked, part, begin, chosen)
     received = totals["received"] / query_count if totals else None
     numbers = CallNumbers(rows=picked, chosen=chosen, whole=torch.cat(whole, 1) if whole else None)
     if None in tokens:
@@ -116,10 +116,9 @@ def reduced(
     return numbers
 
 
-def _pick(
+def _copy_drawn_rows(
     picked: Sequence[list[Tensor | None]], part: Tensor, begin: int, chosen: Sequence[Sequence[Chosen | None]]
 ) -> None:
-    """Keep the rows that are drawn, of those that a part has."""
     for rows, by_input in zip(picked, chosen, strict=True):
         for at, choice in enumerate(by_input):
             if choice is not None and choice.token is not None and 0 <= choice.token - begin < part.size(3):
@@ -129,7 +128,7 @@ def _pick(
 def _add_distances(
     totals: dict[str, Tensor], part: Tensor, queries: Places, keys: Places, begin: int, room: Room
 ) -> None:
-    """Add the mean distance of each query that lies on the picture from the keys there, by their weight."""
+    """Add each query's mean distance from the keys, by their weight; only tokens on the picture count."""
     end = begin + part.size(3)
     away = distances(queries, keys, begin, end).to(part.device, part.dtype)
     with_places = (keys.cells >= 0).to(part.device, part.dtype)

@@ -1,4 +1,4 @@
-"""Ask of every input what attention looks at: batches in, numbers and maps out, and nothing of the network changed."""
+"""Run `attention`: batches in, numbers and maps out; the network is left as it was."""
 
 import copy
 import math
@@ -122,7 +122,7 @@ def run_attention(
     ):
         state.mark_hooks()
         passes = _Passes(inspected, state, captured, wanted, collector, option.verify)
-        look = partial(_look_at, passes=passes, gathered=gathered)
+        look = partial(_run_batch, passes=passes, gathered=gathered)
         run_model(queue, state, look, gathered.records, collector.end_batch)
     if not gathered.records and session.unusable:
         raise session.unusable[0]
@@ -150,7 +150,7 @@ def run_attention(
         maps=tuple(gathered.maps),
         head_maps=tuple(gathered.head_maps),
         patches=tuple(gathered.patches),
-        warnings=(*inspected.warnings, *gathered.warnings, *_about_nan(rows, gathered.maps), *queue.remarks),
+        warnings=(*inspected.warnings, *gathered.warnings, *_nan_warning(rows, gathered.maps), *queue.remarks),
         notes=(*inspected.notes, *gathered.notes, *_other_block(gathered), *(() if option.numbers else (_NO_NUMBERS,))),
         seed=session.seed,
         device=device,
@@ -176,7 +176,7 @@ def _distinct_heads(heads: Sequence[int]) -> list[int]:
 def _check_seen(
     gathered: _Gathered, unseen: tuple[UnseenBlock, ...], wanted: Wanted, inspected: InspectedNetwork
 ) -> None:
-    """Raise an error if no attention was seen, or not what is `wanted` of it."""
+    """Raise an error if no attention was seen, or nothing that is `wanted`."""
     if not gathered.blocks:
         raise NothingMatchedError(_nothing_seen(inspected, census_of((), unseen), has_any=bool(unseen)))
     if wanted.rollout and unseen:
@@ -204,7 +204,7 @@ def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) ->
 
 @dataclass(slots=True)
 class _Passes:
-    """How the batches of a run are passed through the network; its hooks are on."""
+    """Passes batches through the network, whose hooks are on."""
 
     inspected: InspectedNetwork
     state: Preserved
@@ -250,7 +250,7 @@ class _Passes:
             self.state.rewind()
 
 
-def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
+def _run_batch(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
     """Run a batch; add its numbers to the sums, and its maps by input."""
     wanted, first = passes.wanted, len(gathered.records)
     seen, output = passes.run(batch, first)
@@ -263,7 +263,7 @@ def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
         _sum(gathered, block)
     if not seen.blocks:
         return
-    drawn = _asked_for(wanted, [block.block.label for block in seen.blocks])
+    drawn = _drawn_positions(wanted, [block.block.label for block in seen.blocks])
     extents = cache(partial(padded_extents, passes.inspected.network, batch))
     positions = {label: index for index, label in enumerate(gathered.blocks)}
     for index in drawn:
@@ -317,8 +317,8 @@ def _rows(gathered: _Gathered, arrangement: Arrangement) -> Iterator[HeadRow]:
             )
 
 
-def _about_nan(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[str]:
-    """Warn of NaN in attention weights, naming the first block that has it."""
+def _nan_warning(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[str]:
+    """Return a warning of NaN in attention weights with the first block that has it; [] without NaN."""
     of_rows = [row.block for row in rows if math.isnan(row.entropy)]
     blocks = [*dict.fromkeys((*of_rows, *(attention.block for attention in maps if np.isnan(attention.values).any())))]
     if not blocks:
@@ -328,8 +328,7 @@ def _about_nan(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[st
     return [f"Attention weights of {blocks[0]}{more} hold NaN: {why}."]
 
 
-def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:
-    """Return the positions of the blocks to draw."""
+def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:
     chosen: dict[int, None] = {}
     for block in wanted.blocks:
         if isinstance(block, int):
@@ -356,6 +355,6 @@ def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> N
 
 
 def _other_block(gathered: _Gathered) -> list[str]:
-    """Name the last block that can be drawn, where none of those asked for can."""
+    """Return a note on the last block that can be drawn if nothing was drawn, else []."""
     placed = [(index, block.label) for index, block in enumerate(gathered.blocks.values()) if not block.remark]
     return [f"{placed[-1][1]} has a map: {arg('block')} {placed[-1][0]}."] if placed and not gathered.maps else []

@@ -65,13 +65,13 @@ def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
     passes = map_layers.passes
     if method in CAMS:
         targets, layers = map_layers.run(batch)
-        return _of_layers(method, layers, targets)
+        return _layer_maps(method, layers, targets)
     # With a graph, which shows whether the scores are logits.
     targets = passes.targets_of(run_output(passes, batch, track=True), batch)
-    return _of_pixels(passes, passes.inspected.network, batch, method, targets)
+    return _pixel_maps(passes, passes.inspected.network, batch, method, targets)
 
 
-def _of_layers(method: Method, layers: Sequence[MapLayer], targets: Sequence[BatchTarget]) -> Explained:
+def _layer_maps(method: Method, layers: Sequence[MapLayer], targets: Sequence[BatchTarget]) -> Explained:
     maps = []
     with torch.no_grad():
         for at in range(len(targets)):
@@ -81,10 +81,10 @@ def _of_layers(method: Method, layers: Sequence[MapLayer], targets: Sequence[Bat
     return Explained(targets, layers, maps)
 
 
-def _of_pixels(
+def _pixel_maps(
     passes: ForwardBackward, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
 ) -> Explained:
-    """Make maps of the picture itself, of a network like that of the run."""
+    """Make maps of the picture itself; `network` is that of the run or a copy."""
     with model_errors(passes.inspected, "backward"):
         parts = [PIXEL_METHODS[method](ScoredBatch(network, batch, target.score)) for target in targets]
     pixels = [replace(part, values=part.values.float().cpu()) for part in parts]
@@ -108,7 +108,7 @@ def explain_again(
         UsageError: As in `explain`.
     """
     if method not in CAMS:
-        return _of_pixels(passes, network, batch, method, [target]).maps[0]
+        return _pixel_maps(passes, network, batch, method, [target]).maps[0]
     modules, _ = module_index(network)
     names = dict.fromkeys(layer.place[0] for layer in layers)
     operations = [exact_operation(name) for name in names if name not in modules]
@@ -127,4 +127,4 @@ def explain_again(
         _, captured = run_and_differentiate(other, hooks.enter_context(watch), batch)
     blank = (layer._replace(gradients=[torch.zeros_like(layer.values)]) for layer in layers)
     again = [captured.get(layer.place, layer) for layer in blank]
-    return _of_layers(method, again, [target]).maps[0]
+    return _layer_maps(method, again, [target]).maps[0]

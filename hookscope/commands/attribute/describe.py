@@ -9,7 +9,7 @@ import numpy as np
 from hookscope.commands.attribute.draw_maps import draw_given
 from hookscope.reporting.columns import Column, machine_columns, number_text, probability_text, share_in_words
 from hookscope.reporting.document import Document, InputMap, Level, MappedInput, PhotographMaps, Section, Table, Text
-from hookscope.reporting.run_facts import first_name, machine_facts, making_of, model_facts, short_name, subject_of
+from hookscope.reporting.run_facts import first_name, input_names, machine_facts, making_of, model_facts, subject_of
 from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck, Target, input_word
 from hookscope.results.concentration import Box, Concentration, concentration
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
@@ -28,7 +28,7 @@ def describe_attributions(
     over = "photograph" if all(heat_map.values.ndim == PICTURE_AXES for heat_map in maps) else "input"
     left = [f"Left as it is: {labels}, {reason}." for reason, labels in _by_reason(result.unchanged)]
     by_layer = Table(title="Every map", columns=map_columns(result), rows=maps)
-    where = "" if only is None or not result.inputs[1:] else f" in {short_name(result.inputs[only])}"
+    where = "" if only is None or not result.inputs[1:] else f" in {input_names(result.inputs)[only]}"
     return Document(
         title=f"Where {result.model.name} looks{where}: {result.method}",
         subtitle="Each map has its own scale, from 0.",
@@ -64,13 +64,13 @@ def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
     record = result.inputs[heat_map.input_index]
     box = concentration(heat_map, record)
     at = f" at {heat_map.layer}" if len(result.layers) > 1 else ""
-    subject = f"{short_name(record)}, {_certain(heat_map.target)}{at}: "
+    subject = f"{input_names(result.inputs)[heat_map.input_index]}, {_target_words(heat_map.target)}{at}: "
     if box is None and not np.isfinite(heat_map.values).all():
         return f"{subject}the {result.method} map holds NaN or infinite values."
     if box is None:
         noun = input_word(heat_map.values.ndim)
         return f"{subject}nothing in the {noun} speaks for it, the {result.method} map is nowhere above 0."
-    return f"{subject}half of the {result.method} heat is {_place(box, record)}."
+    return f"{subject}half of the {result.method} heat is {_where_words(box, record)}."
 
 
 def _looked_at(result: Attributions) -> Iterator[str]:
@@ -97,15 +97,15 @@ def _map(number: int, heat_map: AttributionMap, result: Attributions) -> InputMa
     box = concentration(heat_map, result.inputs[heat_map.input_index])
     facts = [("score", number_text(heat_map.target.score)), ("cells", " × ".join(map(str, heat_map.values.shape)))]
     if box is not None:
-        facts.append(("half of the heat is", _place(box, result.inputs[heat_map.input_index])))
+        facts.append(("half of the heat is", _where_words(box, result.inputs[heat_map.input_index])))
     values = result.given.get(heat_map.input_index)
     drawn = None if heat_map.values.ndim == PICTURE_AXES else partial(draw_given, values, heat_map)
-    title = _certain(heat_map.target)
+    title = _target_words(heat_map.target)
     return InputMap(title=title, where=heat_map.layer, facts=facts, map=heat_map, number=number, draw=drawn)
 
 
-def _certain(target: Target) -> str:
-    """Return a target with its probability and what that is, "Egyptian cat (softmax 0.40)"."""
+def _target_words(target: Target) -> str:
+    """Return a target with its probability: "Egyptian cat (softmax 0.40)"."""
     if target.probability is None:
         return target.label
     words = probability_text(target.probability)
@@ -159,16 +159,20 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
     readings = {heat_map.target.reading for heat_map in result.maps if heat_map.target.probability is not None}
     reading = next(iter(readings)) if len(readings) == 1 and "as returned" not in readings else "prob."
     title = "input" if result.inputs[1:] else ""
-    target, whole = attrgetter("target"), f"({input_word(result.maps[0].values.ndim)})" if result.maps else ""
+    names, target = input_names(result.inputs), attrgetter("target")
+    whole = f"({input_word(result.maps[0].values.ndim)})" if result.maps else ""
 
     def record_of(heat_map: AttributionMap) -> InputRecord:
         return result.inputs[heat_map.input_index]
+
+    def name_of(heat_map: AttributionMap) -> str:
+        return names[heat_map.input_index]
 
     def half(heat_map: AttributionMap) -> Concentration | None:
         return concentration(heat_map, record_of(heat_map))
 
     return (
-        Column("input", title, "input", 11, value=attrgetter("name"), shown=short_name, words=True).on(record_of),
+        Column("input", title, "input", 11, value=lambda row: record_of(row).name, shown=name_of, words=True),
         Column("label", "target", "class or output that is explained", 0, words=True, fold=40).on(target, key="target"),
         Column("input_index"),
         *(Column(key).on(target) for key in ("index", "box", "reading")),
@@ -198,7 +202,7 @@ def _share(share: float) -> str:
     return f"{share:.0%}" if share >= 0.01 else "<1%"
 
 
-def _place(box: Concentration, record: InputRecord) -> str:
+def _where_words(box: Concentration, record: InputRecord) -> str:
     """Return where half of a map lies: "in the central 33% of the crop", "in 6% of the picture, at the upper left"."""
     share, seen = share_in_words(_share(box.share)), record.region
     if isinstance(box.region, Box):

@@ -107,9 +107,8 @@ def _draw_curve(
 ) -> None:
     """Draw values over the part of a box (left, top, width, height) that they fill, and write their limits beside it.
 
-    Of values that are more than pixels, each pixel has the least and the greatest; beyond the outermost of fewer, their
-    values go on, as colours do. There is a gap where values are not finite, with a mark at the top. `with_zero` puts a
-    line at 0.
+    With more values than pixels, a pixel shows the least and the greatest of its values; with fewer, the outermost
+    values continue to the ends. Values that are not finite leave a gap with a mark at the top. `with_zero` draws 0.
     """
     left, top, width, height = box
     finite, (begin, end) = np.isfinite(values), extent
@@ -127,18 +126,17 @@ def _draw_curve(
     else:
         x = np.concatenate([[0.0], at[(at > 0) & (at < width)], [float(width)]])
         at, shown = x, np.interp(x, at, shown)
-    y = _heights(shown, limits, top, height)
+    y = _pixel_rows(shown, limits, top, height)
     for run in np.ma.clump_unmasked(np.ma.masked_invalid(shown)):  # type: ignore[no-untyped-call]
         points = [*zip((left + at[run]).tolist(), y[run].tolist(), strict=True)]
         pen.line(points, colour, thickness) if len(points) > 1 else pen.point(points, colour)
     if with_zero and low < 0 < high:
-        zero = _heights(np.array([0.0]), limits, top, height)[0]
+        zero = _pixel_rows(np.array([0.0]), limits, top, height)[0]
         pen.line((left, zero, left + width, zero), LINE)
     _write_range(pen, limits, top, height)
 
 
-def _heights(values: NDArray[np.float64], limits: tuple[float, float], top: int, height: int) -> NDArray[np.float64]:
-    """Return the pixel rows of values between limits, with a little room above and below."""
+def _pixel_rows(values: NDArray[np.float64], limits: tuple[float, float], top: int, height: int) -> NDArray[np.float64]:
     low, high = limits
     span = high - low
     share = (values - low) / span if span else np.full(values.shape, 0.5)
@@ -181,7 +179,7 @@ def _volume(
     middle = tuple(length // 2 for length in size)
     strongest = middle if heat_map is None else _strongest(heat_map, size)
     places = {middle: "middle"} if strongest == middle else {middle: "middle", strongest: "strongest"}
-    rows = [_row(volume, heat_map, place, size, width, name) for place, name in places.items()]
+    rows = [_slices_through(volume, heat_map, place, size, width, name) for place, name in places.items()]
     image = Image.new("RGB", (width, sum(row.height for row in rows) + _GAP * (len(rows) - 1)), PAPER)
     top = 0
     for row in rows:
@@ -191,7 +189,7 @@ def _volume(
 
 
 def _strongest(heat_map: AttributionMap, size: Sequence[int]) -> tuple[int, ...]:
-    """Return the position of the input in the middle of the cell with the map's greatest magnitude."""
+    """Return the position in the input of the centre of the map's strongest cell."""
     values = np.where(np.isfinite(heat_map.values), np.abs(heat_map.values), 0)
     cell = np.unravel_index(int(values.argmax()), values.shape)
     begin, end = heat_map.extent[:3], heat_map.extent[3:]
@@ -199,7 +197,7 @@ def _strongest(heat_map: AttributionMap, size: Sequence[int]) -> tuple[int, ...]
     return tuple(min(max(int(share * length), 0), length - 1) for share, length in zip(shares, size, strict=True))
 
 
-def _row(
+def _slices_through(
     volume: NDArray[np.float32] | None,
     heat_map: AttributionMap | None,
     places: Sequence[int],
@@ -225,7 +223,7 @@ def _row(
             shown = Image.fromarray(np.ascontiguousarray(shades.take(place, axis)))
             ground = np.asarray(shown.resize((across, height), resampling))
         if heat_map is not None:
-            flat = _slice(heat_map, axis, (place + 0.5) / size[axis])
+            flat = _map_slice(heat_map, axis, (place + 0.5) / size[axis])
             ground = overlay(whole_photograph(ground), flat, colour_scale(heat_map.values))
         image.paste(Image.fromarray(ground), (left, 0))
         pen.rectangle((left, 0, left + across - 1, height - 1), outline=LINE)
@@ -235,8 +233,8 @@ def _row(
     return image
 
 
-def _slice(heat_map: AttributionMap, axis: int, share: float) -> AttributionMap:
-    """Return a map across an axis, interpolated between its cells where the axis has come to a share of its length."""
+def _map_slice(heat_map: AttributionMap, axis: int, share: float) -> AttributionMap:
+    """Return the slice of a map at a share of an axis's length, interpolated between cells."""
     cells = heat_map.values.shape[axis]
     begin, end = heat_map.extent[axis], heat_map.extent[axis + 3]
     place = min(max((share - begin) / (end - begin) * cells - 0.5, 0), cells - 1)

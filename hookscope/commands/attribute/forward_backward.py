@@ -231,7 +231,7 @@ def run_and_differentiate(
 
 
 def _backward(score: Tensor) -> None:
-    """Differentiate, and leave nothing at the tensors where the graph ends, which may be the caller's."""
+    """Differentiate, and restore `grad` of the graph's leaves, which may be the caller's."""
     leaves = [(leaf, leaf.grad) for leaf in graph_leaves(graph_nodes(score))]
     for leaf, _ in leaves:
         leaf.grad = None

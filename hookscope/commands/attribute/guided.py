@@ -74,14 +74,10 @@ class ActivationCalls(TorchFunctionMode):
     ) -> Any:
         """Run a torch function, and note where it was called if it is an activation."""
         kwargs = kwargs or {}
-        if _overwrites_a_view(func, args, kwargs):
-            view = args[0]
-            result = func(view.clone(), *args[1:], **kwargs)
-            self._note(result, func)
-            return view.copy_(result)
-        result = func(*args, **kwargs)
+        is_view = _overwrites_a_view(func, args, kwargs)
+        result = func(args[0].clone(), *args[1:], **kwargs) if is_view else func(*args, **kwargs)
         self._note(result, func)
-        return result
+        return args[0].copy_(result) if is_view else result
 
     def _note(self, result: object, func: Callable[..., Any]) -> None:
         node = result.grad_fn if isinstance(result, Tensor) else None
@@ -95,7 +91,7 @@ class ActivationCalls(TorchFunctionMode):
 
 
 def _overwrites_a_view(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bool:
-    """Tell whether a call is an activation's that writes into a view that autograd tracks."""
+    """Tell whether an activation writes into a view that autograd tracks."""
     name = operation_name(func)
     if name not in _IN_PLACE or not args or not isinstance(args[0], Tensor):
         return False
@@ -126,7 +122,7 @@ def ruled(score: Tensor, calls: ActivationCalls) -> Iterator[Mapping[str, str]]:
             at all, or some code cannot be looked into.
     """
     nodes = sorted(graph_nodes(score), key=lambda node: node._sequence_nr())  # as they were called
-    names = {node: _activation(node) or _by_hand(node) for node in nodes}
+    names = {node: _activation(node) or _written_out(node) for node in nodes}
     for node, name in names.items():
         if name in _SMOOTH.values():
             count = sum(other == name for other in names.values())
@@ -167,7 +163,7 @@ _SCRIPT = "TorchScript"
 
 
 def _activation(node: Node) -> str:
-    """Return which activation a node stands for; "" if it is none."""
+    """Return the name of a node's activation; "" if it is none."""
     if isinstance(node, BackwardCFunction):
         name = type(node).__name__.removesuffix("Backward")
         smooth = re.search("gelu|silu|swish|mish", name, re.IGNORECASE)
@@ -186,8 +182,8 @@ def _activation(node: Node) -> str:
     return _SMOOTH.get(name) or _OTHER.get(name, "")
 
 
-def _by_hand(node: Node) -> str:
-    """Recognise x · sigmoid(x), Swish, and x · tanh(softplus(x)), Mish, that are written out."""
+def _written_out(node: Node) -> str:
+    """Return "SiLU" for x · sigmoid(x), "Mish" for x · tanh(softplus(x)), and "" for others."""
     if not node.name().startswith("MulBackward"):
         return ""
     first, second = (node.next_functions + ((None, 0),) * 2)[:2]

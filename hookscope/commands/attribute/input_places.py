@@ -111,7 +111,7 @@ def input_size(network: nn.Module, batch: Batch) -> tuple[int, ...]:
 
 
 def _channel_axis(network: nn.Module, shape: Sequence[int]) -> int:
-    """Return the axis, 1 or the last, whose size the first layer counts; where that is open, its usual one.
+    """Return the channel axis, 1 or the last: which fits the first layer, or its usual one if both or none fit.
 
     A linear layer that fits neither takes the flattened signal. Pictures and volumes have fewer channels than places.
     """
@@ -171,7 +171,7 @@ def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> l
 
 
 def _covered(size: int, cells: int, patch: int) -> float:
-    """Return how much of a side is covered, in shares of it; the patches of the first layer may not cover all of it."""
+    """Return the length that a map covers as a share of the side: above 1 where the network pads, else 1."""
     covered, wanted = patch * cells, size - size % patch
     while covered < wanted:
         covered *= 2

@@ -102,7 +102,7 @@ class LayerOutputs:
             self.token_layout.note_patches(call.maker, tensor)
             layout = self.token_layout.layout(place, tensor, self.count, axis, self._grids, axes=self.axes)
             is_guess = isinstance(layout, str) or self.token_layout.stated is None
-            if self.axes > 1 and is_guess and _follows_words(call, shape, self._word_counts):
+            if self.axes > 1 and is_guess and _embeds_words(call, shape, self._word_counts):
                 layout = Layout((shape[1],), 2, 0)
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
         if (
@@ -122,8 +122,8 @@ class LayerOutputs:
         self.by_place[place] = output
 
 
-def _follows_words(call: ModuleCall, shape: tuple[int, ...], word_counts: Collection[int]) -> bool:
-    """Tell whether a layer looks up the network's whole numbers, (N, T): its steps are words, not a grid's places."""
+def _embeds_words(call: ModuleCall, shape: tuple[int, ...], word_counts: Collection[int]) -> bool:
+    """Tell whether a layer embeds whole numbers, (N, T): its steps are then words, not places of a grid."""
     tensors = [tensor for _, tensor in call.inputs]
     if len(shape) != _SEQUENCE_AXES or shape[1] not in word_counts or any(map(Tensor.is_floating_point, tensors)):
         return False
@@ -239,7 +239,7 @@ def sum_of(score: Tensor, target: BatchTarget) -> Tensor:
 
 
 def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
-    """Tell whether a map holds the scores of classes at each place: then only the target's channels have a gradient."""
+    """Tell whether a map holds class scores at each place: then only the target's channels have a gradient."""
     if target.class_count is None:
         return gradient.shape[1] > 1 and int((gradient != 0).any(0).flatten(1).any(1).sum()) == 1
     if gradient.shape[1] != target.class_count:
@@ -252,7 +252,7 @@ def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
 def _candidates(
     outputs: LayerOutputs, modules: Mapping[str, nn.Module], before: str | None
 ) -> list[tuple[RowKey, LayerOutput]]:
-    """Return spatial outputs, the last first; outputs that are one tensor come once, under the shortest name."""
+    """Return spatial outputs, the last first; outputs that share a tensor come once, under the shortest name."""
     places = [*outputs.by_place]
     if before is not None:
         ends = next((at for at, place in enumerate(places) if place[0] == before), len(places))
@@ -264,8 +264,8 @@ def _candidates(
         is_of_input = not isinstance(layout, Layout) or len(layout.grid) >= min(outputs.axes, _PICTURE_AXES)
         if place[0] and output.edge is not None and is_of_input and not _in_attention(place[0], modules):
             if isinstance(modules.get(place[0]), _PASSING):
-                output = _same_before(output, [outputs.by_place[other] for other in reversed(places[:at])])
-            alike.setdefault(_memory(output), []).append(place)
+                output = _earlier_copy(output, [outputs.by_place[other] for other in reversed(places[:at])])
+            alike.setdefault(_storage_key(output), []).append(place)
     order = {place: at for at, place in enumerate(places)}
 
     def rank(place: RowKey) -> tuple[bool, int, int]:
@@ -275,14 +275,14 @@ def _candidates(
     return [(place, outputs.by_place[place]) for place in best]
 
 
-def _memory(output: LayerOutput) -> tuple[int, int, int]:
-    """Return a key that outputs share if they are one tensor, or views of it in another order."""
+def _storage_key(output: LayerOutput) -> tuple[int, int, int]:
+    """Return a key that is equal for outputs that are one tensor, or views of it in another order."""
     values = output.values
     return (0, 0, 0) if values is None else (values.untyped_storage()._cdata, values.numel(), output.version)
 
 
-def _same_before(output: LayerOutput, earlier: Sequence[LayerOutput]) -> LayerOutput:
-    """Return the latest of earlier outputs of this shape if it holds the same values, else the output itself.
+def _earlier_copy(output: LayerOutput, earlier: Sequence[LayerOutput]) -> LayerOutput:
+    """Return the latest earlier output of the same shape if its values are equal, else the output itself.
 
     An adaptive pooling to the size of its input, for example, copies it.
     """

@@ -1,4 +1,4 @@
-"""What run directories of maps have of each input: its photograph, an overview, the maps and overlays of them.
+"""Write the photograph, the overview and the overlays of each input, for `attribute` and `attention`.
 
 One photograph is in memory at a time, and two overlays on it.
 """
@@ -63,7 +63,7 @@ def write_maps(
         draw_document(describe(result, index, photograph)).save(folder / path, compress_level=6)
         name = write_photograph(folder, f"{index:0{digits}d}", photograph)
         pictures.append(StoredPicture(name, path, photograph.region, photograph.remark))
-        # NumPy and zlib let go of the interpreter for most of the work.
+        # NumPy and zlib release Python's lock for most of the work.
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             overlays += pool.map(partial(_write_map, folder, result, photograph), by_input.get(index, []))
     words = [counted(len(pictures) - 1, "more overview")] if len(pictures) > 1 else []
@@ -104,7 +104,7 @@ def photograph_of(result: Activations | Attributions | Attention, index: int) ->
 
 
 def _distinct_names(wanted: Iterable[str]) -> list[str]:
-    """Return names for files, a number appended where one is taken, in whatever case."""
+    """Return distinct names for files: a number is appended where a name is taken, whatever its case."""
     names: list[str] = []
     taken: set[str] = set()
     for stem in wanted:

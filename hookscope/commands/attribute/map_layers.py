@@ -108,14 +108,14 @@ class MapLayers:
     """How layers are looked at in a run.
 
     Attributes:
-        given: Layers that the user gave; () to choose one.
+        groups: Layers that the user gave; () to choose one.
         hooks: Those on the layers.
         chosen: Layers that were chosen so far, with the reason.
         notes: Sentences about layers that were left out.
     """
 
     passes: ForwardBackward
-    given: Sequence[LayerGroup]
+    groups: Sequence[LayerGroup]
     hooks: ExitStack
     chosen: dict[RowKey, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class MapLayers:
         tokens = self.passes.outputs.token_layout.stated
         if tokens is not None and len(tokens.grid) > 1:  # along one axis, they are words
             check_token_axes(tokens, place_axes(batch))
-        targets, layers = self._given(batch) if self.given else self._chosen(batch)
+        targets, layers = self._given(batch) if self.groups else self._chosen(batch)
         return targets, [layer._replace(extents=self._extents(layer, batch)) for layer in layers]
 
     # --- Where the cells of a map lie ---
@@ -161,12 +161,11 @@ class MapLayers:
         places = places_of(self.passes.inspected.network, tensor)
         return ReceptiveFields(len(places.size), channel_axis=places.channel_axis).of(output.edge.node)
 
-    def _means(self, place: RowKey) -> bool:
-        """Tell whether an output is looked at."""
-        return place in self.chosen or any(group.means(place) for group in self.given)
+    def _is_looked_at(self, place: RowKey) -> bool:
+        return place in self.chosen or any(group.means(place) for group in self.groups)
 
     def _find_fields(self, captured: Capture[None], batch: Batch) -> None:
-        """Find where the cells of outputs lie, for the first batch of each size: run one input, and go back."""
+        """Find where the cells of outputs lie: run one input of the first batch of each size, then restore state."""
         passes, shape = self.passes, _input_shape(batch)
         if shape in {size for _, size in self._fields}:
             return
@@ -176,7 +175,7 @@ class MapLayers:
         seen = [*passes.outputs.by_place.items()]  # activation checkpointing runs layers again
         is_tracked = any(output.edge is not None for _, output in seen)
         for place, output in seen:
-            if self._means(place):
+            if self._is_looked_at(place):
                 self._fields[place, shape] = self._field(output, single)
                 if is_tracked and output.edge is None and isinstance(output.layout, Layout):
                     self.notes[
@@ -250,7 +249,7 @@ class MapLayers:
         )
 
     def _one_at_a_time(self) -> str:
-        """Return what to do where a network runs its layers on each input of the batch by itself; "" for others."""
+        """Return advice if the network runs its layers on one input of the batch at a time, else ""."""
         outputs = self.passes.outputs
         shapes = [output.shape for output in outputs.by_place.values()]
         if outputs.count > 1 and any(shape[:1] == (1,) and len(shape) == outputs.axes + 2 for shape in shapes):
@@ -260,25 +259,20 @@ class MapLayers:
     # --- Layers that are given ---
 
     def _given(self, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
-        modules = {name: module for group in self.given for name, module in group.layers.items()}
-        operations = self.given[-1].operations  # of the patterns, which come last
+        modules = {name: module for group in self.groups for name, module in group.layers.items()}
+        operations = self.groups[-1].operations  # of the patterns, which come last
         captured = self._captured or self._watch(modules, operations)
         self._find_fields(captured, batch)
         targets, outputs = run_and_differentiate(self.passes, captured, batch)
         if operations is not None and (missing := operations.missing()):
             raise LayerNotFoundError(missing)
-        layers: list[MapLayer] = []
-        zero: list[RowKey] = []
-        for place, layer in outputs.items():
-            if self._means(place):
-                if bool(reaches(layer.gradients, targets).all(0).any()):
-                    layers.append(layer)
-                else:
-                    zero.append(place)
-        for group in self.given:
+        reached = {place: reaches(outputs[place].gradients, targets) for place in outputs if self._is_looked_at(place)}
+        zero = [place for place, marks in reached.items() if not bool(marks.all(0).any())]
+        layers = [outputs[place] for place in reached if place not in zero]
+        for group in self.groups:
             if group.text not in self._worked:
                 self._check(group, batch, layers, zero, targets)
-        partly = [layer.label for layer in layers if not bool(reaches(layer.gradients, targets).all())]
+        partly = [layer.label for layer in layers if not bool(reached[layer.place].all())]
         if len(partly) == len(layers) or (partly and len(batch.indices) > 1):
             raise NotReachedError(targets, partly or [row_label(*place) for place in zero])
         return targets, [layer for layer in layers if layer.label not in partly]
@@ -291,7 +285,7 @@ class MapLayers:
         zero: Sequence[RowKey],
         targets: Sequence[BatchTarget],
     ) -> None:
-        """Refuse what cannot be looked at; where others of the same pattern can, leave it out with a note."""
+        """Raise an error if no layer of a group can be explained; if some can, note the others."""
         seen = {place: output for place, output in self.passes.outputs.by_place.items() if group.means(place)}
         flat = [place for place, output in seen.items() if isinstance(output.layout, str)]
         zero = [place for place in zero if place in seen]
@@ -304,6 +298,9 @@ class MapLayers:
             self._worked.add(group.text)
             return
         text = safe_text(group.text)
+        if not seen and group.operations is not None and not group.layers:
+            called = f"The network's own code called no operation that {arg('layer')} {text} selects."
+            raise LayerNotFoundError(f"{called} List them with {listing(ops=True)}.")
         if not seen:
             inputs = some_of([safe_text(record.name) for record in batch.records], 1)
             raise UsageError(f"{arg('layer')} {text} did not run for {inputs}: give a layer that runs.")
@@ -334,7 +331,7 @@ class MapLayers:
 
 
 def _input_shape(batch: Batch) -> tuple[int, ...] | None:
-    """Return the shape of one of the inputs; None if another argument with so many axes has other places."""
+    """Return the shape of one input; None if another argument with as many axes has other places."""
     tensor = main_input(batch)
     places = {item.shape[2:] if item.dim() > _SEQUENCE_AXES else item.shape[1:] for item in alike_inputs(batch)}
     return tuple(tensor.shape[1:]) if tensor is not None and len(places) == 1 else None

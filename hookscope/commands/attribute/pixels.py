@@ -103,13 +103,13 @@ def map_of(method: Method, pixels: Tensor) -> Tensor:
 
 def gradient(scored: ScoredBatch) -> Pixels:
     """Return the gradient of the score with respect to the pictures (Simonyan et al. 2013)."""
-    pixels = _inputs(scored)
+    pixels = _input_leaf(scored)
     return Pixels(_gradient(_score(scored, pixels), pixels))
 
 
 def input_x_gradient(scored: ScoredBatch) -> Pixels:
     """Return the gradient times the pictures as the network is given them (Shrikumar et al. 2016)."""
-    return Pixels(_inputs(scored).detach() * gradient(scored).values)
+    return Pixels(_input_leaf(scored).detach() * gradient(scored).values)
 
 
 def guided_backprop(scored: ScoredBatch) -> Pixels:
@@ -122,7 +122,7 @@ def guided_backprop(scored: ScoredBatch) -> Pixels:
         ModelError: If the network's two outputs are not equal, bit for bit.
     """
     calls = ActivationCalls(scored.network)
-    pixels = _inputs(scored)
+    pixels = _input_leaf(scored)
     with torch.random.fork_rng([pixels.device] if pixels.is_cuda else []):
         plain = outcome_of(_output(scored, pixels))
     with calls:
@@ -141,7 +141,7 @@ def integrated_gradients(scored: ScoredBatch) -> Pixels:
     32, 64, … 512, with which its values add up to the score's difference within 1%, or the best of them.
     """
     method = _captum().IntegratedGradients(partial(_score, scored))
-    pixels = _inputs(scored)
+    pixels = _input_leaf(scored)
     values = torch.zeros_like(pixels, requires_grad=False)
     with torch.no_grad():
         span = _score(scored, pixels) - _score(scored, values)
@@ -167,7 +167,7 @@ def smoothgrad(scored: ScoredBatch) -> Pixels:
     Noise is drawn from torch's global generator.
     """
     captum = _captum()
-    pixels = _inputs(scored).detach()
+    pixels = _input_leaf(scored).detach()
     axes = tuple(range(1, pixels.dim()))
     # captum takes one deviation for all inputs: each is divided by its own.
     deviation = _NOISE * (pixels.amax(axes, keepdim=True) - pixels.amin(axes, keepdim=True))
@@ -183,7 +183,7 @@ def smoothgrad(scored: ScoredBatch) -> Pixels:
 
 def occlusion(scored: ScoredBatch) -> Pixels:
     """Return the mean fall of the score over the patches of zeros that cover a place (Zeiler and Fergus 2014)."""
-    pixels = _inputs(scored).detach()
+    pixels = _input_leaf(scored).detach()
     channels, *sides = pixels.shape[1:]
     patch, stride = (tuple(max(side // parts, 1) for side in sides) for parts in _PATCH_AND_STRIDE_PARTS[len(sides)])
     method = _captum().Occlusion(partial(_score, scored))
@@ -221,14 +221,14 @@ def _first_given(batch: Batch) -> Any:
     return first
 
 
-def _inputs(scored: ScoredBatch) -> Tensor:
+def _input_leaf(scored: ScoredBatch) -> Tensor:
     """Return a copy of the inputs, (N, C, *size), that requires a gradient."""
     with torch.inference_mode(mode=False):
         return scored.places.by_channel(_first_given(scored.batch).detach()).clone().requires_grad_()
 
 
 def _output(scored: ScoredBatch, pixels: Tensor) -> Any:
-    """Run the network on inputs, of which it gets a copy, as it may overwrite them."""
+    """Run the network on a copy of the inputs, because it may overwrite them."""
     rest = copy_of(replace(scored.batch, args=scored.batch.args[1:]))
     original = scored.batch.args[0]
     is_list = isinstance(original, list)

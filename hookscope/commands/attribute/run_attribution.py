@@ -1,4 +1,4 @@
-"""Ask of every input where a network looks: batches in, maps out, and nothing of the network changed."""
+"""Run `attribute`: batches in, maps out; the network is left as it was."""
 
 import time
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected
 from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
 from hookscope.inspection.state.preservation import preserved
 from hookscope.parameters import arg
-from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method, Target
+from hookscope.reporting.run_facts import input_names
+from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
 from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
 from hookscope.statistics.layouts import parse_tokens
 from hookscope.statistics.token_layout import TokenLayout
@@ -50,7 +51,7 @@ class _Gathered:
     maps: list[AttributionMap] = field(default_factory=list)
     layers: dict[str, LayerChoice] = field(default_factory=dict)
     unchanged: dict[str, str] = field(default_factory=dict)
-    warnings: dict[str, None] = field(default_factory=dict)
+    without: dict[int, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     given: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
@@ -73,22 +74,26 @@ class _Gathered:
             self.layers.setdefault(layer.label, choice)
         axes, size = explained.maps[0][0].dim() - 1, input_size(self.network, batch)
         if axes != PICTURE_AXES and len(size) == axes:
-            self.given |= _given(self.network, batch, first)
-        for place, record in enumerate(batch.records):
+            self.given |= _first_inputs(self.network, batch, first)
+        for place in range(len(batch.records)):
             for target, by_layer, pixels in zip_longest(targets, explained.maps, explained.pixels):
                 wanted = target.targets[place]
                 if wanted is None:
-                    self.warnings[f"{safe_text(record.name)} has no such target: it is left out there."] = None
+                    self.without[first + place] = None
                     continue
                 is_shown = pixels is not None and first + place < SHOWN_INPUTS
                 for (label, extents), maps in zip(explained.extents, by_layer, strict=True):
                     values = maps[place].numpy().copy()  # not a part of the batch's
-                    if warning := _suspicious(values, wanted, label, record):
-                        self.warnings[warning] = None
                     kept = pixels.values[place].numpy().copy() if is_shown else None
                     positions = values.shape if values.ndim == 1 < len(size) else size  # those of words
                     placed = AttributionMap(first + place, wanted, label, values, extents[place], kept, positions)
                     self.maps.append(placed)
+
+    def warnings(self) -> list[str]:
+        """Return sentences about inputs without a target, and about maps that show nothing."""
+        names = [*map(safe_text, input_names(tuple(self.records)))]
+        lacking = [f"{names[index]} has no such target: it is left out there." for index in self.without]
+        return lacking + [words for shown in self.maps if (words := _suspicious(shown, names[shown.input_index]))]
 
 
 def run_attribution(
@@ -109,7 +114,7 @@ def run_attribution(
     tokens = None if option.tokens is None else parse_tokens(option.tokens)
     outputs = LayerOutputs(TokenLayout(inspected.network, tokens))
     queue = session_batches(session, option.batch_size, on_error)
-    resolved = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
+    groups = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
     checking = Checking(sanity=option.sanity, method=option.method, output_key=option.output_key, seed=session.seed)
     gathered = _Gathered(inspected.network, option.method, checking)
     finished = batch_progress(session, on_progress)
@@ -139,7 +144,7 @@ def run_attribution(
         passes = ForwardBackward(
             inspected=inspected, targets_of=targets_of, state=state, outputs=outputs, capturing=capturing
         )
-        map_layers = MapLayers(passes=passes, given=resolved, hooks=hooks)
+        map_layers = MapLayers(passes=passes, groups=groups, hooks=hooks)
         explain_batch = partial(_explain, queue=queue, map_layers=map_layers, gathered=gathered)
         run_model(queue, state, explain_batch, gathered.records, finished)
     if not gathered.records and session.unusable:
@@ -155,7 +160,7 @@ def run_attribution(
         method=option.method,
         layers=tuple(gathered.layers.values()),
         maps=tuple(gathered.maps),
-        warnings=tuple(dict.fromkeys((*inspected.warnings, *failed, *gathered.warnings, *queue.remarks))),
+        warnings=tuple(dict.fromkeys((*inspected.warnings, *failed, *gathered.warnings(), *queue.remarks))),
         sanity=checks,
         given=gathered.given,
         unchanged=gathered.unchanged,
@@ -192,7 +197,7 @@ def _refuse_quantised(inspected: InspectedNetwork) -> None:
 
 
 def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, gathered: _Gathered) -> None:
-    """Add the maps of a batch; where one layer does not do for all its inputs, of each input by itself."""
+    """Add the maps of a batch; if no layer is reached for all of its inputs, run each input by itself."""
     try:
         explained = explain(map_layers, batch, gathered.method)
     except NotReachedError as error:
@@ -209,8 +214,8 @@ def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, gathered: _
     gathered.checking.add(map_layers.passes, batch, explained)
 
 
-def _given(network: nn.Module, batch: Batch, first: int) -> dict[int, NDArray[np.float32]]:
-    """Return what the network was given, (C, *size), by position in the run, of the first inputs alone."""
+def _first_inputs(network: nn.Module, batch: Batch, first: int) -> dict[int, NDArray[np.float32]]:
+    """Return the first inputs of a run as the network got them, (C, *size), by position in the run."""
     tensor = main_input(batch)
     if tensor is None:
         return {}
@@ -219,14 +224,14 @@ def _given(network: nn.Module, batch: Batch, first: int) -> dict[int, NDArray[np
     return {first + place: values[place].to("cpu", torch.float32, copy=True).numpy() for place in range(count)}
 
 
-def _suspicious(values: NDArray[np.float32], target: Target, layer: str, record: InputRecord) -> str:
-    """Return a sentence about a map that shows nothing, or explains no number; "" for others."""
-    label, name, where = safe_text(target.label), safe_text(record.name), f" at {layer}" if layer else ""
-    subject = f"The map of '{label}'{where} for {name}"
+def _suspicious(heat_map: AttributionMap, name: str) -> str:
+    """Return a warning about a map that shows nothing, or explains no number, of the input `name`; "" for others."""
+    values, score, label = heat_map.values, heat_map.target.score, safe_text(heat_map.target.label)
+    subject = f"The map of '{label}'{f' at {heat_map.layer}' if heat_map.layer else ''} for {name}"
     if not np.isfinite(values).all():
         return f"{subject} holds NaN or infinite values: look at `hookscope grads`."
-    if not np.isfinite(target.score):
-        return f"The score of '{label}' for {name} is {figure(target.score)}: look at `hookscope activations`."
+    if not np.isfinite(score):
+        return f"The score of '{label}' for {name} is {figure(score)}: look at `hookscope activations`."
     if values.max() == values.min():
         where = "0 everywhere: nothing there speaks for it" if values.max() == 0 else "the same everywhere"
         return f"{subject} is {where}."

@@ -231,7 +231,7 @@ def deletions(pictures: Tensor, maps: Tensor, probability: Callable[[Tensor], Te
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        top = torch.stack([_top(heat_map)[None] for heat_map in maps]).to(pictures.device)
+        top = torch.stack([_top_tenth(heat_map)[None] for heat_map in maps]).to(pictures.device)
         blurred = _blurred(pictures)
         probs = [probability(pictures), probability(torch.where(top, blurred, pictures))]
         for _ in range(_PLACINGS):
@@ -279,17 +279,17 @@ def deletion_check(probs: Numbers, noun: str = "picture") -> SanityCheck:
     return SanityCheck("deletion", value, passed, (before, at_random), meaning)
 
 
-def _top(values: Tensor) -> Tensor:
-    """Return which tenth of an input a map ranks highest; of equal values those that come first."""
+def _top_tenth(values: Tensor) -> Tensor:
+    """Return a mask of the tenth of an input that its map ranks highest; of equal values the first ones."""
     chosen = torch.zeros(values.numel(), dtype=torch.bool)
     chosen[values.flatten().argsort(descending=True, stable=True)[: round(_DELETED_SHARE * len(chosen))]] = True
     return chosen.view(values.shape)
 
 
 def _blurred(pictures: Tensor) -> Tensor:
-    """Return inputs under a Gaussian blur along every axis of place, whose edges are repeated.
+    """Blur inputs with a Gaussian along every axis of place; edges are repeated.
 
-    By Fourier transforms: of long signals direct sums take minutes.
+    With Fourier transforms: direct sums take minutes for long signals.
     """
     deviation = max(pictures.shape[2:]) / _BLUR_PARTS
     reach = math.ceil(2 * deviation)
@@ -331,11 +331,11 @@ class Checking:
     _deleted: list[Numbers] = field(default_factory=list)
     _gap: float | None = None
     _began: bool = False
-    _what: str = "picture"
+    _noun: str = "picture"
 
     def add(self, passes: ForwardBackward, batch: Batch, explained: Explained) -> None:
         """Check the maps of a batch. The network itself is not run."""
-        self._what = input_word(explained.maps[0][0].dim() - 1)
+        self._noun = input_word(explained.maps[0][0].dim() - 1)
         gaps = [float(part.gap.max()) for part in explained.pixels if part.gap is not None]
         self._gap = max([*gaps, self._gap or 0.0]) if gaps else self._gap
         if self.sanity == "none" or (self.sanity == "quick" and self._began):
@@ -357,24 +357,24 @@ class Checking:
         if self._classes:
             checks.append(class_check(np.concatenate(self._classes)))
         if self._deleted:
-            checks.append(deletion_check(np.concatenate(self._deleted, 1), self._what))
+            checks.append(deletion_check(np.concatenate(self._deleted, 1), self._noun))
         if self._gap is not None:
-            checks.append(completeness_check(self._gap, self._what))
+            checks.append(completeness_check(self._gap, self._noun))
         return tuple(checks)
 
     def _check(self, passes: ForwardBackward, batch: Batch, explained: Explained, at: int) -> None:
-        """Check the maps of one target: of all its layers, of the inputs that have it."""
+        """Check the maps of one target at all layers, of the inputs that have the target."""
         target, network = explained.targets[at], passes.inspected.network
         places = [place for place, share in enumerate(target.targets) if share is not None]
         if not places:
             return
-        maps = _numbers(explained.maps[at], places)
+        maps = _arrays(explained.maps[at], places)
 
         def again(other: nn.Module, its_target: BatchTarget) -> list[Map]:
             with preserved(nn.Identity(), self.seed) as state:  # of random numbers alone: `other` is thrown away
                 of_other = replace(passes, state=state)
                 repeated = explain_again(of_other, other, batch, explained.layers, self.method, its_target)
-            return _numbers(repeated, places)
+            return _arrays(repeated, places)
 
         is_slow = self.method in _SLOW and self.sanity == "quick"
         if is_slow:
@@ -398,7 +398,7 @@ class Checking:
         self._delete(passes, batch, explained, at, places, copied)
 
     def _keep(self, scores: Numbers, kept: list[Numbers]) -> None:
-        """Keep the correlations, (..., maps), of maps that rank places."""
+        """Add correlations, (..., maps), to `kept`, but those of maps that rank no places."""
         ranked = scores[..., ~np.isnan(scores).reshape(-1, scores.shape[-1]).any(0)]
         if ranked.size < scores.size:
             self.notes[_NO_ORDER] = None
@@ -408,7 +408,7 @@ class Checking:
     def _delete(
         self, passes: ForwardBackward, batch: Batch, explained: Explained, at: int, places: list[int], copied: nn.Module
     ) -> None:
-        """Blur what the maps of one target mark, and note what becomes of the target's probability."""
+        """Blur what the maps of one target rank highest, and keep the target's probabilities."""
         target = explained.targets[at]
         if reason := _why_not_deleted(batch, target):
             self.notes[f"Sanity: no deletion test, because {reason}."] = None
@@ -443,7 +443,7 @@ class Checking:
 
 
 def _why_not_deleted(batch: Batch, target: BatchTarget) -> str:
-    """Return why the input cannot be blurred to see the target's probability fall; "" if it can."""
+    """Return why the deletion test is impossible; "" if it is possible."""
     argument = batch.args[0] if batch.args else None
     if not isinstance(argument, Tensor) or argument is not main_input(batch):
         return "the maps are not of the network's first argument by position"
@@ -452,6 +452,6 @@ def _why_not_deleted(batch: Batch, target: BatchTarget) -> str:
     return "" if argument.is_floating_point() else "whole numbers cannot be blurred"
 
 
-def _numbers(maps: Sequence[Tensor], places: Sequence[int]) -> list[Map]:
-    """Return maps by layer, then by input, of these inputs."""
+def _arrays(maps: Sequence[Tensor], places: Sequence[int]) -> list[Map]:
+    """Return the maps of some inputs as arrays, by layer, then by input."""
     return [heat_map[place].numpy() for heat_map in maps for place in places]

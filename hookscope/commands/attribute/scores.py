@@ -21,7 +21,7 @@ from hookscope.results.comparison import Reading
 from hookscope.text import counted, exception_line, safe_text, shape_text, some_of
 
 
-def _own() -> str:
+def _own_function_advice() -> str:
     return (
         f"give {arg('target')} FILE.py:FUNCTION, which takes what the network returns and returns one number per input"
     )
@@ -90,24 +90,24 @@ def batch_targets(
         ModelError: If the user's function raises.
     """
     if wanted and all(query.function is not None for query in wanted):
-        return [_of_function(output, query, count) for query in wanted]
+        return [_function_target(output, query, count) for query in wanted]
     boxes = _boxes(output, count)
     if boxes is not None:
-        return _of_boxes(boxes, wanted, top or 1, categories, sizes if len(sizes) == count else ())
+        return _box_targets(boxes, wanted, top or 1, categories, sizes if len(sizes) == count else ())
     scores = _scores(output, count, output_key)
     remark = _which_output(output, scores, output_key)
     classes = scores.tensor.shape[1]
     names = categories if len(categories) == classes else ()
 
     def of_classes(chosen: Tensor, against: int | None = None) -> BatchTarget:
-        return replace(_of_classes(scores, chosen, against, names, output_key, multi_label), remark=remark)
+        return replace(_class_target(scores, chosen, against, names, output_key, multi_label), remark=remark)
 
     if not wanted:
-        return [of_classes(chosen) for chosen in _best(real(scores.tensor.detach()), top or 1).unbind(1)]
+        return [of_classes(chosen) for chosen in _best_classes(real(scores.tensor.detach()), top or 1).unbind(1)]
     targets: list[BatchTarget] = []
     for query in wanted:
         if query.function is not None:
-            targets.append(_of_function(output, query, count))
+            targets.append(_function_target(output, query, count))
         elif query.index is None:
             raise UsageError(f"{arg('target')} {query.text!r} asks for a box, but the network returns no boxes.")
         else:
@@ -128,7 +128,7 @@ def _scores(output: object, count: int, output_key: str | None) -> Output:
     """Return the scores as (N, C), or (N, C, H, W) or (N, C, D, H, W) where each pixel or voxel has them."""
     outputs = _outputs(output)
     if not outputs:
-        raise UsageError(f"The network returns no floating-point numbers, and so no scores: {_own()}.")
+        raise UsageError(f"The network returns no floating-point numbers, and so no scores: {_own_function_advice()}.")
     chosen = main_output(outputs) if output_key is None else output_at(outputs, output_key)
     values = chosen.tensor
     if values.dim() in (1, 2, 4, 5) and values.shape[0] == count and values.numel():
@@ -141,7 +141,7 @@ def _scores(output: object, count: int, output_key: str | None) -> Output:
     others = f" Or give {arg('output_key')}: it has {paths}." if len(outputs) > 1 else ""
     raise UsageError(
         f"{chosen.label} of shape {shape_text(values.shape)} holds no score per class for "
-        f"{counted(count, 'input')}: {_own()}.{others}"
+        f"{counted(count, 'input')}: {_own_function_advice()}.{others}"
     )
 
 
@@ -160,8 +160,8 @@ def _which_output(output: object, scores: Output, output_key: str | None) -> str
     )
 
 
-def _best(scores: Tensor, count: int) -> Tensor:
-    """Return the best classes of each input, (N, count): at each pixel's scores those that win the most pixels."""
+def _best_classes(scores: Tensor, count: int) -> Tensor:
+    """Return the best classes of each input, (N, count): of scores at each pixel the best at the most pixels."""
     count = min(count, scores.shape[1])
     if scores.dim() == 2:
         return scores.topk(count, 1).indices
@@ -172,7 +172,7 @@ def _best(scores: Tensor, count: int) -> Tensor:
     return won.topk(count, 1).indices
 
 
-def _of_classes(
+def _class_target(
     scores: Output,
     classes: Tensor,
     against: int | None,
@@ -180,7 +180,7 @@ def _of_classes(
     output_key: str | None,
     multi_label: bool,
 ) -> BatchTarget:
-    """Return the target that is one class of each input, (N,), maybe against another."""
+    """Return the target for one class of each input, (N,); the score of class `against` is subtracted."""
     rows = real(scores.tensor.detach())
     dense = rows.dim() > 2
     shares: Tensor | None = None
@@ -235,10 +235,10 @@ def runner_up(output: object, target: BatchTarget, output_key: str | None) -> Ba
         return None
     count = len(target.targets)
     scores = _scores(output, count, output_key)
-    best = _best(real(scores.tensor.detach()), 2)  # (N, 2)
+    best = _best_classes(real(scores.tensor.detach()), 2)  # (N, 2)
     indices = torch.tensor([next(iter(label)) for label in target.classes], device=best.device)
     other = best[:, 0].where(best[:, 0] != indices, best[:, 1])
-    return _of_classes(scores, other, None, (), output_key, target.reading == "sigmoid")
+    return _class_target(scores, other, None, (), output_key, target.reading == "sigmoid")
 
 
 def probabilities(output: object, target: BatchTarget, output_key: str | None) -> Tensor:
@@ -254,14 +254,14 @@ def probabilities(output: object, target: BatchTarget, output_key: str | None) -
 
 
 def _boxes(output: object, count: int) -> Sequence[Mapping[str, Tensor]] | None:
-    """Return what torchvision's detectors return, for each input its boxes, labels and scores; None for others."""
+    """Return a torchvision detector's output: boxes, labels and scores for each input; None for other networks."""
     if not isinstance(output, list | tuple) or len(output) != count:
         return None
     alike = all(isinstance(entry, Mapping) and {"boxes", "labels", "scores"} <= entry.keys() for entry in output)
     return output if alike else None
 
 
-def _of_boxes(
+def _box_targets(
     boxes: Sequence[Mapping[str, Tensor]],
     wanted: Sequence[Wanted],
     top: int,
@@ -271,11 +271,11 @@ def _of_boxes(
     if not wanted:
         if not any(len(box["scores"]) for box in boxes):
             raise UsageError("The network found no box, so there is none to explain: give another picture.")
-        return [_of_numbers(boxes, [rank] * len(boxes), categories, sizes) for rank in range(top)]
+        return [_box_target(boxes, [rank] * len(boxes), categories, sizes) for rank in range(top)]
     targets = []
     for query in wanted:
         if query.function is not None:
-            targets.append(_of_function(boxes, query, len(boxes)))
+            targets.append(_function_target(boxes, query, len(boxes)))
             continue
         if query.against is not None:
             raise UsageError(
@@ -285,20 +285,20 @@ def _of_boxes(
         if query.box is None:  # boxes come by their scores, the best first
             labels = [detected["labels"].cpu().tolist() for detected in boxes]
             numbers = [listed.index(query.index) if query.index in listed else None for listed in labels]
-        target = _of_numbers(boxes, numbers, categories, sizes)
+        target = _box_target(boxes, numbers, categories, sizes)
         if not any(target.targets):
             raise UsageError(_no_box(query, boxes, categories))
         targets.append(target)
     return targets
 
 
-def _of_numbers(
+def _box_target(
     boxes: Sequence[Mapping[str, Tensor]],
     numbers: Sequence[int | None],
     categories: Sequence[str],
     sizes: Sequence[tuple[int, int]],
 ) -> BatchTarget:
-    """Return the target that is one box of each input, by its place in the list."""
+    """Return the target for one box of each input, by its position in the list; None is no box."""
 
     def score(output: Any) -> Tensor:
         pairs = zip(output, numbers, strict=True)
@@ -320,7 +320,7 @@ def _of_numbers(
 
 
 def _score_of_box(scores: Tensor, number: int | None) -> Tensor:
-    """Return one of the scores; 0 if there is no such box, as another network may not find it."""
+    """Return the score of a box; 0 without that box, which a randomised network may not find."""
     return real(scores[number] if number is not None and number < len(scores) else scores.sum() * 0)
 
 
@@ -340,15 +340,15 @@ def _no_box(wanted: Wanted, boxes: Sequence[Mapping[str, Tensor]], categories: S
 # --- A user's own function -------------------------------------------------------------------------------------------
 
 
-def _of_function(output: object, wanted: Wanted, count: int) -> BatchTarget:
-    score = partial(_called, wanted, count)
+def _function_target(output: object, wanted: Wanted, count: int) -> BatchTarget:
+    score = partial(_call_function, wanted, count)
     values = score(output)
     targets = tuple(Target(safe_text(wanted.text), float(value)) for value in values.detach().cpu())
     return BatchTarget(score, targets)
 
 
-def _called(wanted: Wanted, count: int, output: object) -> Tensor:
-    """Call the user's function, and see to it that it returns one number per input."""
+def _call_function(wanted: Wanted, count: int, output: object) -> Tensor:
+    """Call the user's function; raise a UsageError unless it returns one number per input."""
     name, function = safe_text(wanted.text), wanted.function
     assert function is not None  # noqa: S101 - only targets with a function come here
     try:

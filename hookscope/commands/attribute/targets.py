@@ -48,7 +48,7 @@ def read_targets(texts: Sequence[str], categories: Sequence[str]) -> tuple[Wante
     """
     wanted: dict[tuple[object, ...], Wanted] = {}
     for text in texts:
-        for part in [text] if _FUNCTION.fullmatch(text.strip()) else _parts(text, categories):
+        for part in [text] if _FUNCTION.fullmatch(text.strip()) else _split_at_commas(text, categories):
             target = _wanted(part.strip(), categories)
             # A function is loaded anew each time.
             key = (target.text,) if target.function else (target.index, target.against, target.box)
@@ -56,8 +56,8 @@ def read_targets(texts: Sequence[str], categories: Sequence[str]) -> tuple[Wante
     return tuple(wanted.values())
 
 
-def _parts(text: str, categories: Sequence[str]) -> list[str]:
-    """Split at commas, but not within a name: of pieces in a row, as many as make a name belong together."""
+def _split_at_commas(text: str, categories: Sequence[str]) -> list[str]:
+    """Split at commas that are not part of a class name; the longest name counts."""
     pieces, parts = text.split(","), []
     while pieces:
         length = next(

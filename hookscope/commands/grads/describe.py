@@ -76,7 +76,7 @@ def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Do
             record,
             [("depth", "Over depth", [chart for chart in charts if chart.labels] if loss is not None else [])],
             rows,
-            [("parameters", "Parameters", parameters), ("alone", "Gradients of each input alone", _alone(result))],
+            [("parameters", "Parameters", parameters), ("alone", "Gradients of each input alone", _per_input(result))],
         ),
         making=making_of(result),
         main="layers",
@@ -84,7 +84,7 @@ def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Do
 
 
 def _answer(result: Gradients) -> tuple[list[str], Level]:
-    """Return the first finding or that there is none, what was differentiated, and the level of that."""
+    """Return the first finding or that there is none, what was differentiated, and the level."""
     loss = [] if result.loss is None else [loss_words(result.loss)]
     if result.loss is None:
         return ["No loss and no gradients: the forward pass raised.", "Gradients were not checked."], "fail"
@@ -166,8 +166,8 @@ def _is_odd(row: Row) -> bool:
     return bool(row.gradient.nan_count or row.gradient.inf_count or row.gradient.unmeasured)
 
 
-def _alone(result: Gradients) -> list[Table]:
-    """Return each input's loss and gradient norm, and how far the norms spread: over all parameters, and by layer."""
+def _per_input(result: Gradients) -> list[Table]:
+    """Return a table of each input's loss and gradient norm, and one of the spread of norms by layer."""
     inputs = result.inputs_alone
     labels = list(dict.fromkeys(label for gradients in inputs for label in gradients.rows_l2))
     norms = [[norm for gradients in inputs if (norm := gradients.rows_l2.get(label)) is not None] for label in labels]

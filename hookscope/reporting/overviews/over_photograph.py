@@ -24,7 +24,7 @@ from hookscope.reporting.overviews.sheet import (
     text_block,
 )
 from hookscope.reporting.run_facts import short_name, size_words
-from hookscope.results.inputs import InputRecord, Region
+from hookscope.results.inputs import Region
 from hookscope.text import counted
 
 _TALLEST = 560  # pixels, of a photograph
@@ -37,17 +37,17 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
     maps, photograph = mapped.maps(), mapped.photograph
     if photograph is None:
         return []
+    about: list[Line] = [(short_name(mapped.record), NAME, INK), (size_words(mapped.record), TEXT, DIM)]
     drawn = [
         _about_map(input_map, input_map.draw(INNER))
         for input_map in maps[:_MOST_DRAWN_MAPS]
         if input_map.draw is not None
     ]
     if drawn:
-        about = text_block(_about_input(mapped.record))
         rows = [cell_row([cell], 1) for cell in drawn]
-        return [about, *rows, *_remarks([mapped.remark, photograph.remark], len(maps) - len(drawn))]
+        return [text_block(about), *rows, *_remarks([mapped.remark, photograph.remark], len(maps) - len(drawn))]
     if photograph.remark and not maps:  # nothing is drawn over the grey that stands for the input
-        return [text_block(_about_input(mapped.record)), *_remarks([mapped.remark, photograph.remark], 0)]
+        return [text_block(about), *_remarks([mapped.remark, photograph.remark], 0)]
     shown = maps[:_MOST_MAPS]
     columns, across = _column_count(shown, photograph.region)
     width = (INNER - (columns - 1) * GAP) // columns
@@ -55,7 +55,7 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
     height, width = (max(1, round(side * ratio)) for side in photograph.pixels.shape[:2])
     small = shrunk(photograph, height, width)
     cells = [
-        Cell(_outlined(outside_dimmed(small), small.region), _about_input(mapped.record)),
+        Cell(_outlined(outside_dimmed(small), small.region), about),
         *(_about_map(input_map, _outlined(overlay(small, input_map.map), small.region)) for input_map in shown),
     ]
     rows = [cell_row(row, columns) for row in _rows(cells, shown, columns, across)]
@@ -94,10 +94,6 @@ def _column_count(maps: Sequence[InputMap], region: Region) -> tuple[int, int]:
     fitting = range(2, min(most, count) + 1)
     columns = min(fitting, key=lambda fit: (-count % fit, fit if count <= 6 else -fit), default=1)
     return columns, columns
-
-
-def _about_input(record: InputRecord) -> list[Line]:
-    return [(short_name(record), NAME, INK), (size_words(record), TEXT, DIM)]
 
 
 def _outlined(pixels: NDArray[np.uint8], region: Region) -> Image.Image:

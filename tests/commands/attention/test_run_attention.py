@@ -451,7 +451,7 @@ def test_a_network_of_torchscript_is_refused_as_such() -> None:
         (
             {"query": "32,5"},
             UsageError,
-            "of tensor: x from 0 to 31, y from 0 to 31",
+            r"of tensor\[0\]: x from 0 to 31, y from 0 to 31",
         ),
         ({"query": "left"}, UsageError, "'left' is not possible: give cls, register:1"),
         ({"head": 3}, UsageError, "has 3 heads, from 0"),

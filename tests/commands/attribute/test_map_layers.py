@@ -160,6 +160,13 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert "\n" not in str(info.value)
 
 
+@pytest.mark.parametrize("layers", [["op:*"], ["0", "op:*"]])
+def test_operations_of_a_network_that_calls_none_are_refused(layers: list[str]) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 5))
+    with pytest.raises(LayerNotFoundError, match="own code called no operation that `layer` op:"):
+        attribute(network, torch.rand(2, 3, 8, 8), layer=layers)
+
+
 def test_another_picture_through_the_same_layers_is_not_taken_for_the_one_under_the_map() -> None:
     torch.manual_seed(0)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.models import detection, resnet18
@@ -111,6 +112,22 @@ def test_a_score_that_is_no_number_is_a_warning(network: nn.Module, pictures: Te
     looks = attribute(network, pictures[:1])
     assert looks.maps[0].target.score == float("inf")
     assert looks.warnings == ("The score of 'class 2' for tensor is Inf: look at `hookscope activations`.",)
+
+
+def test_inputs_of_one_name_are_told_apart(network: nn.Module, pictures: Tensor, tmp_path: Path) -> None:
+    with torch.no_grad():
+        network.fc.bias[2] = float("inf")  # type: ignore[union-attr, operator]
+    looks = attribute(network, pictures[:2], target=2)
+    assert "\ntensor[1] class 2" in str(looks)
+    sentence = "The score of 'class 2' for tensor[{}] is Inf: look at `hookscope activations`."
+    assert looks.warnings == (sentence.format(0), sentence.format(1))
+    files = [tmp_path / name for name in ("a/1.png", "b/1.png", "b/2.png")]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(file)
+    shown = str(attribute(network, [*files, files[0]], target=1))
+    names = [line.split()[0] for line in shown.splitlines() if " class 1 " in line and "half" not in line]
+    assert names == ["a/1.png[0]", "b/1.png", "2.png", "a/1.png[3]"]
 
 
 # --- Nothing is changed ---
