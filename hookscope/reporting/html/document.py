@@ -211,13 +211,14 @@ class ShownMap:
         return Markup(text)  # noqa: S704 - letters, digits, + / =
 
     @property
-    def scale(self) -> tuple[str, str, str] | None:
-        """A data URI of the colours from low to high, and the words at both ends; None without a scale."""
+    def scale(self) -> tuple[str, tuple[str, ...]] | None:
+        """A data URI of the colours from low to high, and the words under them; None without a scale."""
         if self.map.scale is None:
             return None
-        text = percent_text if self.map.share else number_text
+        text, kind = (percent_text, "linear") if self.map.share else (number_text, "logarithmic")
         low, high = self.map.scale
-        return png_uri(palette_image(np.arange(LEVEL_COUNT, dtype=np.uint8)[None])), text(low), text(high)
+        colours = png_uri(palette_image(np.arange(LEVEL_COUNT, dtype=np.uint8)[None]))
+        return colours, (text(low), kind, text(high))
 
     @property
     def remarks(self) -> list[str]:

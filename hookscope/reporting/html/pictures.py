@@ -76,7 +76,7 @@ class Picture:
     height: int
     width: int  # frames lie side by side in it
     frames: int
-    colours: tuple[str, ...]  # nine of the colour map, from low to high, as "#rrggbb"
+    colours: str  # a data URI of a line with the colour map from low to high
     caption: tuple[str, ...]
     bar: tuple[str, ...]  # labels under the colour bar
 
@@ -140,7 +140,7 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
     return Picture(
         _encode(maps, palette),
         *(tiles.columns, count, -(-tiles.height // stride), -(-tiles.width // stride) * tiles.frames, tiles.frames),
-        tuple(f"#{palette[3 * at : 3 * at + 3].hex()}" for at in np.linspace(0, LEVEL_COUNT - 1, 9).astype(int)),
+        png_uri(Image.fromarray(np.frombuffer(palette, np.uint8).reshape(1, -1, 3)[:, : LEVEL_COUNT : 8])),
         (*grid.caption, *_left_out(grid, tiles.count, stride, count)),
         grid.bar,
     )
