@@ -284,10 +284,9 @@ def pixels(page: Page, selector: str, height: int, width: int) -> np.ndarray[Any
     page.wait_for_timeout(100)  # until its picture is decoded
     with Image.open(io.BytesIO(page.locator(selector).screenshot())) as picture:
         seen = np.asarray(picture.convert("RGB"))[:, :, 0]
-    middles = [
-        ((np.arange(count) + 0.5) * size / count).astype(int) for count, size in zip((height, width), seen.shape)
-    ]
-    return seen[np.ix_(*middles)]
+    sides = zip((height, width), seen.shape, strict=True)
+    down, across = (((np.arange(count) + 0.5) * size / count).astype(int) for count, size in sides)
+    return seen[np.ix_(down, across)]
 
 
 def red_of(indices: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:

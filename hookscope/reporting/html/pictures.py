@@ -140,7 +140,7 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
     return Picture(
         _encode(maps, palette),
         *(tiles.columns, count, -(-tiles.height // stride), -(-tiles.width // stride) * tiles.frames, tiles.frames),
-        png_uri(Image.fromarray(np.frombuffer(palette, np.uint8).reshape(1, -1, 3)[:, : LEVEL_COUNT : 8])),
+        png_uri(Image.fromarray(np.frombuffer(palette, np.uint8).reshape(1, -1, 3)[:, :LEVEL_COUNT:8])),
         (*grid.caption, *_left_out(grid, tiles.count, stride, count)),
         grid.bar,
     )
@@ -215,12 +215,12 @@ def jpeg_uri(picture: Image.Image) -> str:
     return _uri(picture, "jpeg", quality=90)
 
 
-def png_uri(picture: Image.Image, **options: int) -> str:
+def png_uri(picture: Image.Image, **options: int | bytes) -> str:
     """Return a drawing as a data URI."""
     return _uri(picture, "png", optimize=True, **options)
 
 
-def _uri(picture: Image.Image, kind: str, **options: int) -> str:
+def _uri(picture: Image.Image, kind: str, **options: int | bytes) -> str:
     file = io.BytesIO()
     picture.save(file, kind, **options)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

@@ -8,7 +8,8 @@ for (const each of heats) {
 // --- numbers behind the colours
 
 function valuesOf(each, row) {
-  each.values ??= new Float32Array(bytes($(`values-${each.key}`).textContent).buffer);
+  const bytes = () => Uint8Array.from(atob($(`values-${each.key}`).textContent), (letter) => letter.charCodeAt(0));
+  each.values ??= new Float32Array(bytes().buffer);
   return each.values.subarray(row * each.steps.length, (row + 1) * each.steps.length);
 }
 

@@ -23,11 +23,9 @@ const onOpen = []; // what else happens with the part of a row that is shown
 let shown = null;
 let waiting = 0;
 
-const bytes = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
 const filter = () => onFilter.forEach((then) => then());
 const clamped = (value, last) => Math.max(0, Math.min(last, value));
 const searched = () => $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
-
 
 function tell(count, words) { // how many the filters find
   $("matched").value = words;
