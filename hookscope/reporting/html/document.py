@@ -165,7 +165,7 @@ class ShownMaps:
     """Heat maps with the rows that they have together."""
 
     part: HeatMaps
-    style, grids = "", ()  # it has none
+    style = ""  # no column is hidden
 
     @property
     def details(self) -> list[ShownRow]:

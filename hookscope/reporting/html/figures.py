@@ -11,7 +11,7 @@ from hookscope.reporting.columns import fold_name, number_text, percent_text
 from hookscope.reporting.document import DepthChart, Series, StepChart, StepCharts
 from hookscope.reporting.plots import MOST_COLUMNS, Plot, depth_plot, step_plot
 from hookscope.reporting.steps import Floats, columns_of
-from hookscope.text import figure
+from hookscope.text import figure, safe_text
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26
@@ -86,7 +86,7 @@ def _figure(plot: Plot, summary: str, labels: Sequence[str]) -> Figure:
     return Figure(
         plot.title,
         summary,
-        labels,
+        [*map(safe_text, labels)],
         shapes,
         [(round(TOP + (1 - share) * (HEIGHT - FOOT - TOP), 1), words) for share, words in plot.axis.ticks],
         _placed(names),

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
@@ -139,7 +139,6 @@ class ShownTable:
 
     part: DetailedTable
     run: StoredRun[Any] | None
-    maps: Sequence[Any] = field(default=())  # it has no heat maps
 
     @cached_property
     def _rows(self) -> Sequence[Any]:

@@ -3,7 +3,7 @@
 
 for (const look of document.querySelectorAll(".look:has(.opacity)")) {
   const [svg, ground, slider, told, list] =
-    ["svg.photograph", ".ground", ".opacity", ".told-patch", ".maps-of"].map((name) => look.querySelector(name));
+    ["svg.photograph", ".ground", ".opacity", ".told-patch", "fieldset"].map((name) => look.querySelector(name));
   const [layers, abouts, radios] =
     [".layer", ".about-map", 'input[type="radio"]'].map((name) => [...look.querySelectorAll(name)]);
   const ofPatches = (layer) => layer.localName === "svg";
