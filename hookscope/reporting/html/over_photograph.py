@@ -90,6 +90,8 @@ def _shown_patches(patches: PatchWeights, region: Region) -> Shown:
     levels = np.rint(finite / np.where(tops > 0, tops, 1)[:, None, None] * 255).astype(np.uint8)
     top, left, bottom, right = patches.extent
     tall, wide = region.bottom - region.top, region.right - region.left
+    place = {"x": region.left + left * wide, "y": region.top + top * tall}
+    place |= {"width": (right - left) * wide, "height": (bottom - top) * tall}
     rows, columns = patches.query_grid
     height, width = levels.shape[1:]
     # Browsers blend neighbours: around each map, its edge once more.
@@ -103,12 +105,7 @@ def _shown_patches(patches: PatchWeights, region: Region) -> Shown:
         "columns": columns,
         "height": height,
         "width": width,
-        "place": {
-            "x": round(region.left + left * wide, 3),
-            "y": round(region.top + top * tall, 3),
-            "width": round((right - left) * wide, 3),
-            "height": round((bottom - top) * tall, 3),
-        },
+        "place": {name: round(number, 3) for name, number in place.items()},
         "uri": png_uri(sheet, transparency=colours[:, 3].tobytes()),
         "tops": " ".join(f"{peak:.4g}" for peak in tops),
     }
