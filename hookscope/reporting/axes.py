@@ -96,7 +96,7 @@ def _in_words(ticks: Sequence[float]) -> list[tuple[float, str]]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return about five round numbers at most between two exponents."""
+    """Return round numbers between two powers of ten, about five at most."""
     low, high = max(low, _LEAST), min(high, _GREATEST)
     if low >= high:
         return []

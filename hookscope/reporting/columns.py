@@ -199,7 +199,7 @@ def draw(
                 parts.append(section := _section(columns, width, show_header=False))
             short, *below = cells[name].split("\n", allow_blank=True)
             section.add_row(*cells[:name], short, *cells[name + 1 :], style=styles[position])
-            parts += (_below(remark, begin, width, styles[position]) for remark in below)
+            parts += (_remark_below(remark, begin, width, styles[position]) for remark in below)
         shown_until = position + 1
     return Group(*parts)
 
@@ -376,13 +376,13 @@ def fold_name(name: str, width: int, head_share: float = _HEAD_SHARES[0]) -> str
 
 
 def _fold_names(names: Sequence[str], width: int) -> list[str]:
-    """Return `fold_name` of each, cut where most of them stay unlike each other."""
+    """Shorten names at the place, of `_HEAD_SHARES`, that keeps most of them different."""
     folded = ([fold_name(name, width, share) for name in names] for share in _HEAD_SHARES)
     return max(folded, key=lambda short: len({*short}))
 
 
 def _telling_width(names: Sequence[str], widest: int) -> int:
-    """Return the least width at which `_fold_names` keeps names apart, within what a name column may ask for."""
+    """Return the smallest width of a name column at which `_fold_names` keeps all names different."""
     narrowest = min(widest, _NAME_WIDTH_AT_LEAST)
     widths = range(narrowest, min(widest, _NAME_WIDTH_AT_MOST) + 1)
     apart = len({*names})
@@ -390,7 +390,7 @@ def _telling_width(names: Sequence[str], widest: int) -> int:
 
 
 def _with_remark(name: str, short: str, remark: Text, width: int) -> Text:
-    """Return a name as `short` followed by a remark, on the same line if both fit, else on a line of its own."""
+    """Put a remark after the name `short`, or on the next line if the two do not fit on one."""
     cell = Text(short)
     if not remark.plain:
         return cell
@@ -400,8 +400,8 @@ def _with_remark(name: str, short: str, remark: Text, width: int) -> Text:
     return cell.append("\n").append(" " * indent + "└ ").append_text(remark)
 
 
-def _below(remark: Text, begin: int, width: int, style: str) -> Text:
-    """Return a remark under its name, as wide as the table."""
+def _remark_below(remark: Text, begin: int, width: int, style: str) -> Text:
+    """Break a remark that stands under its name at the width of the table."""
     words = remark.plain.lstrip()
     first = " " * (begin + remark.cell_len - cell_len(words))
     lines = broken(first + words, width, first + " " * len("└ "))

@@ -18,9 +18,9 @@ _FEW_CLASSES = 5
 def comparison_parts(comparison: Comparison) -> list[Part]:
     """Return what edits changed: the rows that changed most, in the order of the run, and how far all of them did."""
     changes = comparison.changes
-    most = sorted(range(len(changes)), key=lambda position: _amount(changes[position]), reverse=True)[:_FEW_ROWS]
+    most = sorted(range(len(changes)), key=lambda position: _log_ratio(changes[position]), reverse=True)[:_FEW_ROWS]
     lines = [_changed_words(comparison)]
-    lines += [_range(kind, changes) for kind in dict.fromkeys(change.what for change in changes)]
+    lines += [_ratio_line(kind, changes) for kind in dict.fromkeys(change.what for change in changes)]
     if comparison.losses is not None:
         lines.append(f"loss {number_text(comparison.losses[0])} → {number_text(comparison.losses[1])}")
     lines += [line for pair in zip(*comparison.predictions, strict=False) for line in _predictions(*pair)]
@@ -44,8 +44,8 @@ def _changed_words(comparison: Comparison) -> str:
     return f"{len(comparison.changes):,} of {counted(comparison.row_count, 'row')} changed"
 
 
-def _changed(key: str, rank: int) -> list[Column]:
-    """Return the column of a statistic before, whose text has the one after as well, and that for machines."""
+def _before_and_after(key: str, rank: int) -> list[Column]:
+    """Return a column that people read as "before → after", and the column of "after", which only machines read."""
     before, after = (STATISTICS[key].on(attrgetter(when), key=f"{key}_{when}") for when in ("before", "after"))
     title = before.title if rank else ""
     return [
@@ -57,23 +57,23 @@ def _changed(key: str, rank: int) -> list[Column]:
 CHANGES = (
     Column("label", "changed", "row or parameter", 0, words=True),
     Column("what", "what", "what of it", 2, words=True),
-    *_changed("l2", 3),
+    *_before_and_after("l2", 3),
     Column("l2_ratio", "ratio", "L2 with the edits over that without", 1),
-    *_changed("mean", 10),
-    *(column for key in NUMBERS if key not in {"l2", "mean"} for column in _changed(key, 0)),
+    *_before_and_after("mean", 10),
+    *(column for key in NUMBERS if key not in {"l2", "mean"} for column in _before_and_after(key, 0)),
 )
 
 
-def _amount(change: Change) -> float:
-    """Return how far a row's L2 norm has changed, as the magnitude of the logarithm of its ratio."""
+def _log_ratio(change: Change) -> float:
+    """Return the magnitude of the logarithm of the ratio of a row's L2 norms."""
     before, after = (None if statistics is None else statistics.l2 for statistics in (change.before, change.after))
     if not before or not after:
         return 0.0 if before == after else math.inf
     return abs(math.log(after) - math.log(before))
 
 
-def _range(kind: str, changes: Sequence[Change]) -> str:
-    """Return one line on all rows of a kind: between what ratios their L2 norms changed, and where those are."""
+def _ratio_line(kind: str, changes: Sequence[Change]) -> str:
+    """Return a line on all rows of a kind: the smallest and the largest ratio of their L2 norms, and where."""
     rows = [change for change in changes if change.what == kind]
     ratios = [(row.l2_ratio, row.label) for row in rows if row.l2_ratio is not None]
     line = f"{kind}: {counted(len(rows), 'row')}"

@@ -90,7 +90,7 @@ def _commands(report: CheckReport, file: str) -> dict[str, list[str]]:
 
 
 def _message(findings: Sequence[Finding]) -> str:
-    """Return the first findings, a line each, within the runner's limit, and how many more there are."""
+    """Return a line for each of the first findings, within the runner's limit, and the number of the others."""
     lines: list[str] = []
     room = _MESSAGE_LENGTH - len("… and 1,000,000 more")
     for finding in findings[:_FEW_FINDINGS]:
@@ -128,7 +128,7 @@ def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None 
     for report in ordered:
         if items := list(_items(report)):
             lines += ["", f"### {_code(report.checkpoint)}: {verdict(report)}", "", *items]
-    return _cut(lines)
+    return _limited(lines)
 
 
 def _marker(job: str) -> str:
@@ -163,8 +163,8 @@ def _items(report: CheckReport) -> Iterator[str]:
         yield f"- evidence: {_code(report.evidence)}"
 
 
-def _cut(lines: Sequence[str]) -> str:
-    """Return as many lines as a step summary can hold, and how many more there are."""
+def _limited(lines: Sequence[str]) -> str:
+    """Join the lines that a step summary can hold, and add the number of the others."""
     room = _MOST_BYTES - 200  # for the last line
     for position, line in enumerate(lines):
         room -= len(line.encode()) + 1
@@ -176,7 +176,7 @@ def _cut(lines: Sequence[str]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return a sentence in which every word that is not plain, and every position such as "[0, :]", is a code span."""
+    """Turn every word that is not plain, and every position such as "[0, :]", into a code span."""
     return " ".join(map(_word, re.findall(r"\S*\[[\d:, ]*\]\S*|\S+", " ".join(text.split()))))
 
 
@@ -186,7 +186,7 @@ def _word(word: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return `text`, which has no line ends, as a code span; "" for none."""
+    """Return a text of one line as a code span; "" for an empty text."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
     blank = " " if longest else ""

@@ -81,7 +81,7 @@ def plan(shape: tuple[int, ...], *, single: bool) -> Layout:
 
 
 def _columns(count: int, tile_aspect: float) -> int:
-    """Return how many tiles of width / height `tile_aspect` to put in a row: 8 for 64 squares, 16 for 128."""
+    """Return the number of tiles in a row: 8 for 64 square tiles, 16 for 128. `tile_aspect` is width / height."""
     square = math.sqrt(count / tile_aspect)
     candidates = range(max(1, math.ceil(square - 1e-9)), math.floor(square * 1.5) + 1)
     full = next((columns for columns in candidates if count % columns == 0), None)

@@ -46,12 +46,12 @@ _NON_FINITE_MARK, _ALL_ZERO_MARK = "non-finite values in", "all-zero channels in
 
 
 class _Extent(NamedTuple):
-    """The range of each channel's finite values."""
+    """The ranges of finite values."""
 
     magnitudes: NDArray[np.float32]  # largest per channel, 0 where no value is finite, (C,)
     all_zero: NDArray[np.bool_]  # whether every value is exactly zero, (C,)
-    lowest: float  # of all; +inf where no value is finite
-    highest: float  # of all; -inf where no value is finite
+    lowest: float  # of all channels; +inf where no value is finite
+    highest: float  # of all channels; -inf where no value is finite
     non_finite_count: int
 
 
@@ -234,7 +234,7 @@ def _is_single(channels: NDArray[np.float32]) -> bool:
 def _tiles(
     channels: NDArray[np.float32], colours: _Colours, layout: Layout
 ) -> tuple[Indices, Tiles] | tuple[None, None]:
-    """Draw the tiles of the channels, and return where they lie in this picture; (None, None) without values."""
+    """Draw the tiles, and return them with their place in this picture; (None, None) without values."""
     if not channels.size:
         return None, None
     averaged = block_means(channels, layout.stride) if layout.stride > 1 else channels
@@ -329,7 +329,7 @@ def palette_levels(values: NDArray[np.float32], ranges: NDArray[np.float32], *, 
 
 
 def _numbered(grid: Indices, count: int, columns: int, pitch: int) -> Indices:
-    """Put the number of its first channel left of each row, or of every few rows where they are too narrow."""
+    """Write the number of its first channel left of each row of tiles, or of every few rows if rows are low."""
     step = -(-line_height(_NUMBER_SIZE) // pitch)
     labels = [draw_text(str(first), _NUMBER_SIZE, _DIM) for first in range(0, count, columns * step)]
     left = max(label.shape[1] for label in labels) + 4
@@ -344,7 +344,7 @@ def _numbered(grid: Indices, count: int, columns: int, pitch: int) -> Indices:
 
 
 def _strips(levels: NDArray[np.uint8], width: int, token_count: int) -> list[tuple[int, Indices]]:
-    """Draw tokens apart from the grid, (K, C): a line of text and a wrapped strip of cells for each."""
+    """Draw a line of text and a wrapped strip of cells for each token apart from the grid, (K, C)."""
     count = levels.shape[1]
     pitch = min(max((width - 60) // count, 8 if count <= 4096 else 2), 24)
     gap = 1 if pitch >= 8 else 0

@@ -180,13 +180,13 @@ def folded_text(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> Iterator[Te
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """An output with all that is known of it."""
+    """An output of a layer with its gradients, parameters, findings, cost and grids."""
 
     row: LayerRow
-    gradient: GradientRow | None  # of it
+    gradient: GradientRow | None
     input_gradients: Sequence[GradientRow]
     parameters: Sequence[ParameterRow]
-    findings: Sequence[Finding]  # that name it or one of its parameters
+    findings: Sequence[Finding]  # that name the layer or one of its parameters
     cost: ModuleCost | None
     grids: Sequence[Grid]
 
@@ -210,7 +210,7 @@ def detailed_layers(result: Inspection, record: RunRecord | None, tables: Sequen
 
 
 def _page_columns(result: Inspection) -> Iterator[tuple[Column, bool]]:
-    """Yield the columns of a page, and whether each is seen at first."""
+    """Yield each column of a page, and whether it is visible at first."""
     is_backward = isinstance(result, Gradients)
     row, gradient, cost = attrgetter("row"), attrgetter("gradient"), attrgetter("cost")
     for column in layer_columns(result.rows)[:-1]:

@@ -36,7 +36,7 @@ KIND = Column("kind", "type", "class of the module, or name of the operation", 1
 
 
 def _quantiles(median_rank: int = 0) -> tuple[Column, ...]:
-    """Return the columns of quantiles; people see the median if it has a rank."""
+    """Return the columns of quantiles; only machines read them, except a median with a rank."""
 
     def read(at: int, stats: TensorStatistics) -> float | None:
         return stats.quantiles[at] if stats.quantiles else None
@@ -52,7 +52,7 @@ def _quantiles(median_rank: int = 0) -> tuple[Column, ...]:
 
 
 def _if_finite(column: Column) -> Column:
-    """Return a column without text where some values are NaN or Inf: of the others alone it would mislead."""
+    """Show "-" where some values are NaN or Inf: a number of the finite values alone would mislead."""
 
     def shown(row: GradientRow | ParameterRow) -> str:
         return "-" if row.gradient.nan_count or row.gradient.inf_count else column.cell(row)
@@ -197,7 +197,7 @@ def _flag_words(row: LayerRow) -> str:
 
 
 def _gradient_words(inspection: Gradients, row: GradientRow | ParameterRow) -> str:
-    """Return the line of an operation, verdicts, and a status that is not ordinary."""
+    """Return remarks on a gradient: its place in the code, verdicts, an unusual status, NaN and Inf."""
     stats = row.gradient
     words = [
         row.source if isinstance(row, GradientRow) else "",

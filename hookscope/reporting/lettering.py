@@ -134,7 +134,7 @@ def drawable(text: str, limit: int) -> str:
 
 
 def _has_glyph(letter: str) -> bool:
-    """Return whether a letter can be drawn, and stands by itself; of the scripts of DejaVu those up to Cyrillic."""
+    """Tell whether the fonts have a letter that does not combine with others; DejaVu is used up to Cyrillic."""
     if letter.isascii() or letter in _IN_OWN_FONT:
         return letter.isprintable()
     return letter.isprintable() and letter < "\u0530" and not combining(letter) and ord(letter) in _in_dejavu()

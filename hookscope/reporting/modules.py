@@ -88,7 +88,7 @@ def _shapes(key: str, title: str, rank: int) -> Column:
 
 
 def _tree_names(rows: Sequence[ModuleRow]) -> Mapping[str, str]:
-    """Return each dotted name without its nearest listed ancestor's, indented by the number of listed ancestors.
+    """Cut the name of the nearest listed ancestor off each name, and indent by the number of listed ancestors.
 
     An operation stands below its module: ":add".
     """

@@ -100,7 +100,7 @@ def overlay(photograph: Photograph, placed: PlacedMap, scale: ColourScale | None
     in the `scale` of that.
     """
     scale = scale or colour_scale(placed.values)
-    colours, opacities = _tables(scale.signed)
+    colours, opacities = _premultiplied(scale.signed)
     result = outside_dimmed(photograph)
     columns = seen_part(photograph.region)[1]
     for rows, values in resampled(placed, photograph.region):
@@ -168,7 +168,7 @@ def tint_colours() -> NDArray[np.uint8]:
 
 
 def _frame(placed: PlacedMap, region: Region) -> Iterator[tuple[tuple[int, int, int], tuple[slice, slice]]]:
-    """Yield the sides of the box that a map explains, along its inner edge: dark, with a white line in their middle."""
+    """Yield colours and places of the frame inside the edge of a box: dark, with a white line in the middle."""
     if placed.box is None:
         return
     left, top, right, bottom = placed.box
@@ -179,31 +179,30 @@ def _frame(placed: PlacedMap, region: Region) -> Iterator[tuple[tuple[int, int, 
     for colour, inset, thickness in ((_BOX_EDGE, 0, 3 * line), (_BOX, line, line)):
         rows, columns = (top + inset, bottom - inset), (left + inset, right - inset)
         for begin in (rows[0], rows[1] - thickness):
-            yield colour, (_within(begin, begin + thickness), _within(*columns))
+            yield colour, (_slice(begin, begin + thickness), _slice(*columns))
         for begin in (columns[0], columns[1] - thickness):
-            yield colour, (_within(*rows), _within(begin, begin + thickness))
+            yield colour, (_slice(*rows), _slice(begin, begin + thickness))
 
 
-def _within(begin: int, end: int) -> slice:
-    """Return a slice that does not count from the end where a box reaches beyond the picture."""
+def _slice(begin: int, end: int) -> slice:
+    """Return a slice that begins at 0 if the box begins left of the picture or above it."""
     return slice(max(0, begin), max(0, end))
 
 
 def seen_part(region: Region) -> tuple[slice, slice]:
     """Return the rows and columns of the photograph whose centres the network's input covers."""
-    rows = slice(max(0, _first(region.top)), max(0, min(region.height, _first(region.bottom))))
-    return rows, slice(max(0, _first(region.left)), max(0, min(region.width, _first(region.right))))
+    rows = slice(max(0, _first_pixel(region.top)), max(0, min(region.height, _first_pixel(region.bottom))))
+    return rows, slice(max(0, _first_pixel(region.left)), max(0, min(region.width, _first_pixel(region.right))))
 
 
-def _first(edge: float) -> int:
-    """Return the first pixel whose centre lies behind an edge."""
+def _first_pixel(edge: float) -> int:
     return math.ceil(edge - 0.5)
 
 
 def bar(scale: ColourScale, length: int, thickness: int) -> NDArray[np.uint8]:
     """Draw what colours mean over a middle grey, (thickness, length, 3), from the least value to the greatest."""
     levels = np.linspace(-_LEVELS if scale.signed else 0, _LEVELS, length).round().astype(int) + _LEVELS
-    colours, opacities = _tables(scale.signed)
+    colours, opacities = _premultiplied(scale.signed)
     row = (_BAR_GREY * (256 - opacities[levels, None]) + colours[levels]) >> 8
     return np.repeat(row.astype(np.uint8)[None], thickness, axis=0)
 
@@ -214,8 +213,8 @@ def resampled(placed: PlacedMap, region: Region) -> Iterator[tuple[slice, NDArra
     top, left, bottom, right = placed.extent
     tall, wide = region.bottom - region.top, region.right - region.left
     seen_rows, seen_columns = seen_part(region)
-    down = _weights(region.top + top * tall, (bottom - top) * tall, values.shape[0], seen_rows)
-    across = _weights(region.left + left * wide, (right - left) * wide, values.shape[1], seen_columns)
+    down = _cell_weights(region.top + top * tall, (bottom - top) * tall, values.shape[0], seen_rows)
+    across = _cell_weights(region.left + left * wide, (right - left) * wide, values.shape[1], seen_columns)
     finite = np.isfinite(values)
     stretched = np.where(finite, values, np.float32(0)) @ across.T  # (h, W)
     holes = None if finite.all() else (~finite).astype(np.float32) @ across.T
@@ -228,8 +227,8 @@ def resampled(placed: PlacedMap, region: Region) -> Iterator[tuple[slice, NDArra
         yield slice(first, first + len(part)), shown
 
 
-def _weights(begin: float, length: float, cells: int, pixels: slice) -> NDArray[np.float32]:
-    """Return how much of each cell each pixel shows, (pixels, cells), for cells that fill `length` from `begin` on."""
+def _cell_weights(begin: float, length: float, cells: int, pixels: slice) -> NDArray[np.float32]:
+    """Return the weight of each cell in each pixel, (pixels, cells); the cells begin at `begin` and fill `length`."""
     cells_per_pixel = cells / length
     # Of pixel centres, in cell centres; beyond the outermost there is nothing to interpolate between.
     places = ((np.arange(pixels.start, pixels.stop) + 0.5 - begin) * cells_per_pixel - 0.5).clip(0, cells - 1)
@@ -239,7 +238,7 @@ def _weights(begin: float, length: float, cells: int, pixels: slice) -> NDArray[
 
 
 def _levels(values: NDArray[np.float32], scale: ColourScale) -> tuple[NDArray[np.int16], NDArray[np.bool_] | None]:
-    """Return the place of every value in the tables of colours, and where there are none."""
+    """Return the index of every value in the tables of colours, and the mask of NaN, None without NaN."""
     holes = np.isnan(values)
     lift = np.float32(2.0**100 if scale.top < 2.0**-100 else 1)  # the factor of a smaller top would be infinite
     factor = np.float32(_LEVELS / (scale.top * float(lift))) if scale.top else np.float32(0)
@@ -263,8 +262,8 @@ def _rgba(signed: bool) -> NDArray[np.uint8]:
 
 
 @lru_cache(maxsize=2)
-def _tables(signed: bool) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Return for each level its colour times its opacity, (511, 3), and its opacity, (511,), both in 256ths."""
+def _premultiplied(signed: bool) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+    """Return colour times opacity, (511, 3), and opacity, (511,), of each level, both in 256ths."""
     rgba = _rgba(signed).astype(np.float64)
     opacities = np.rint(rgba[:, 3] * 256 / 255)
     return np.rint(rgba[:, :3] * opacities[:, None]).astype(np.uint16), opacities.astype(np.uint16)

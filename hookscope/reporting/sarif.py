@@ -77,14 +77,14 @@ def checks_to_sarif(
         error: Why there are no reports, or not all; "" if there are.
         exit_code: Of the command; default: the most severe of the reports.
     """
-    outcomes = [_Told(readable(report), repository_file(report.checkpoint, repository), instead) for report in reports]
+    outcomes = [_Safe(readable(report), repository_file(report.checkpoint, repository), instead) for report in reports]
     rules = [*rules, _EXAMINATION]
     places = {rule.identifier: place for place, rule in enumerate(rules)}
     results = [result for outcome in outcomes for result in outcome.results(places)]
     if error:
         results.append(_result(_EXAMINATION.identifier, "error", error, _location(instead), places, "nothing checked"))
     results.sort(key=lambda result: result["level"] != "error")
-    _number(results)
+    _number_fingerprints(results)
     notifications = [note for outcome in outcomes for note in outcome.notifications()]
     notifications += [_notification("error", error)] if error else []
     if len(results) > _MOST_RESULTS:
@@ -110,8 +110,8 @@ def checks_to_sarif(
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """A report whose texts are safe to show, its file in the repository if it is one, and another for results."""
+class _Safe:
+    """A report with safe texts. Results lie in its checkpoint, `file`, or in `instead` outside of a repository."""
 
     report: CheckReport
     file: str
@@ -129,7 +129,7 @@ class _Told:
             yield _result(finding.rule, _LEVELS[finding.level], message, {**location, **layer}, places, identity)
 
     def _identity(self, *parts: str) -> str:
-        """Return what identifies a result across runs, without folders outside the repository, which may change."""
+        """Identify a result across runs. Folders outside the repository may change and are left out."""
         checkpoint = Path(self.report.checkpoint)
         name = checkpoint.name if checkpoint.is_absolute() else str(checkpoint)
         return "\0".join((self.file or name, *parts))
@@ -180,7 +180,7 @@ def _notification(level: str, message: str, location: Mapping[str, Any] | None =
 
 
 def _location(file: str) -> dict[str, Any]:
-    """Return where a result lies: the beginning of a file, in the terms that GitHub asks for."""
+    """Return the beginning of a file as a location that GitHub accepts."""
     if not file:
         return {}
     region = {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 1}
@@ -188,15 +188,15 @@ def _location(file: str) -> dict[str, Any]:
 
 
 def _message(text: str) -> str:
-    """Return `text` so that a viewer reads just that: no placeholder, no embedded link (SARIF 2.1.0, 3.11.5, 3.11.6).
+    """Escape a text so that it has no placeholder and no embedded link (SARIF 2.1.0, 3.11.5, 3.11.6).
 
     SARIF has no escape for text that looks like a link: its "(" is spelled out, as other renderers do with markup.
     """
     return text.replace("{", "{{").replace("}", "}}").replace("](", r"]\x28")
 
 
-def _number(results: Sequence[dict[str, Any]]) -> None:
-    """Tell results of the same fingerprint apart, which GitHub would take for one."""
+def _number_fingerprints(results: Sequence[dict[str, Any]]) -> None:
+    """Number equal fingerprints: GitHub would take their results for one."""
     seen: Counter[str] = Counter()
     for result in results:
         digest = result["partialFingerprints"][_FINGERPRINT]

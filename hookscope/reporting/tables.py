@@ -72,7 +72,7 @@ def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return a cell: nothing for None, a number in full, several names joined by ";", a name as harmless text."""
+    """Write a value into a cell: None as nothing, a number in full, names joined by ";" and without formulas."""
     if value is None:
         return ""
     if isinstance(value, bool):

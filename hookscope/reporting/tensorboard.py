@@ -164,7 +164,7 @@ def _value(tag: str, content: float | TensorStatistics | Path | None) -> Summary
 
 
 def _histogram(statistics: TensorStatistics) -> HistogramProto | None:
-    """Return how the finite values are distributed, in bins whose counts are exact; None without a distribution."""
+    """Return the finite values in bins with exact counts; None without a distribution."""
     distribution = statistics.distribution
     if distribution is None or statistics.mean is None or statistics.l2 is None:
         return None
@@ -189,7 +189,7 @@ def _histogram(statistics: TensorStatistics) -> HistogramProto | None:
 
 
 def _tags(labels: Iterable[str]) -> Iterator[str]:
-    """Yield a tag for each label, no two alike, on one line, without a slash.
+    """Yield a different tag for each label, on one line and without a slash.
 
     A slash in a layer's name would make a separate group, and TensorBoard puts tags into addresses.
     """

@@ -26,7 +26,7 @@ from tests.reporting.html_page import Page
 
 HERE = Path(__file__).parent
 _LONG = 48  # lines or numbers, from which the middle is left out
-_ALIKE = ("title", "alt", "aria-label", "placeholder", "label", "data-tip")
+_ALIKE = ("title", "alt", "aria-label", "placeholder", "label", "data-labels")
 
 # In the process of a case.
 _IN_TURN = """

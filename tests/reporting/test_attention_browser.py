@@ -52,14 +52,15 @@ def test_a_click_picks_the_patch_under_it_and_keys_move_on(open_html: Open, resu
         page.locator(".told-patch").inner_text()
         == f"row 2, column 1 in layers.1.self_attn: colours from 0 to {largest:.4g}"
     )
-    picked = page.locator("image.picked").get_attribute("href")
+    picked = page.locator("svg.layer > svg").get_attribute("viewBox")
+    assert picked == "7 13 4 4", "a pixel of its own edge around each map"
     svg.press("ArrowRight")
     largest = result.patches[0].values[2 * 4 + 2].max()
     assert (
         page.locator(".told-patch").inner_text()
         == f"row 2, column 2 in layers.1.self_attn: colours from 0 to {largest:.4g}"
     )
-    assert page.locator("image.picked").get_attribute("href") != picked
+    assert page.locator("svg.layer > svg").get_attribute("viewBox") == "13 13 4 4"
     assert opened.wrong == []
 
 

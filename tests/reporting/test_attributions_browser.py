@@ -105,5 +105,5 @@ def test_hostile_names_stay_text(open_page: Open) -> None:
     hostile = replace(RESULT, model=model, inputs=(record,), maps=maps, layers=layers, warnings=HOSTILE_NAMES)
     page = open_page(hostile).page
     assert page.evaluate("window.pwned") is None
-    assert page.locator(".pick-map").count() == len(targets)
-    assert str(page.locator(".pick-map").first.text_content()).strip().startswith(HOSTILE_NAMES[0])
+    assert page.locator("fieldset label").count() == len(targets)
+    assert str(page.locator("fieldset label").first.text_content()).strip().startswith(HOSTILE_NAMES[0])

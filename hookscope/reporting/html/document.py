@@ -103,7 +103,7 @@ def document_html(
         "shown": lambda part: shown.get(id(part)),
     }
     # These two are our own files; the style also hides columns by their keys.
-    style = _asset("style.css") + "".join(part.style for part in detailed)
+    style = _asset("style.css") + "".join(part.style for part in detailed if isinstance(part, ShownTable))
     script = "".join(_asset(name) for kind, name in _SCRIPTS.items() if kind in kinds)
     return MARK + environment.get_template("document.html").render(
         style=Markup(style),  # noqa: S704
@@ -137,7 +137,7 @@ def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
 def _pictures(
     part: Pictures, run: StoredRun[Any] | None, pictures: Mapping[str, str]
 ) -> list[tuple[Picture, str, str]]:
-    """Return pictures, each with its anchor and a data URI; "" for one that is not there."""
+    """Return each picture with its anchor and its data URI, "" if the file is missing."""
 
     def uri(file: str) -> str:
         if run is None or not file:
@@ -165,7 +165,6 @@ class ShownMaps:
     """Heat maps with the rows that they have together."""
 
     part: HeatMaps
-    style, grids = "", ()  # it has none
 
     @property
     def details(self) -> list[ShownRow]:
@@ -211,13 +210,14 @@ class ShownMap:
         return Markup(text)  # noqa: S704 - letters, digits, + / =
 
     @property
-    def scale(self) -> tuple[str, str, str] | None:
-        """A data URI of the colours from low to high, and the words at both ends; None without a scale."""
+    def scale(self) -> tuple[str, tuple[str, ...]] | None:
+        """A data URI of the colours from low to high, and the words under them; None without a scale."""
         if self.map.scale is None:
             return None
-        text = percent_text if self.map.share else number_text
+        text, kind = (percent_text, "linear") if self.map.share else (number_text, "logarithmic")
         low, high = self.map.scale
-        return png_uri(palette_image(np.arange(LEVEL_COUNT, dtype=np.uint8)[None])), text(low), text(high)
+        colours = png_uri(palette_image(np.arange(LEVEL_COUNT, dtype=np.uint8)[None]))
+        return colours, (text(low), kind, text(high))
 
     @property
     def remarks(self) -> list[str]:
@@ -270,7 +270,7 @@ class ShownMap:
 
 
 def _making(record: RunRecord, making: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return what is needed to reproduce a run: term and words, set as code; `making` after what the record has."""
+    """Return terms and words that reproduce a run; `making` comes after the entries of the record."""
     command = [("Command", record.command)] if record.command else []
     layers = [("Layers", " ".join(record.patterns))] if record.patterns else []
     versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())

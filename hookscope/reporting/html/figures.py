@@ -11,7 +11,7 @@ from hookscope.reporting.columns import fold_name, number_text, percent_text
 from hookscope.reporting.document import DepthChart, Series, StepChart, StepCharts
 from hookscope.reporting.plots import MOST_COLUMNS, Plot, depth_plot, step_plot
 from hookscope.reporting.steps import Floats, columns_of
-from hookscope.text import figure
+from hookscope.text import figure, safe_text
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26
@@ -86,10 +86,10 @@ def _figure(plot: Plot, summary: str, labels: Sequence[str]) -> Figure:
     return Figure(
         plot.title,
         summary,
-        labels,
+        [*map(safe_text, labels)],
         shapes,
         [(round(TOP + (1 - share) * (HEIGHT - FOOT - TOP), 1), words) for share, words in plot.axis.ticks],
-        _placed(names),
+        _names_with_room(names),
         [(style, series.name) for (style, _), (series, _) in zip(shapes, plot.lines, strict=True)],
         [
             ("mark dim" if level == "dim" else "mark", words, sorted({round(across(place)) for place in places}))
@@ -98,8 +98,8 @@ def _figure(plot: Plot, summary: str, labels: Sequence[str]) -> Figure:
     )
 
 
-def _placed(names: Sequence[tuple[float, str]]) -> list[PlacedName]:
-    """Return the names that stand clear of each other, from left to right."""
+def _names_with_room(names: Sequence[tuple[float, str]]) -> list[PlacedName]:
+    """Leave out names that would overlap others; return the rest from left to right."""
     placed = placed_names(names, _width, 0, WIDTH, _GAP)
     scale = _PHONE_PIXELS / (WIDTH - LEFT)
     on_phones = [((place - LEFT) * scale, text) for place, _, text in placed]
@@ -130,7 +130,7 @@ def _shape(series: Series, across: Callable[[float], float], runs: Sequence[Run]
 
 
 def _step_labels(part: StepCharts, chart: StepChart, count: int) -> list[str]:
-    """Return the numbers at each place in words: "step 12: loss 0.31", "steps 120 to 129: loss 0.29 to 0.33"."""
+    """Return the text for each column: "step 12: loss 0.31", "steps 120 to 129: loss 0.29 to 0.33"."""
     labels = [""] * count
     column = columns_of(part.steps, part.low, part.high, count)
     starts = np.flatnonzero(np.diff(column, prepend=-1))

@@ -1,6 +1,5 @@
 """Maps over the photographs of a run on its page, one at a time, as many inputs as fit."""
 
-import base64
 import math
 from typing import Any
 
@@ -33,14 +32,13 @@ def shown_maps(part: PhotographMaps, run: StoredRun[Any]) -> Shown:
     room = BUDGET
     for mapped in part.inputs:
         shown = _shown_input(mapped, run)
-        room -= sum(len(picture["uri"]) for picture in (shown, *shown["maps"]))
-        room -= sum(len(patches["weights"]) for patches in shown["patches"])
+        room -= sum(len(picture["uri"]) for picture in (shown, *shown["maps"], *shown["patches"]))
         if room < 0 and inputs:
             break
         inputs.append(shown)
     left = len(part.inputs) - len(inputs)
     remark = f"{counted(left, 'input')} did not fit and {are(left)} in the run's folder." if left else ""
-    return {"inputs": inputs, "remark": remark, "palette": base64.b64encode(tint_colours().tobytes()).decode("ascii")}
+    return {"inputs": inputs, "remark": remark}
 
 
 def _shown_input(mapped: MappedInput, run: StoredRun[Any]) -> Shown:
@@ -83,7 +81,7 @@ def _shown_map(input_map: InputMap, region: Region, run: StoredRun[Any]) -> Show
 
 
 def _shown_patches(patches: PatchWeights, region: Region) -> Shown:
-    """Return the maps of all patches for the script: 255ths of their largest weight, and where the cells lie.
+    """Return one picture with the maps of all patches, each up to its largest weight, and where the patches lie.
 
     NaN counts as 0.
     """
@@ -92,16 +90,22 @@ def _shown_patches(patches: PatchWeights, region: Region) -> Shown:
     levels = np.rint(finite / np.where(tops > 0, tops, 1)[:, None, None] * 255).astype(np.uint8)
     top, left, bottom, right = patches.extent
     tall, wide = region.bottom - region.top, region.right - region.left
+    place = {"x": region.left + left * wide, "y": region.top + top * tall}
+    place |= {"width": (right - left) * wide, "height": (bottom - top) * tall}
+    rows, columns = patches.query_grid
+    height, width = levels.shape[1:]
+    # Browsers blend neighbours: around each map, its edge once more.
+    framed = np.pad(levels, ((0, 0), (1, 1), (1, 1)), "edge").reshape(rows, columns, height + 2, width + 2)
+    sheet = Image.fromarray(framed.swapaxes(1, 2).reshape(rows * (height + 2), columns * (width + 2)))
+    colours = tint_colours()
+    sheet.putpalette(colours[:, :3].tobytes())
     return {
         "block": patches.block,
-        "rows": patches.query_grid[0],
-        "columns": patches.query_grid[1],
-        "height": patches.values.shape[1],
-        "width": patches.values.shape[2],
-        "x": round(region.left + left * wide, 3),
-        "y": round(region.top + top * tall, 3),
-        "across": round((right - left) * wide, 3),
-        "down": round((bottom - top) * tall, 3),
-        "weights": base64.b64encode(levels.tobytes()).decode("ascii"),
+        "rows": rows,
+        "columns": columns,
+        "height": height,
+        "width": width,
+        "place": {name: round(number, 3) for name, number in place.items()},
+        "uri": png_uri(sheet, transparency=colours[:, 3].tobytes()),
         "tops": " ".join(f"{peak:.4g}" for peak in tops),
     }

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -23,7 +24,6 @@ BUDGET = 3_500_000
 
 # A grid has 64 million pixels at most, and a caption; a picture to be made small, as many as hookscope reads.
 _MAX_PIXELS = 100_000_000
-_THUMBNAIL_SIDE = 448
 _STRIP_GAP = 3
 
 
@@ -76,9 +76,14 @@ class Picture:
     height: int
     width: int  # frames lie side by side in it
     frames: int
-    colours: tuple[str, ...]  # nine of the colour map, from low to high, as "#rrggbb"
+    colours: str  # a data URI of a line with the colour map from low to high
     caption: tuple[str, ...]
     bar: tuple[str, ...]  # labels under the colour bar
+
+    @property
+    def data(self) -> Markup:
+        """The file in base64."""
+        return Markup(base64.b64encode(self.png).decode("ascii"))  # noqa: S704 - letters, digits, + / =
 
 
 def shrink_all(
@@ -140,14 +145,14 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
     return Picture(
         _encode(maps, palette),
         *(tiles.columns, count, -(-tiles.height // stride), -(-tiles.width // stride) * tiles.frames, tiles.frames),
-        tuple(f"#{palette[3 * at : 3 * at + 3].hex()}" for at in np.linspace(0, LEVEL_COUNT - 1, 9).astype(int)),
+        png_uri(Image.fromarray(np.frombuffer(palette, np.uint8).reshape(1, -1, 3)[:, :LEVEL_COUNT:8])),
         (*grid.caption, *_left_out(grid, tiles.count, stride, count)),
         grid.bar,
     )
 
 
 def _averaged(maps: NDArray[np.uint8], height: int, width: int, side: int) -> NDArray[np.uint8]:
-    """Average squares of `side` pixels of maps that touch each other, each by itself; the last ones may be smaller.
+    """Average squares of `side` pixels within each map; maps touch each other. The last squares may be smaller.
 
     Colours are at even steps of the values, so the mean of their numbers is the mean of the values. What is no level of
     the colour map, such as NaN, stays: one such pixel marks its square.
@@ -197,7 +202,7 @@ def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[st
         yield f"here the first {counted(count, 'channel')}"
 
 
-def thumbnail_uri(content: bytes, name: str, side: int = _THUMBNAIL_SIDE) -> str:
+def thumbnail_uri(content: bytes, name: str, side: int) -> str:
     """Return a picture as a data URI, at most so many pixels a side; InputError if it is neither PNG nor JPEG."""
     small = opened_picture(content, name)
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
@@ -215,12 +220,12 @@ def jpeg_uri(picture: Image.Image) -> str:
     return _uri(picture, "jpeg", quality=90)
 
 
-def png_uri(picture: Image.Image, **options: int) -> str:
+def png_uri(picture: Image.Image, **options: int | bytes) -> str:
     """Return a drawing as a data URI."""
     return _uri(picture, "png", optimize=True, **options)
 
 
-def _uri(picture: Image.Image, kind: str, **options: int) -> str:
+def _uri(picture: Image.Image, kind: str, **options: int | bytes) -> str:
     file = io.BytesIO()
     picture.save(file, kind, **options)
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
@@ -240,7 +245,7 @@ def _read_grid(png: bytes, grid: Grid) -> tuple[NDArray[np.uint8], bytes]:
 
 @contextmanager
 def _opened(content: bytes, name: str) -> Iterator[Image.Image]:
-    """Open a PNG or JPEG file, and turn whatever is wrong with it into an InputError."""
+    """Open a PNG or JPEG file; raise an InputError if it is damaged or no picture."""
     try:
         with Image.open(io.BytesIO(content), formats=["PNG", "JPEG"]) as picture:
             if picture.width * picture.height > _MAX_PIXELS:

@@ -1,13 +1,10 @@
 """Tables of a page; rows with grids as far as they fit, and the first maps of a few; channels, found by words."""
 
-import base64
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
-
-from markupsafe import Markup
 
 from hookscope.errors import InputError
 from hookscope.reporting.axes import spread
@@ -60,18 +57,12 @@ def shown_table(table: Table) -> PageTable:
 
 @dataclass(frozen=True, slots=True)
 class ShownGrid:
-    """A grid of a row; no picture if it has no maps, or did not fit. `input_file` is under its maps, "" for nothing."""
+    """A grid of a row; it has no picture without maps or room. `input_file` lies under its maps, "" for none."""
 
     grid: Grid
     number: int
     picture: Picture | None
     input_file: str
-
-    @property
-    def data(self) -> Markup:
-        """The picture as a PNG file in base64."""
-        png = b"" if self.picture is None else self.picture.png
-        return Markup(base64.b64encode(png).decode("ascii"))  # noqa: S704 - letters, digits, + / =
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +79,7 @@ class ShownRow:
 
     @property
     def tables(self) -> list[PageTable]:
-        """Those of its details."""
+        """The tables of its details."""
         return [shown_table(table) for table in self.details.tables]
 
     @property
@@ -98,13 +89,13 @@ class ShownRow:
 
     @property
     def flagged(self) -> bool:
-        """Whether anything calls for a look."""
+        """Whether a flag calls for a look."""
         return any(notable for _, notable in self.flags)
 
 
 @dataclass(frozen=True, slots=True)
 class ShownColumn:
-    """A column with the text and the sort value of each row, its name in the page's address, and if it is seen."""
+    """A column with the text and the sort value of each row; `shown` if it is visible at first."""
 
     column: Column
     shown: bool
@@ -118,7 +109,7 @@ class ShownColumn:
 
     @property
     def classes(self) -> str:
-        """Of its cells."""
+        """The classes of its cells."""
         return f"c-{self.name}{'' if self.column.words else ' number'}"
 
 
@@ -139,15 +130,14 @@ class ShownTable:
 
     part: DetailedTable
     run: StoredRun[Any] | None
-    maps: Sequence[Any] = field(default=())  # it has no heat maps
 
     @cached_property
     def _rows(self) -> Sequence[Any]:
         return self.part.rows()
 
     @cached_property
-    def _drawn(self) -> tuple[list[ShownGrid], list[str]]:
-        """The grids of all rows, and remarks on what was given up for a small page."""
+    def _grids_and_remarks(self) -> tuple[list[ShownGrid], list[str]]:
+        """The grids of all rows, and remarks on detail that was lost to keep the page small."""
         grids = [grid for row in self._rows for grid in row.details.grids]
         if self.run is None or not grids:
             return [], []
@@ -164,13 +154,13 @@ class ShownTable:
 
     @property
     def grids(self) -> Sequence[ShownGrid]:
-        """Those of all rows."""
-        return self._drawn[0]
+        """The grids of all rows."""
+        return self._grids_and_remarks[0]
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What was given up for a small page."""
-        return self._drawn[1]
+        """Remarks on detail that was lost to keep the page small."""
+        return self._grids_and_remarks[1]
 
     @cached_property
     def details(self) -> list[ShownRow]:
@@ -191,7 +181,7 @@ class ShownTable:
 
     @cached_property
     def columns(self) -> list[ShownColumn]:
-        """Those that say something of some row."""
+        """The columns that are not empty."""
         is_seen = dict(self.part.columns)
         rows = [row.row for row in self._rows]
         columns = telling([*is_seen, Column("", "last", words=True, value=lambda _: "")], rows)[:-1]
@@ -202,7 +192,7 @@ class ShownTable:
 
     @property
     def style(self) -> str:
-        """What hides the columns that are not chosen."""
+        """Rules that hide columns that are not chosen."""
         return "".join(f"#table.no-{column.name} .c-{column.name} {{ display: none; }}\n" for column in self.columns)
 
     @property
@@ -245,7 +235,7 @@ def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[st
     """
     strips, left_out = _strips(part.sheets, read)
     per_row = max(1, _MOST_CHANNELS // max(1, len(part.rows)))
-    rows = [(row, channel) for row in part.rows for channel in _shown_of(row, per_row, strips)]
+    rows = [(row, channel) for row in part.rows for channel in _channels_to_show(row, per_row, strips)]
     places = [(row.index, channel.channel) for row, channel in rows]
     columns = _channel_columns(part.columns, rows)
     crops = {key: place for place, key in enumerate(strips)}
@@ -270,7 +260,7 @@ def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[st
 
 
 def _strips(sheets: Sequence[CropSheet], read: Callable[[str], bytes]) -> tuple[dict[tuple[int, int], str], int]:
-    """Return the crops of each channel, by row and channel, as data URIs, and how many sheets did not fit."""
+    """Return data URIs of crops by row and channel, and the number of sheets that did not fit."""
     strips: dict[tuple[int, int], str] = {}
     room, left_out = BUDGET, 0
     for sheet in sheets:
@@ -300,7 +290,7 @@ def _channel_columns(columns: Sequence[Column], rows: Sequence[Any]) -> list[tup
 
 
 def _orders(channels: Sequence[SurveyChannel]) -> dict[str, list[int]]:
-    """Return the places of channels in each order that the page offers beside their own."""
+    """Return the positions of the channels in the orders that the page offers, besides the order of the network."""
     keys: dict[str, Callable[[SurveyChannel], float]] = {
         "dead": lambda channel: (
             (1 if channel.firing_inputs is None else channel.firing_inputs) + channel.firing_positions
@@ -311,8 +301,8 @@ def _orders(channels: Sequence[SurveyChannel]) -> dict[str, list[int]]:
     return {name: sorted(range(len(channels)), key=lambda at: key(channels[at])) for name, key in keys.items()}
 
 
-def _shown_of(row: SurveyRow, most: int, strips: dict[tuple[int, int], str]) -> Sequence[SurveyChannel]:
-    """Return the channels of a row that the page has: if not all, those with crops, then dead ones, then the first."""
+def _channels_to_show(row: SurveyRow, most: int, strips: dict[tuple[int, int], str]) -> Sequence[SurveyChannel]:
+    """Return at most `most` channels of a row: first channels with crops, then dead ones, then the others in order."""
     if len(row.channels) <= most:
         return row.channels
     dead = {*row.dead_channels}

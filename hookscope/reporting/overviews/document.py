@@ -155,7 +155,7 @@ def _depth_chart(part: DepthChart) -> list[Block]:
 
 
 def _heat_block(heat: HeatMap) -> Block:
-    """Return a heat map: a row for each name, the scale above it, and below it which steps or files the columns are."""
+    """Draw a heat map with a row for each name, its scale above, and the steps or files of its columns below."""
     head = line_height(NAME) + 8
     title = heat.title if heat.column_names else f"{heat.title} over watched steps"
 
@@ -178,7 +178,7 @@ def _heat_block(heat: HeatMap) -> Block:
 
 
 def _write_columns(pen: ImageDraw.ImageDraw, heat: HeatMap, top: int) -> None:
-    """Write the first and the last step, or as many names of columns as stand clear of each other, the last one too."""
+    """Write the first and the last step, or the last name of a column and as many others as do not overlap."""
     drawn, right = font(SMALL), MARGIN + INNER
     last = fitting(heat.column_names[-1], SMALL, INNER // 4) if heat.column_names else f"{heat.columns[-1][1]:,}"
     names = heat.column_names or (f"step {heat.columns[0][0]:,}",)
@@ -212,7 +212,7 @@ def _pictures(part: Pictures, images: Mapping[str, Image.Image]) -> list[Block]:
         width = (INNER + GAP) // part.across - GAP
         cells = [
             Cell(
-                _fitted(images[picture.file], width) if picture.file in images else None,
+                _resized(images[picture.file], width) if picture.file in images else None,
                 [
                     *((fitting(line, TEXT, width), TEXT, INK) for line in picture.lines),
                     (fitting(picture.name, SMALL, width), SMALL, DIM),
@@ -227,22 +227,22 @@ def _pictures(part: Pictures, images: Mapping[str, Image.Image]) -> list[Block]:
     return [heading, *blocks] if blocks else []
 
 
-def _fitted(picture: Image.Image, width: int) -> Image.Image:
-    """Return a picture as large as its place; of a small one each pixel is a square."""
+def _resized(picture: Image.Image, width: int) -> Image.Image:
+    """Resize a picture to its place; pixels of a small picture become squares."""
     ratio = min(width / picture.width, _TALLEST / picture.height)
     size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
     return picture.resize(size, Image.Resampling.NEAREST if ratio > 1 else Image.Resampling.LANCZOS)
 
 
 def _crops(part: ChannelSearch, images: Mapping[str, Image.Image]) -> list[Block]:
-    """Return what excites a few channels over depth; parts of pictures rather than whole ones, if there are as many."""
+    """Draw the crops of a few channels over depth; crops of whole pictures only if others are too few."""
     sheets = [sheet for sheet in part.sheets if sheet.path in images]
     parts = [sheet for sheet in sheets if not sheet.is_whole]
     sheets = parts if len(parts) >= _MOST_PICTURES else sheets
     if len(sheets) > _MOST_PICTURES:
         places = [round((at + 0.5) * len(sheets) / _MOST_PICTURES - 0.5) for at in range(_MOST_PICTURES)]
         sheets = [sheets[place] for place in places]
-    blocks = [_captioned([_channel_words(part, sheet)], _fitted(images[sheet.path], INNER)) for sheet in sheets]
+    blocks = [_captioned([_channel_words(part, sheet)], _resized(images[sheet.path], INNER)) for sheet in sheets]
     title = f"What excites {counted(len(sheets), 'channel')}"
     return [text_block([(title, NAME, INK), (_LEGEND_OF_CROPS, SMALL, DIM)]), *blocks] if blocks else []
 

@@ -66,12 +66,12 @@ def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
     last = large if len(large) >= MOST_STAGES else last
     sizes = sorted(last, key=lambda size: (-size[0] * size[1], last[size]))
     octaves = [math.log2(height * width) for height, width in sizes]
-    chosen = {last[sizes[index]] for index in _spread(octaves, [0, len(sizes) - 1] if sizes else [])}
-    return [layers[place] for place in sorted(_spread([layer.row for layer in layers], sorted(chosen)))]
+    chosen = {last[sizes[index]] for index in _with_farthest(octaves, [0, len(sizes) - 1] if sizes else [])}
+    return [layers[place] for place in sorted(_with_farthest([layer.row for layer in layers], sorted(chosen)))]
 
 
-def _spread(values: Sequence[float], chosen: Sequence[int]) -> set[int]:
-    """Choose more positions, each time the one whose value is farthest from those chosen, up to the number shown."""
+def _with_farthest(values: Sequence[float], chosen: Sequence[int]) -> set[int]:
+    """Add positions up to `MOST_STAGES`, each time the one with the value farthest from the chosen values."""
     result = set(chosen)
     while 0 < len(result) < min(MOST_STAGES, len(values)):
         away = [min(abs(value - values[other]) for other in result) for value in values]
@@ -144,14 +144,14 @@ def _height(size: tuple[int, int], width: int) -> int:
 
 
 def _paste(image: Image.Image, values: NDArray[np.float32], top: int, left: int, width: int, height: int) -> None:
-    image.paste(_drawn(values, height, width), (left, top))
+    image.paste(_coloured_at(values, height, width), (left, top))
     scale = colour_scale(values, clips=False)
     colours = colour_levels(_palette(scale), LEVEL_COUNT) if scale.top else None
     draw_scale(image, colours, scale_labels(values), top + height + 5, left, width)
 
 
-def _drawn(values: NDArray[np.float32], height: int, width: int) -> Image.Image:
-    """Return a map in colours, a square for each value where it is smaller than its place, else averaged."""
+def _coloured_at(values: NDArray[np.float32], height: int, width: int) -> Image.Image:
+    """Colour a map and resize it: a small map to squares, a large one by averages."""
     pixels = coloured(values)
     larger = pixels.width <= width and pixels.height <= height
     return pixels.resize((width, height), Image.Resampling.NEAREST if larger else Image.Resampling.BOX)
@@ -176,7 +176,7 @@ def small_maps(part: SmallMaps) -> Block:
             write(pen, lines[: 1 + (size[0] > _TWO_LINES)], at, MARGIN, _NAMES)
             for place, values in enumerate(row.maps[:columns]):
                 left = MARGIN + _NAMES + place * pitch
-                image.paste(_drawn(values, *size), (left, at))
+                image.paste(_coloured_at(values, *size), (left, at))
                 if row.marked[place]:
                     pen.rectangle([left - 2, at - 2, left + size[1] + 1, at + size[0] + 1], outline=RED, width=2)
             at += height

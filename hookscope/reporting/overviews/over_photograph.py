@@ -55,8 +55,8 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
     height, width = (max(1, round(side * ratio)) for side in photograph.pixels.shape[:2])
     small = shrunk(photograph, height, width)
     cells = [
-        Cell(_outlined(outside_dimmed(small), small.region), about),
-        *(_about_map(input_map, _outlined(overlay(small, input_map.map), small.region)) for input_map in shown),
+        Cell(_with_frame(outside_dimmed(small), small.region), about),
+        *(_about_map(input_map, _with_frame(overlay(small, input_map.map), small.region)) for input_map in shown),
     ]
     rows = [cell_row(row, columns) for row in _rows(cells, shown, columns, across)]
     return [*rows, *_remarks([mapped.remark, photograph.remark], len(maps) - len(shown))]
@@ -79,9 +79,9 @@ def _rows(cells: Sequence[Cell], maps: Sequence[InputMap], columns: int, across:
 
 
 def _column_count(maps: Sequence[InputMap], region: Region) -> tuple[int, int]:
-    """Return how many pictures stand beside each other, and how many of them are maps in the rows below the input's.
+    """Return the number of columns, and the number of maps in a row of maps.
 
-    Of several targets at several layers each target has a row, beside the column of the input or below it.
+    With several targets and several layers, each target has a row, right of the input's column or below its row.
     """
     wide = region.width / region.height
     if wide > 2.2:
@@ -96,8 +96,8 @@ def _column_count(maps: Sequence[InputMap], region: Region) -> tuple[int, int]:
     return columns, columns
 
 
-def _outlined(pixels: NDArray[np.uint8], region: Region) -> Image.Image:
-    """Return a picture with a frame around what the network sees."""
+def _with_frame(pixels: NDArray[np.uint8], region: Region) -> Image.Image:
+    """Draw a frame around the part that the network sees."""
     seen = seen_part(region)
     if seen != (slice(0, len(pixels)), slice(0, pixels.shape[1])):
         part = pixels[seen]

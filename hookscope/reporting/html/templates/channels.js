@@ -35,7 +35,6 @@ function extend() {
     const picture = new Image();
     picture.src = strips[channel[STRIP]];
     picture.alt = `crops of the inputs that excite channel ${channel[place.channel]} of ${channel[place.layer]} most`;
-    picture.className = "crops";
     const below = body.insertRow().insertCell();
     below.colSpan = columns.length;
     below.append(picture);

@@ -8,7 +8,8 @@ for (const each of heats) {
 // --- numbers behind the colours
 
 function valuesOf(each, row) {
-  each.values ??= new Float32Array(bytes($(`values-${each.key}`).textContent).buffer);
+  const bytes = () => Uint8Array.from(atob($(`values-${each.key}`).textContent), (letter) => letter.charCodeAt(0));
+  each.values ??= new Float32Array(bytes().buffer);
   return each.values.subarray(row * each.steps.length, (row + 1) * each.steps.length);
 }
 
@@ -81,8 +82,7 @@ function chart(each, row) {
   const range = isEmpty ? ": no number above 0" : `, from ${words(each, least)} to ${words(each, most)}`;
   plot.setAttribute("aria-label", `${each.title} of ${row.part.name}${range}`);
   const named = (value, column) => `${columnWords(each, column)}: ${words(each, value)}`;
-  const labels = values.map((...cell) => Object.assign(document.createElement("i"), { textContent: named(...cell) }));
-  figure.querySelector(".labels").content.replaceChildren(...labels);
+  figure.dataset.labels = JSON.stringify(values.map(named));
   followPointer(figure);
   return figure;
 }

@@ -21,13 +21,10 @@ const usual = chosen();
 const onFilter = tables.length ? [filterRows] : []; // what the filters change
 const onOpen = []; // what else happens with the part of a row that is shown
 let shown = null;
-let waiting = 0;
 
-const bytes = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
 const filter = () => onFilter.forEach((then) => then());
 const clamped = (value, last) => Math.max(0, Math.min(last, value));
 const searched = () => $("q").value.toLowerCase().split(/\s+/).filter(Boolean);
-
 
 function tell(count, words) { // how many the filters find
   $("matched").value = words;
@@ -35,8 +32,6 @@ function tell(count, words) { // how many the filters find
 }
 
 // --- the fragment
-
-const stateInFragment = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 
 function address(layer) {
   const values = filters.map((one) => [one.id, one.type === "checkbox" ? (one.checked ? "1" : "") : one.value]);
@@ -46,36 +41,24 @@ function address(layer) {
   return `#${state.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}`;
 }
 
-// A moment later, unless a link has changed the fragment by then.
-function remember() {
-  clearTimeout(waiting);
-  const before = location.hash;
-  waiting = setTimeout(() => {
-    if (location.hash === before) history.replaceState(null, "", address(shown ? shown.name : ""));
-  }, 200);
-}
-
-function go(part) {
-  clearTimeout(waiting); // what it would remember has no layer
-  location.hash = address(part.name);
-}
+const remember = () => history.replaceState(null, "", address(shown ? shown.name : ""));
+const go = (part) => { location.hash = address(part.name); };
 
 function follow() {
-  clearTimeout(waiting);
   if (location.hash.length > 1 && !location.hash.includes("=")) return; // a section
-  const given = stateInFragment();
+  const state = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   for (const one of filters) {
-    if (one.type === "checkbox") one.checked = Boolean(given[one.id]);
-    else one.value = given[one.id] ?? "";
+    if (one.type === "checkbox") one.checked = Boolean(state[one.id]);
+    else one.value = state[one.id] ?? "";
     if (one.selectedIndex < 0) one.selectedIndex = 0;
   }
-  const columns = (given.columns ?? usual).split(",");
+  const columns = (state.columns ?? usual).split(",");
   for (const box of boxes) box.checked = columns.includes(box.value);
   chooseColumns();
-  const orders = new Map((given.sort ?? "").split(",").map((each) => each.split(":")));
+  const orders = new Map((state.sort ?? "").split(",").map((each) => each.split(":")));
   for (const each of tables) sort(each, orders.get(each.key) || "order");
   filter();
-  const part = given.layer === undefined ? undefined : find(given.layer);
+  const part = state.layer === undefined ? undefined : find(state.layer);
   if (part) open(part);
   else if (panel.open) panel.close();
 }
@@ -175,7 +158,7 @@ function pointAt(area, output, look) {
 function followPointer(figure) {
   const plot = figure.querySelector("svg.plot");
   const drawn = plot.querySelector(".drawn");
-  const labels = [...figure.querySelector(".labels").content.children].map((label) => label.textContent);
+  const labels = JSON.parse(figure.dataset.labels);
   pointAt(plot, figure.querySelector(".place"), (event) => {
     const step = (RIGHT - LEFT) / Math.max(1, labels.length - 1);
     const at = clamped(Math.round((pointIn(drawn, event).x - LEFT) / step), labels.length - 1);
@@ -219,12 +202,12 @@ panel.addEventListener("close", () => {
   const last = shown;
   shown = null;
   $("body").replaceChildren();
-  if (stateInFragment().layer !== undefined) history.pushState(null, "", address(""));
+  if (/[#&]layer=/.test(location.hash)) history.pushState(null, "", address(""));
   const row = last && tables.map((each) => each.rows.find(({ part }) => part === last)).find(Boolean);
   if (row && !row.tr.hidden) row.tr.querySelector("a").focus({ preventScroll: true });
 });
 addEventListener("hashchange", follow);
 document.addEventListener("DOMContentLoaded", () => {
-  follow(); // the numbers come after this script
+  follow(); // the scripts of the parts have run
   document.documentElement.classList.add("ready");
 });
