@@ -58,6 +58,19 @@ class Distribution:
     keys: NDArray[np.int32] | None = None
     counts: NDArray[np.int64] | None = None
 
+    def is_of(self, count: int) -> bool:
+        """Tell whether this can be the distribution of so many values: a file may be damaged, or a stranger's."""
+        if not 0 < count == self.count or not -math.inf < self.low <= self.high < math.inf:
+            return False
+        if (values := self.values) is not None:
+            right = values.shape == (count,) and values.dtype == np.float64
+            return bool(right and (np.diff(values) >= 0).all() and (values[0], values[-1]) == (self.low, self.high))
+        keys, counts = self.keys, self.counts
+        if keys is None or counts is None or keys.ndim != 1 or keys.shape != counts.shape:
+            return False
+        right = keys.dtype == np.int32 and counts.dtype == np.int64
+        return bool(right and (np.diff(keys) > 0).all() and (counts > 0).all() and counts.sum() == count)
+
     def binned(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the bins that hold any value, ascending, and how many each holds; see `keys` and `counts`."""
         if self.keys is not None and self.counts is not None:

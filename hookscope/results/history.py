@@ -4,7 +4,7 @@ No torch. `hookscope.history` makes it; renderers read it.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -286,10 +286,11 @@ def _learnt(rows: list[WeightPoint]) -> list[WeightPoint]:
 
 def _layer_point(rows: list[WeightPoint], before: list[WeightPoint], first: list[WeightPoint]) -> LayerPoint:
     learnt = _learnt(rows)
+    norms = [point.norm for point in learnt if point.norm is not None]
     filters = sum(point.filter_count or 0 for point in learnt)
     dead = sum(point.dead_filter_count or 0 for point in learnt)
     return LayerPoint(
-        _root(point.norm for point in learnt),
+        math.hypot(*norms) if norms else None,
         _joined(learnt, before, "drift"),
         _joined(learnt, first, "drift_from_first"),
         dead / filters if filters else None,
@@ -300,15 +301,10 @@ def _layer_point(rows: list[WeightPoint], before: list[WeightPoint], first: list
 def _joined(rows: list[WeightPoint], before: list[WeightPoint], name: str) -> float | None:
     """Return the drift of several tensors as that of one: the root of the sum of squared changes, over the norm."""
     norms = {point.name: point.norm or 0.0 for point in _learnt(before)}
-    drifts = [(row, getattr(row, name), norms[row.name]) for row in rows if row.name in norms]
-    drifts = [(point, share, norm) for point, share, norm in drifts if share is not None]
+    moved = [row for row in rows if row.name in norms and getattr(row, name) is not None]
+    drifts = [(row, getattr(row, name), norms[row.name]) for row in moved]
     if not drifts:
         return None
     changes = math.hypot(*(share * norm if norm else point.norm or 0.0 for point, share, norm in drifts))
     whole = math.hypot(*(norm for _, _, norm in drifts))
     return changes / whole if whole else math.inf if changes else 0.0
-
-
-def _root(norms: Iterable[float | None]) -> float | None:
-    present = [norm for norm in norms if norm is not None]
-    return math.hypot(*present) if present else None

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 SCHEMA_VERSION = 3
@@ -44,6 +45,13 @@ def _names(kind: type) -> tuple[str, ...]:
 def to_document(result: object, arrays: "dict[str, NDArray[Any]] | None" = None) -> dict[str, Any]:
     """Return a result as a whole JSON document, as `json_form`; NaN and infinities are floats, for `strict_json`."""
     return {"schema_version": SCHEMA_VERSION, **json_form(result, arrays)}
+
+
+def array_forms(part: object) -> "dict[str, tuple[np.dtype[Any], tuple[int, ...]]]":
+    """Return the dtypes and shapes of the arrays in a part of a result, by their names."""
+    arrays: dict[str, NDArray[Any]] = {}
+    json_form(part, arrays)
+    return {name: (values.dtype, values.shape) for name, values in arrays.items()}
 
 
 def json_form(value: Any, arrays: "dict[str, NDArray[Any]] | None" = None, at: str = "") -> Any:

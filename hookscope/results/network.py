@@ -108,11 +108,6 @@ _WHOLE_NUMBERS = re.compile(
 )
 
 
-def _shapes_of_files() -> str:
-    of_files = f"{arg('batch_axis')} for a tensor file (0: several inputs, none: one)"
-    return f"{arg('resize')} and {arg('crop')} for pictures, {of_files}"
-
-
 # The last axis is as long as that of the channels should be.
 _CHANNELS_LAST = re.compile(r"expected input\[[\d, ]*, (\d+)\] to have \1 channels")
 _NO_TENSOR = re.compile("must be Tensor, not (?:int|float|list|tuple)$")
@@ -151,6 +146,7 @@ class Failure:
         is_named = any("[" in shape for shape in self.input_shapes)
         # Whether it is the case, the advice, and what else the options for arguments and noise can do.
         noise = f"{arg('input_shape')} for noise"
+        shapes = f"{arg('resize')} and {arg('crop')} for pictures, {arg('batch_axis')} for a tensor file"
         cases = (
             (
                 kind == "RuntimeError" and "'indices'" in text and "Float" in text,
@@ -189,7 +185,7 @@ class Failure:
             ),
             (
                 kind in ("RuntimeError", "ValueError") and bool(_SHAPES_DIFFER.search(text)),
-                f"If the input has the wrong shape: {_shapes_of_files() if files else noise}",
+                f"If the input has the wrong shape: {f'{shapes} (0: several inputs, none: one)' if files else noise}",
                 f", {noise}" if files else "",
             ),
         )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hookscope.commands.survey.channel_rows import MOST_PLACE_AXES, ChannelRows
 from hookscope.results.distribution import Distribution, edges_of
 from hookscope.results.survey import ChannelArrays
+from hookscope.results.token_norms import MASSIVE_RATIO, MASSIVE_VALUE
 
 HALVES = 2
 """Lists of the greatest are kept for each half of the data: every second input. The greatest of all are among both."""
@@ -24,10 +25,6 @@ _BLOCK = 512
 # A spread below this share of the mean is rounding in float32.
 _ROUNDING = 1e-6
 
-# Sun et al., "Massive Activations in Large Language Models", arXiv 2402.17762, section 2.
-_MASSIVE_MAGNITUDE, _MASSIVE_RATIO = 100.0, 1000.0
-
-_NONE = -1
 _GREATEST = float(np.finfo(np.float32).max)
 
 
@@ -77,8 +74,8 @@ class TopLists:
     def empty(cls, channels: int, count: int) -> "TopLists":
         """Return lists of no inputs."""
         shape = (HALVES, channels, count)
-        positions = np.full((*shape, MOST_PLACE_AXES), _NONE, np.int32)
-        return cls(np.full(shape, -np.inf), np.full(shape, _NONE, np.int64), positions)
+        positions = np.full((*shape, MOST_PLACE_AXES), -1, np.int32)
+        return cls(np.full(shape, -np.inf), np.full(shape, -1, np.int64), positions)
 
     @property
     def thresholds(self) -> NDArray[np.float64]:
@@ -94,7 +91,7 @@ class TopLists:
             if not improved.size:
                 continue
             at = np.ix_(chosen, improved)
-            places = np.full((improved.size, chosen.size, MOST_PLACE_AXES), _NONE, np.int32)
+            places = np.full((improved.size, chosen.size, MOST_PLACE_AXES), -1, np.int32)
             if rows.places:
                 coords = np.unravel_index(rows.positions[at].T.clip(0), rows.places)
                 for axis, place in enumerate(coords[-MOST_PLACE_AXES:]):
@@ -316,6 +313,6 @@ def massive(arrays: ChannelArrays | None, spread: Distribution | None) -> tuple[
     below = np.cumsum(counts[order])
     middle = np.abs(keys)[order][np.searchsorted(below, (below[-1] + 1) // 2)]
     median = float(np.mean(edges_of(np.array([middle], np.int32)))) if middle else 0.0
-    limit = max(_MASSIVE_MAGNITUDE, _MASSIVE_RATIO * median)
+    limit = max(MASSIVE_VALUE, MASSIVE_RATIO * median)
     greatest = np.fmax(np.abs(arrays.min), np.abs(arrays.max))
     return tuple(np.flatnonzero(np.nan_to_num(greatest) > limit).tolist())

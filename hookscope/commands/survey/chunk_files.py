@@ -5,8 +5,9 @@ was cut short, damaged, or made by another model, of other inputs or with other 
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
-from hookscope.commands.survey.judged_inputs import JudgedInputs
+from hookscope.commands.survey.channel_totals import ChannelTotals
+from hookscope.commands.survey.judged_inputs import GRID, LOOKS, JudgedInputs
 from hookscope.commands.survey.measure_chunk import MeasuredChunk, MeasuredInput
 from hookscope.commands.survey.signature import differing
 from hookscope.inputs.clips import digest_of
 from hookscope.parameters import arg
 from hookscope.regular_files import read_bounded
-from hookscope.results.json_form import json_form
+from hookscope.results.json_form import array_forms, json_form
 from hookscope.results.runs.atomic import reported, whole_file
 from hookscope.results.runs.store import checked, parse_json
+from hookscope.results.runs.tensors import DTYPES
 from hookscope.text import some_of, strict_json
 
 FORMAT = 7
@@ -95,6 +98,15 @@ class Sidecar:
                 return f"{path.name} is missing or cannot be read"
         return ""
 
+    def fits_features(self, files: ChunkFiles, dtype: str) -> bool:
+        """Tell whether the file of the features has what the sidecar says, a row for each input."""
+        count, shapes = len(self.inputs), self.feature_shapes
+        wanted = {label: (DTYPES[dtype], [*shape]) for label, shape in shapes.items() if shape[:1] == (count,)}
+        with suppress(*_UNREADABLE), safe_open(files.features, "np") as file:
+            parts = {label: file.get_slice(label) for label in file.keys()}  # noqa: SIM118
+            return {label: (part.get_dtype(), part.get_shape()) for label, part in parts.items()} == wanted
+        return False
+
 
 def write_chunk(
     files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str, str], digests: Mapping[str, str]
@@ -150,21 +162,45 @@ def inputs_of(files: ChunkFiles) -> tuple[MeasuredInput, ...]:
     return () if sidecar is None else sidecar.inputs
 
 
-def read_chunk(files: ChunkFiles) -> MeasuredChunk | None:
+def read_chunk(files: ChunkFiles, class_count: int) -> MeasuredChunk | None:
     """Return a chunk without its features; None if it cannot be read. `Sidecar.stale` has compared digests."""
     try:
         content = read_bounded(files.arrays, _MOST_ARRAY_BYTES, follow_links=False)
         arrays = {name: np.array(values) for name, values in load(content).items()}  # copies, which merging writes to
         chunk: MeasuredChunk = checked(MeasuredChunk, _document(files), arrays)
+        return chunk if _fits(chunk, class_count) else None
     except _UNREADABLE:
         return None
-    return chunk
 
 
-def read_judged(files: ChunkFiles) -> Iterator[JudgedInputs]:
-    """Yield how the inputs of a chunk are classified, without reading the rest; nothing if that is not known."""
-    judged = _document(files).get("judged")
+def _of_zeros(chunk: MeasuredChunk) -> MeasuredChunk:
+    """Return a chunk without inputs, whose arrays have the dtypes and shapes that those of this chunk should have."""
+    rows = []
+    for row in chunk.rows:
+        nonzero, totals = row.reduction.channel_nonzero, row.totals
+        nonzero = None if nonzero is None else np.zeros(nonzero.size)
+        if totals is not None:
+            _, channels, length = totals.top.inputs.shape
+            sums = {label: np.zeros((2, channels)) for label in totals.by_class}
+            means = [np.zeros((*part.shape[:1], channels), np.float32) for part in totals.sample]
+            totals = replace(ChannelTotals.empty(channels, length), by_class=sums, sample=means)
+        rows.append(replace(row, reduction=row.reduction._replace(channel_nonzero=nonzero), totals=totals))
+    count, judged = len(chunk.inputs), chunk.judged
     if judged is not None:
-        with safe_open(files.arrays, "np") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys() if name.startswith("judged.")}  # noqa: SIM118
-        yield checked(JudgedInputs, judged, arrays)
+        looks, layouts = np.zeros((count, len(LOOKS))), np.zeros((count, GRID * GRID), np.float32)
+        numbers, shares, truths = np.zeros(count, np.int64), np.zeros((count, 2)), np.zeros(count, np.bool_)
+        judged = JudgedInputs(numbers, shares, truths, looks, layouts)
+    used = {name: np.zeros(rows.size, np.bool_) for name, rows in chunk.rows_used.items()}
+    return replace(chunk, inputs=[], rows=rows, judged=judged, rows_used=used)
+
+
+def _fits(chunk: MeasuredChunk, class_count: int) -> bool:
+    """Tell whether the parts of a chunk belong together, with `class_count` classes: the files may be a stranger's."""
+    labels, judged = {sample.label for sample in chunk.inputs}, chunk.judged
+    reductions = [row.reduction for row in chunk.rows]
+    return bool(
+        array_forms(replace(chunk, inputs=[])) == array_forms(_of_zeros(chunk))
+        and labels <= ({*range(class_count)} or {None})
+        and (judged is None or (class_count and (judged.taken_for < judged.class_count).all()))
+        and all(values.distribution is None or values.distribution.is_of(values.finite_count) for values in reductions)
+    )

@@ -132,7 +132,6 @@ def _wrong(result: Survey, strips: Sequence[WrongStrip]) -> Iterator[Part]:
 
 
 def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
-    """Yield how often values are not 0, with dead channels, and the range of the values."""
     if not any(row.channels for row in result.rows):
         return
     rows, labels = result.rows, [row.label or "(model)" for row in result.rows]
@@ -183,13 +182,10 @@ def _level_of_row(row: SurveyRow) -> Level:
 
 
 def _left_out(result: Survey) -> Iterator[Listing]:
-    if result.uncalled:
-        title = f"{counted(len(result.uncalled), 'selected layer')} without a row"
-        lines = [f"{layer.layer or '(model)'}: {layer.reason}" for layer in result.uncalled]
-        yield Listing(title=title, lines=lines)
-    if result.unusable:
-        title = f"{counted(len(result.unusable), 'input')} left out"
-        yield Listing(title=title, lines=[unusable.message for unusable in result.unusable])
+    if silent := [f"{layer.layer or '(model)'}: {layer.reason}" for layer in result.uncalled]:
+        yield Listing(title=f"{counted(len(silent), 'selected layer')} without a row", lines=silent)
+    if unusable := [failed.message for failed in result.unusable]:
+        yield Listing(title=f"{counted(len(unusable), 'input')} left out", lines=unusable)
 
 
 def answer(result: Survey) -> list[str]:
@@ -293,9 +289,9 @@ def _tight(result: Survey) -> Iterator[str]:
     if factors:
         row, least = min(factors, key=lambda pair: pair[1])
         if least >= 1:
-            how = "close to the limit of" if least < TIGHT else "safe in"
+            answer = "These outputs are close to the limit of" if least < TIGHT else "None of these outputs overflows"
             peak = f"the peak, in {row_name(row)}, is {figure(least, 3)}\N{MULTIPLICATION SIGN} below the limit"
-            yield f"These outputs are {how} float16: {peak}."
+            yield f"{answer} float16: {peak}."
 
 
 def _selective(result: Survey) -> Iterator[str]:

@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
+from hookscope.commands.survey.draw_crops import square_tile
 from hookscope.reporting.columns import number_text
-from hookscope.results.failures import FailedInput, Failures, NearInput, OutsideRange
+from hookscope.results.failures import FailedInput, Failures, OutsideRange
 from hookscope.results.survey import Survey, WrongStrip
 from hookscope.text import counted, printable
 
 TILE, GAP = 96, 4
+_WHITE = (255, 255, 255)
 
 _MOST_NAME = 60
 
@@ -110,21 +110,14 @@ def wrong_strips(result: Survey) -> Iterator[tuple[WrongStrip, Image.Image]]:
     failures = result.failures
     if failures is None or result.pictures is None:
         return
-    wanted = {name for row in failures.inputs for name in (row.name, *(peer.input for peer in row.neighbours))}
-    pictures = {name: _tile(pixels) for name, pixels in result.pictures(sorted(wanted))}
+    wanted = sorted({name for row in failures.inputs for name in (row.name, *(peer.input for peer in row.neighbours))})
+    pictures = {name: square_tile(Image.fromarray(pixels), TILE, _WHITE) for name, pixels in result.pictures(wanted)}
     for place, miss in enumerate(failures.inputs):
-        near: tuple[NearInput, ...] = miss.neighbours
-        tiles = [pictures.get(miss.name), *(pictures.get(peer.input) for peer in near)]
+        tiles = [pictures.get(name) for name in (miss.name, *(peer.input for peer in miss.neighbours))]
         if tiles[0] is None:
             continue
-        strip = Image.new("RGB", (len(tiles) * (TILE + GAP) - GAP, TILE), (255, 255, 255))
+        strip = Image.new("RGB", (len(tiles) * (TILE + GAP) - GAP, TILE), _WHITE)
         for column, tile in enumerate(tiles):
             if tile is not None:
                 strip.paste(tile, (column * (TILE + GAP), 0))
         yield WrongStrip(place, f"wrong/{place}.jpg"), strip
-
-
-def _tile(pixels: NDArray[np.uint8]) -> Image.Image:
-    picture = Image.fromarray(pixels).convert("RGB")
-    how = Image.Resampling.NEAREST if max(picture.size) < TILE else Image.Resampling.BOX
-    return ImageOps.pad(picture, (TILE, TILE), how, color="white")

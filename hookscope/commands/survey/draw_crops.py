@@ -36,7 +36,6 @@ class _Sheet:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height as it is drawn."""
         width = 2 * (self.columns * (TILE + GAP) - GAP) + HALVES_GAP
         return SCALE * width, SCALE * (len(self.channels) * (TILE + GAP) - GAP)
 
@@ -47,8 +46,6 @@ class _Sheet:
 
 
 class _CropPosition(NamedTuple):
-    """Where a crop goes: the sheet, its line and column."""
-
     sheet: _Sheet
     line: int
     column: int
@@ -152,6 +149,10 @@ def _cropped(picture: Image.Image, box: Box) -> Image.Image:
     top, left, bottom, right = box
     seen = Image.new("RGB", (right - left, bottom - top), _GROUND)
     seen.paste(picture, (-left, -top))
-    side = SCALE * TILE
-    how = Image.Resampling.NEAREST if max(seen.size) < side else Image.Resampling.BOX
-    return ImageOps.pad(seen, (side, side), how, color=_GROUND)
+    return square_tile(seen, SCALE * TILE, _GROUND)
+
+
+def square_tile(picture: Image.Image, side: int, ground: tuple[int, int, int]) -> Image.Image:
+    """Return a picture scaled to a square of so many pixels a side, with margins where it is no square."""
+    how = Image.Resampling.NEAREST if max(picture.size) < side else Image.Resampling.BOX
+    return ImageOps.pad(picture.convert("RGB"), (side, side), how, color=ground)

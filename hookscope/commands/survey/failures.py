@@ -81,7 +81,7 @@ class _Recorder:
 
     def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
         if channel_axis is not None and channel_axis > 0 and not tensor.is_nested and tensor.numel():
-            self.latest[label] = pooled(tensor, channel_axis, "avg", label).numpy()
+            self.latest[label] = pooled(tensor, channel_axis, "avg", label).float().numpy()
 
     def keep(self, batch: Batch, _output: object) -> None:
         count = len(batch.indices)

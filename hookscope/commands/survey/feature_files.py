@@ -232,10 +232,8 @@ def _batches(batches: Iterable[Any], labels: list[Any]) -> Iterator[Batch]:
         targets = others[0] if others else None
         listed = targets.tolist() if isinstance(targets, Tensor) and targets.dim() == 1 else targets
         labels += [*listed] if isinstance(listed, list | tuple) and len(listed) == count else [None] * count
-        records = tuple(
-            InputRecord(f"input {begin + at}", None, None, tuple(values.shape[1:]), ()) for at in range(count)
-        )
-        yield Batch((values,), tuple(range(begin, begin + count)), records)
+        record = InputRecord("tensor", None, None, tuple(values.shape[1:]), ())
+        yield Batch((values,), tuple(range(begin, begin + count)), (record,) * count)
         begin += count
 
 

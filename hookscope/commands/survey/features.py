@@ -23,7 +23,7 @@ FeatureDtype = Literal["float32", "float16"]
 
 
 def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> Tensor:
-    """Return the features of a batch, (N, C) or whole, on the CPU in float32; of complex values their magnitudes.
+    """Return the features of a batch, (N, C) or whole, on the CPU; of complex values their magnitudes.
 
     `pool` is the mean or the maximum over positions; "cls" for the first token of (N, T, D); "none" for all values.
 
@@ -33,8 +33,8 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
     with plain_arithmetic():
         values = tensor.detach()
         values = values.dequantize() if values.is_quantized else values
-        values = values.abs() if values.is_complex() else values
-        values = values.float() if values.dtype != torch.float32 else values
+        values = values.cpu().to(torch.complex128).abs() if values.is_complex() else values
+        values = values.float() if values.dtype not in (torch.float32, torch.float64) else values
         if pool == "none":
             return values.cpu().clone()
         if channel_axis is None:
@@ -51,7 +51,8 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
         axes = [axis for axis in range(1, values.dim()) if axis != channel_axis]
         if not axes:
             return values.cpu().clone()
-        return (values.mean(axes) if pool == "avg" else values.amax(axes)).cpu()
+        wide = torch.float32 if values.device.type == "mps" else torch.float64  # float32 may overflow in the sum
+        return (values.mean(axes, dtype=wide) if pool == "avg" else values.amax(axes)).cpu()
 
 
 def different_layers() -> UsageError:
@@ -84,9 +85,11 @@ class FeatureSpool:
         with np.errstate(over="ignore"):
             stored = values.astype("<f4" if self.dtype == "float32" else "<f2", order="C")
         if (np.isinf(stored) & np.isfinite(values)).any():
+            limit, remedy = "3.4e38", "Leave this layer out"
+            if self.dtype == "float16":
+                limit, remedy = "65,504", f"Give {arg('features_dtype')} float32"
             raise UsageError(
-                f"{arg('features')}: {printable(label)} exceeds float16's greatest number, 65,504. Give "
-                f"{arg('features_dtype')} float32."
+                f"{arg('features')}: {printable(label)} exceeds {self.dtype}'s greatest number, {limit}. {remedy}."
             )
         self._latest[label] = stored
 
@@ -101,11 +104,10 @@ class FeatureSpool:
                 raise UsageError(
                     f"{arg('features')}: axis 0 of {printable(label)} does not count inputs. Choose another layer."
                 )
-            spooled = self._parts.get(label)
-            if spooled is not None and spooled.shape[1:] != values.shape[1:]:
-                raise different_shapes(label, spooled.shape, values.shape)
+            before = self._parts.get(label) or SpooledTensor(self.dtype, (0, *values.shape[1:]), ())
+            if before.shape[1:] != values.shape[1:]:
+                raise different_shapes(label, before.shape, values.shape)
             piece = self._spool.append(memoryview(values.data).cast("B"))
-            before = spooled or SpooledTensor(self.dtype, (0, *values.shape[1:]), ())
             shape = (before.shape[0] + count, *before.shape[1:])
             self._parts[label] = SpooledTensor(self.dtype, shape, (*before.pieces, piece))
         self._input_count += count

@@ -26,8 +26,6 @@ LOOKS = ("brightness", "contrast", "aspect")
 GRID = 8
 """Height and width of the small pictures by which layouts are compared."""
 
-_NO_CLASS = -1
-
 
 @dataclass(frozen=True, slots=True)
 class JudgedInputs:
@@ -73,18 +71,21 @@ class InputJudge:
     def add(self, batch: Batch, output: object) -> None:
         """Judge a batch that went through the network."""
         scores = class_scores(returned_tensors(output), len(batch.indices), can_choose=False)
-        if isinstance(scores, str):
-            self.reason = scores
+        if isinstance(scores, str) or scores.shape[1] < 2:
+            self.reason = scores if isinstance(scores, str) else "The network has one score per input."
             return
-        try:
-            self._map_classes(scores.shape[1])
-        except UsageError as error:
-            self.reason = str(error)
-            return
+        if not self.classes:
+            count = self.class_count = scores.shape[1]
+            names = self.categories if len(self.categories) == count else ()
+            try:
+                self.classes, self.mapping = classes_of(self.labels, names, count, in_folders=self.data.in_folders)
+            except UsageError as error:
+                self.reason = str(error)
+                return
         scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
         broken = scores.isnan().any(1)
         shares = class_probabilities(scores, Output("", scores), multi_label=False)[0].double()
-        taken_for = torch.where(broken, _NO_CLASS, scores.nan_to_num().argmax(1)).tolist()
+        taken_for = torch.where(broken, -1, scores.nan_to_num().argmax(1)).tolist()
         wanted = [self.classes[self.data.labels_of(record.name)[0]] for record in batch.records]
         rows = np.full((len(wanted), 4), np.nan)
         for place, (best, indices) in enumerate(zip(taken_for, wanted, strict=True)):
@@ -92,15 +93,6 @@ class InputJudge:
             if best >= 0:
                 rows[place, 1:3] = float(shares[place, best]), float(shares[place, [*indices]].max())
         self._parts.append((rows, *self._pictures(batch)))
-
-    def _map_classes(self, class_count: int) -> None:
-        if self.classes:
-            return
-        if class_count < 2:
-            raise UsageError("The network has one score per input.")
-        categories = self.categories if len(self.categories) == class_count else ()
-        classes, self.mapping = classes_of(self.labels, categories, class_count, in_folders=self.data.in_folders)
-        self.class_count, self.classes = class_count, classes
 
     def _pictures(self, batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the looks and the layouts of a batch's pictures, scaled to 0-1 again."""

@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.commands.survey.channel_totals import ChannelTotals, channel_arrays, massive
-from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of, read_judged
+from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of, read_chunk
 from hookscope.commands.survey.classified_inputs import ClassifiedInputs
 from hookscope.commands.survey.failures import Again, explained
 from hookscope.commands.survey.feature_files import FeatureParts
@@ -23,8 +22,7 @@ from hookscope.hooks.patterns import CONSTANTS
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.rows import value_flags, with_whole_shape
-from hookscope.results.activations import LayerRow, UncalledLayer, Verification
-from hookscope.results.cost import ReceptiveField
+from hookscope.results.activations import UncalledLayer, Verification
 from hookscope.results.headroom import headroom_of
 from hookscope.results.inputs import Provenance
 from hookscope.results.statistics import TensorStatistics
@@ -132,7 +130,8 @@ class Merging:
         accuracy = failures = None
         if self.classified is not None:
             accuracy = self.classified.accuracy()
-            judged = chain.from_iterable(read_judged(files) for _, files in self.chunks)
+            chunks = (read_chunk(files, len(plan.classes)) for _, files in self.chunks)
+            judged = (chunk.judged for chunk in chunks if chunk is not None and chunk.judged is not None)
             failures = explained(self.classified, accuracy.worst, judged, again, channel_counts(rows))
         features = None if self.features is None else self.features.write(plan.model.name, plain(plan.classes))
         return Survey(
@@ -146,7 +145,7 @@ class Merging:
             unusable=tuple(self.unusable),
             nonfinite_inputs=tuple(self.nonfinite_inputs),
             tables=tuple(TableRows(name, mask.size, int(mask.sum())) for name, mask in self.rows_used.items()),
-            model_digest=plan.signature["model"],
+            model_digest=plan.signature.get("model", ""),
             warnings=tuple(self.warnings),
             notes=(*self.notes, *self._remarks()),
             seed=plan.seed,
@@ -196,6 +195,7 @@ class Merging:
 
     def _row(self, index: int, merged: _MergedRow, statistics: TensorStatistics, names: Mapping[int, str]) -> SurveyRow:
         row = merged.row
+        fields = {(layer, call): receptive_field for layer, call, receptive_field in self.plan.fields}
         statistics = with_whole_shape(statistics, merged.shapes)
         nonzero = merged.reduction.channel_nonzero
         channels = Channels()
@@ -221,13 +221,8 @@ class Merging:
             channels=channels,
             headroom=headroom_of(statistics),
             massive=massive(channels.arrays, statistics.distribution),
-            receptive_field=self._field(row),
+            receptive_field=None if row.owner is not None or row.slot else fields.get((row.layer, row.call)),
         )
-
-    def _field(self, row: LayerRow) -> ReceptiveField | None:
-        is_module = row.owner is None and not row.slot
-        fields = (field for layer, call, field in self.plan.fields if (layer, call) == (row.layer, row.call))
-        return next(fields, None) if is_module else None
 
 
 def _merged_totals(first: ChannelTotals | None, second: ChannelTotals | None) -> ChannelTotals | None:

@@ -55,13 +55,9 @@ def input_pictures(
     """Yield pictures of inputs as the network saw them: see `inputs_again`."""
     wanted = {*names}
     for read, batch in inputs_again(preprocessing, source, names):
-        shown = _drawn(batch, preprocessing)
+        values = batch.args[0] if batch.args else None
+        shown = thumbnails(plain_array(values.float().cpu()), preprocessing) if isinstance(values, Tensor) else []
         yield from ((name, picture) for name, picture in zip(read, shown, strict=False) if name in wanted)
-
-
-def _drawn(batch: Batch, preprocessing: Preprocessing) -> list[NDArray[np.uint8]]:
-    values = batch.args[0] if batch.args else None
-    return thumbnails(plain_array(values.float().cpu()), preprocessing) if isinstance(values, Tensor) else []
 
 
 def path_of(name: str) -> Path | None:

@@ -100,8 +100,7 @@ def cut(inputs: InputPipeline, chunk_size: int) -> list[InputPipeline]:
         files = inputs.files
         parts = [files[begin : begin + chunk_size] for begin in range(0, len(files), chunk_size)]
         return [replace(inputs, files=part, pictures={}) for part in parts]
-    if inputs.batch is None:
-        raise UsageError("A survey takes files, pictures or tensors: give a folder or a glob.")
+    assert inputs.batch is not None  # noqa: S101 - or there are no inputs, which is refused before
     batches = (replace(part, indices=tuple(range(len(part.indices)))) for part in in_batches(inputs.batch, chunk_size))
     return [replace(inputs, batch=batch, pictures={}) for batch in batches]
 

@@ -83,12 +83,10 @@ class _Work:
     reasons: list[str] = field(default_factory=list)
 
     def signature(self, index: int) -> dict[str, str]:
-        """Return the signature of a chunk."""
         part = self.parts[index]
         return {**self.plan.signature, "inputs": inputs_signature(part.files, part.batch)}
 
     def chunks(self, share: Share) -> range:
-        """Return the chunks of a share."""
         return range(share.index, len(self.parts), share.count)
 
     def finished_inputs(self, current: int | None = None) -> int:
@@ -192,10 +190,10 @@ def merge_survey(folder: ChunkFolder) -> Survey:
             f"Cannot merge '{where}': of {counted(count, 'chunk')} these are missing or damaged: "
             f"{some_of(missing, 3)}. Run their shards with {arg('resume')}."
         )
-    features = (
-        FeatureParts(FeatureTarget(Path(plan.features), plan.pool, plan.feature_dtype)) if plan.features else None
-    )
-    merging = Merging(plan, features)
+    target = FeatureTarget(Path(plan.features), plan.pool, plan.feature_dtype) if plan.features else None
+    if target is not None:
+        target.check(arg("features"))
+    merging = Merging(plan, FeatureParts(target) if target else None)
     for index in range(count):
         if reason := _merge_chunk(merging, folder.files(index), plan.signature):
             raise InputError(f"Cannot merge chunk {index} of '{where}': {reason}. Run its shard with {arg('resume')}.")
@@ -210,9 +208,11 @@ def _merge_chunk(merging: Merging, files: ChunkFiles, signature: Mapping[str, st
     # Shards were made of inputs that are not looked at again.
     if reason := sidecar.stale(files, {"inputs": sidecar.signature.get("inputs", ""), **signature}):
         return reason
-    chunk = read_chunk(files)
+    chunk = read_chunk(files, len(merging.plan.classes))
     if chunk is None:
         return f"{files.sidecar.name} is damaged"
+    if merging.features is not None and not sidecar.fits_features(files, merging.plan.feature_dtype):
+        return f"{files.features.name} is damaged"
     merging.add(chunk, files, sidecar)
     return ""
 
@@ -220,7 +220,7 @@ def _merge_chunk(merging: Merging, files: ChunkFiles, signature: Mapping[str, st
 def _checked_inputs(inputs: InputPipeline) -> InputPipeline:
     if inputs.named and not (inputs.files or inputs.batch or inputs.noise):  # all arguments, by name
         inputs = replace(inputs, batch=named_batch(inputs.named), named=())
-    if inputs.named or inputs.noise:
+    if inputs.named or inputs.noise or not (inputs.files or inputs.batch):
         raise UsageError("A survey takes files, pictures or tensors: give a folder or a glob.")
     if inputs.preprocessing.kind == "flow":
         raise UsageError(

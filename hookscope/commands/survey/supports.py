@@ -61,7 +61,10 @@ def _gradients(session: Session, inputs: Tensor, row: SurveyRow, places: Sequenc
 
     def note(name: str, output: object) -> None:
         if (name, calls[name]) == (row.layer, row.call):
-            chosen.extend(_at(tensor, row, places) for _, tensor in tensors_in(output)[:1])
+            for _, tensor in tensors_in(output)[:1]:
+                values = tensor.movedim(row.activation.channel_axis or 0, 1)
+                at = [(number, place.channel, *place.position) for number, place in enumerate(places)]
+                chosen.append(torch.stack([values[place] for place in at]).sum())
         calls[name] += 1
 
     try:
@@ -79,15 +82,6 @@ def _gradients(session: Session, inputs: Tensor, row: SurveyRow, places: Sequenc
     return (torch.zeros_like(leaf) if gradient is None else gradient).ne(0).any(1).cpu().numpy()
 
 
-def _at(output: Tensor, row: SurveyRow, places: Sequence[ChannelPlace]) -> Tensor:
-    """Return the sum of the values at the places, the first of the first input and so on."""
-    axis = row.activation.channel_axis
-    assert axis is not None  # noqa: S101 - rows without one are left out
-    moved = output.movedim(axis, 1)
-    return torch.stack([moved[(number, place.channel, *place.position)] for number, place in enumerate(places)]).sum()
-
-
 def _box(pixels: NDArray[np.bool_]) -> Box:
-    """Return top, left, bottom and right of the smallest box around pixels (H, W)."""
     rows, columns = np.nonzero(pixels.any(1))[0], np.nonzero(pixels.any(0))[0]
     return int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
@@ -21,15 +21,13 @@ from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention, AttentionMap, PatchWeights
 from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.differences import Differences
-from hookscope.results.distribution import Distribution
 from hookscope.results.gradients import Gradients
 from hookscope.results.history import History
 from hookscope.results.inputs import PICTURE_AXES, Region
-from hookscope.results.json_form import SCHEMA_VERSION
+from hookscope.results.json_form import SCHEMA_VERSION, array_forms
 from hookscope.results.runs.directory import RUNS
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.runs.store import ARRAYS, RESULT, checked, parse_json
-from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import ChannelArrays, Survey
 from hookscope.text import safe_text
 
@@ -212,26 +210,13 @@ def _wrong_arrays(_: RunRecord, result: Any) -> Iterator[str]:
     tables = {name: getattr(result, name, ()) for name in ("rows", "gradients", "parameters")}
     for name, rows in tables.items():
         for row in rows:
-            statistics: TensorStatistics = row.statistics
+            statistics = row.statistics
             kept, spread = statistics.kept_values, statistics.distribution
-            if (kept is not None and kept.ndim != 2) or (spread is not None and not _is_possible(spread, statistics)):
+            finite_count = statistics.element_count - (statistics.nan_count or 0) - (statistics.inf_count or 0)
+            if (kept is not None and kept.ndim != 2) or (spread is not None and not spread.is_of(finite_count)):
                 yield f"its {ARRAYS} does not fit '{row.label[:_MOST_SHOWN]}' of its {name}"
             if not all(map(math.isfinite, statistics.quantiles or ())):  # they are of the finite values
                 yield f"quantiles of '{row.label[:_MOST_SHOWN]}' of its {name} cannot be"
-
-
-def _is_possible(spread: Distribution, statistics: TensorStatistics) -> bool:
-    count = statistics.element_count - (statistics.nan_count or 0) - (statistics.inf_count or 0)
-    if not 0 < count == spread.count or not -math.inf < spread.low <= spread.high < math.inf:
-        return False
-    if (values := spread.values) is not None:
-        right = values.shape == (count,) and values.dtype == np.float64
-        return bool(right and (np.diff(values) >= 0).all() and (values[0], values[-1]) == (spread.low, spread.high))
-    keys, counts = spread.keys, spread.counts
-    if keys is None or counts is None or keys.ndim != 1 or keys.shape != counts.shape:
-        return False
-    right = keys.dtype == np.int32 and counts.dtype == np.int64
-    return bool(right and (np.diff(keys) > 0).all() and (counts > 0).all() and counts.sum() == count)
 
 
 def _wrong_pictures_of_rows(record: RunRecord, result: Activations | Gradients | Differences) -> Iterator[str]:
@@ -342,9 +327,9 @@ def _are_channels(arrays: ChannelArrays) -> bool:
         "top_values": (2, count, length),
         "top_inputs": (2, count, length),
     }
-    named = {field.name: getattr(arrays, field.name) for field in fields(ChannelArrays)}
     are_shaped = all(
-        values.shape == shapes.get(name, (count,)) and values.dtype.kind in "if" for name, values in named.items()
+        shape == shapes.get(name, (count,)) and dtype.kind in "if"
+        for name, (dtype, shape) in array_forms(arrays).items()
     )
     return are_shaped and np.array_equal(arrays.duplicate_of >= 0, ~np.isnan(arrays.correlation))
 

@@ -25,7 +25,7 @@ RESULT, ARRAYS = "result.json", "arrays.safetensors"
 
 # The least whole number in a field: all others count something. In a shape -1 is the size of an axis along which the
 # parts of a nested tensor differ.
-_LEAST = {"seed": None, "shape": -1, "shape_b": -1}
+_LEAST = {"seed": None, "exponent": None, "shape": -1, "shape_b": -1}
 
 # Numbers that JSON does not have.
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -108,7 +108,7 @@ def _as_written(schema: Any, least: int | None = 0) -> Any:
         unstored = {field.name: _default(field) for field in fields(schema["cls"]) if not is_stored(field)}
         entries = [entry | unstored.get(entry["name"], {}) for entry in schema["schema"]["fields"]]
         return {**schema, "schema": _as_written({**schema["schema"], "fields": entries})}
-    if schema.get("type") == "dataclass-field":
+    if {"name", "schema"} <= {*schema}:  # a field of a dataclass or a named tuple
         least = _LEAST.get(schema["name"], 0)
     elif schema.get("type") == "dict":
         least = None

@@ -157,6 +157,17 @@ def test_features_of_complex_outputs_are_their_magnitudes(tmp_path: Path) -> Non
     np.testing.assert_allclose(load_file(tmp_path / "f.safetensors")["0"], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_mean_of_great_values_is_no_infinity(tmp_path: Path, dtype: torch.dtype) -> None:
+    hookscope.features(
+        nn.Sequential(nn.Identity()),
+        [torch.full((2, 3, 4, 4), 3e38, dtype=dtype)],
+        tmp_path / "f.safetensors",
+        layer="0",
+    )
+    np.testing.assert_allclose(load_file(tmp_path / "f.safetensors")["0"], np.full((2, 3), 3e38, np.float32), rtol=1e-6)
+
+
 def test_batches_of_a_loader_with_labels(tmp_path: Path) -> None:
     model, inputs, labels = network(), torch.randn(10, 3, 8, 8), torch.arange(10) % 3
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, labels), batch_size=4)
@@ -179,6 +190,9 @@ def test_batches_that_give_no_right_features_are_refused(tmp_path: Path) -> None
     assert written.shapes == {"0": (2, 2)}
     with pytest.raises(UsageError, match=r"exceeds float16's greatest number, 65,504\. Give `features_dtype` float32"):
         hookscope.features(model, [1.001 * batches[0]], out, layer="0", features_dtype="float16")
+    with pytest.raises(UsageError, match=r"exceeds float32's greatest number, 3\.4e38\. Leave this layer out"):
+        hookscope.features(model.double(), [1e38 * batches[0].double()], out, layer="0")
+    model.float()
     with pytest.raises(UsageError, match="There are no batches"):
         hookscope.features(model, [], out, layer="0")
     (tmp_path / "config.json").write_text("mine", encoding="utf-8")

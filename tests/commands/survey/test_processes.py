@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 from torch import nn
 
 import hookscope
@@ -110,6 +111,70 @@ def change_a_digit(folder: Path) -> None:
 
 
 DAMAGES = (flip_a_bit, cut_sidecar, lose_arrays, of_another_model, change_a_digit)
+
+
+@pytest.fixture
+def forge(tmp_path: Path) -> Callable[..., None]:
+    """Return a function that changes arrays or features of chunk 0 in "c", whose digests fit them again."""
+
+    def change(name: str, values: NDArray[Any], kind: str = "arrays") -> None:
+        path = tmp_path / "c" / ("000000.safetensors" if kind == "arrays" else "000000.features.safetensors")
+        sidecar = tmp_path / "c" / "000000.json"
+        document = json.loads(sidecar.read_bytes())
+        save_file({**load_file(path), name: np.ascontiguousarray(values)}, path)
+        document[f"{kind}_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        del document["sha256"]
+        digest = hashlib.sha256(strict_json(document).encode()).hexdigest()
+        sidecar.write_text(strict_json({**document, "sha256": digest}), encoding="utf-8")
+
+    return change
+
+
+def test_forged_arrays_are_refused(data: Path, tmp_path: Path, forge: Callable[..., None]) -> None:
+    usual = {"by_class": True, "batch_size": 32, "chunk_size": 50, "layer": "0", "chunks": tmp_path / "c"}
+    hookscope.survey(network(), data, **usual, features=tmp_path / "f.safetensors")
+    files = ("000000.safetensors", "000000.features.safetensors")
+    arrays, features = (load_file(tmp_path / "c" / name) for name in files)
+    changed = [(name, values, wrong) for name, values in arrays.items() for wrong in (values[None], values > 0)]
+    for name, values, wrong in changed:
+        forge(name, wrong)
+        with pytest.raises(InputError, match=r"Cannot merge chunk 0 of .*: 000000\.json is damaged"):
+            merge_survey(ChunkFolder(tmp_path / "c"))
+        forge(name, values)
+    for wrong in (features["0"][1:], features["0"][:, 1:], features["0"].astype(np.float64)):
+        forge("0", wrong, "features")
+        with pytest.raises(InputError, match=r"000000\.features\.safetensors is damaged"):
+            merge_survey(ChunkFolder(tmp_path / "c"))
+    forge("0", features["0"], "features")
+    assert merge_survey(ChunkFolder(tmp_path / "c")).input_count == 50
+    (tmp_path / "f.json").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputError, match="it exists and is no file of features"):
+        merge_survey(ChunkFolder(tmp_path / "c"))
+
+
+class Ragged(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor([x[0, 0], x[1, 0, :2]], layout=torch.jagged)
+
+
+class Padded(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to_padded_tensor(0.0)
+
+
+class Tiny(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.double() * 1e-200
+
+
+def test_values_whose_squares_float64_cannot_hold_and_ragged_rows_go_through_a_file() -> None:
+    inputs = torch.full((2, 3, 4, 4), 3.0)
+    tiny = hookscope.survey(nn.Sequential(Tiny()), inputs)
+    assert tiny is not None
+    assert tiny["0"].activation.mean == pytest.approx(3e-200)
+    ragged = hookscope.survey(nn.Sequential(Ragged(), Padded()), inputs)
+    assert ragged is not None
+    assert [row.activation.shape for row in ragged.rows] == [(2, -1, 4), (2, 4, 4)]
 
 
 @pytest.mark.sample("flip_a_bit", "of_another_model", "change_a_digit")
