@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from inspect import get_annotations
 from numbers import Integral
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, dataclass_transform, get_args, get_origin
 
@@ -34,6 +34,7 @@ Limits = Texts | Mapping[str, float]
 Numbers = str | float | Sequence[float]
 Sizes = str | int | Sequence[int]
 File = str | Path
+Named = str | PathLike[str]  # a name, or a file
 Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 Autocast = Literal["bfloat16", "float16"]
 Mode = Literal["eval", "train"]
@@ -44,6 +45,8 @@ _ON_COMMAND_LINE: Mapping[Any, Any] = {
     **dict.fromkeys((str | Callable[..., object], "Method"), str),
     str | Callable[..., object] | None: str | None,
     File | None: Path | None,
+    Named: str,
+    Named | None: str | None,
     "NoiseShapes | None": list[str] | None,
     int | Sequence[int]: list[int] | None,
 }
@@ -150,6 +153,7 @@ _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((int, int | None), ((Integral,), "a whole number")),
     **dict.fromkeys((Texts, Limits), ((str, Collection), "a text or a list of texts")),
     **{kind: ((*get_args(kind), PathLike), "a path") for kind in (File, File | None)},
+    **dict.fromkeys((Named, Named | None), ((str, PathLike), "a text or a path")),
 }
 _HINTS = {
     "arch": " Give the name of a network here, such as 'net.py:build', and a module as MODEL.",
@@ -166,12 +170,14 @@ def _init(self: Any, **kwargs: Any) -> None:
 
 
 def _settle(self: Any) -> None:
-    """Make a tuple of one value where there may be several, and refuse what an option cannot be."""
+    """Make a tuple of one value where there may be several, and a text of a path; refuse what an option cannot be."""
     for setting in fields(self):
         value = getattr(self, setting.name)
         if value is setting.default or "option" not in setting.metadata:
             continue
         of_kind(setting.name, setting.type, value)
+        if setting.type in (Named, Named | None):
+            object.__setattr__(self, setting.name, fspath(value))
         if setting.default == () and setting.type != "Images" and not isinstance(value, Mapping):
             object.__setattr__(self, setting.name, tuple(value) if isinstance(value, list | tuple) else (value,))
         least, most = on_command_line(setting).bounds
@@ -233,7 +239,7 @@ class NetworkOptions(KeyOption):
         allow_unexpected: Globs over names in the file that the network may lack.
     """
 
-    arch: str | None = option(
+    arch: Named | None = option(
         None, "MODEL  Network of the weights file given as MODEL; default: inferred from names and shapes."
     )
     model_arg: Arguments = option((), "NAME=VALUE  Keyword argument of the factory; repeatable.")
@@ -265,7 +271,7 @@ class ModelOptions(TrustOption, NetworkOptions):
             file.
     """
 
-    weights: str = option(
+    weights: Named = option(
         "auto",
         "NAME  auto: trained weights if cached or downloadable, else random with a warning; none: random; or a name "
         "(IMAGENET1K_V1) or a file, which must load.",
@@ -755,7 +761,7 @@ class OtherOptions:
         edit_b: Changes to B's parameters, or to inputs or outputs of its layers: "layer3:output:zero(channels=3)".
     """
 
-    weights_b: str | None = option(None, "NAME  Weights of B, as --weights. Default: A's.")
+    weights_b: Named | None = option(None, "NAME  Weights of B, as --weights. Default: A's.")
     input_b: "Images" = option(
         (), "IMAGE  Input of B instead of IMAGE, such as a padded or cropped picture; repeatable, one per IMAGE."
     )
@@ -959,7 +965,7 @@ class Check(
         baseline: File written by `--update-baseline`; default: the configuration's, if any.
     """
 
-    arch: str | None = option(
+    arch: Named | None = option(
         None,
         "MODEL  Network of the weights files; none: judge stored values only, without a network; default: inferred "
         "from names and shapes.",
@@ -982,7 +988,7 @@ class History(OutputOptions, OnProcessor, RuleOptions, InputOptions, ClassNames,
         input_shape: Noise to run the network over, as for `activations`.
     """
 
-    arch: str | None = option(
+    arch: Named | None = option(
         None,
         "MODEL  Network of the checkpoints, to run it and to judge by all rules; none: judge the stored values only. "
         "Default: none, or inferred if IMAGEs are given.",

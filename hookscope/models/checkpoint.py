@@ -34,6 +34,7 @@ from hookscope.models.listing import file_remarks
 from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.shards import RESAVE_REMEDY, files_of, read_index, shard_remark, surplus_names, trust_remedy
 from hookscope.models.training_entries import TrainingEntries, training_entries
+from hookscope.options import Named
 from hookscope.parameters import arg
 from hookscope.text import counted, printable, some_of
 
@@ -83,9 +84,9 @@ class Checkpoint:
     is_refused_by_torch: bool = False
 
 
-def looks_like_file(text: str) -> bool:
-    """Return whether `text` means a weights file: it has such a file's suffix, or something of that name exists."""
-    return text.lower().endswith(WEIGHTS_SUFFIXES) or os.path.lexists(text)
+def looks_like_file(name: Named) -> bool:
+    """Return whether a name means a weights file: it has such a file's suffix, or something of that name exists."""
+    return os.fspath(name).lower().endswith(WEIGHTS_SUFFIXES) or os.path.lexists(name)
 
 
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen

@@ -39,7 +39,7 @@ from hookscope.models.shards import shard_remark, trust_remedy
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
 from hookscope.models.weight_sets import state_shapes
-from hookscope.options import Arguments, ModelOptions, RunOptions
+from hookscope.options import Arguments, ModelOptions, Named, RunOptions
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import printable
@@ -101,8 +101,8 @@ def _by_form(text: str) -> ModelSpec | None:
 def load_model(
     model: str | Path,
     *,
-    weights: str = "auto",
-    arch: str | None = None,
+    weights: Named = "auto",
+    arch: Named | None = None,
     model_arguments: Arguments = (),
     seed: int = 0,
     options: FileOptions = FileOptions(),  # noqa: B008 - frozen
@@ -130,7 +130,8 @@ def load_model(
         UntrustedFileError: If reading the weights could run code, and they are not trusted.
         ModelError: If building the network raises.
     """
-    ModelOptions(weights=weights, arch=arch), RunOptions(seed=seed)  # which refuse what is no text and no seed
+    ModelOptions(weights=weights, arch=arch), RunOptions(seed=seed)  # which refuse other types
+    weights, arch = os.fspath(weights), None if arch is None else os.fspath(arch)
     if not isinstance(model, str | Path):
         raise UsageError(f"MODEL is of type {type(model).__name__}. Give the name of a network, or a file.")
     model = str(model)

@@ -14,6 +14,7 @@ from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError, ne
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
 from hookscope.models.download import DownloadError, download_remedy, fetch, is_cached, unreachable
+from hookscope.models.input_spec import picture_size
 from hookscope.models.names import import_timm
 from hookscope.models.weight_choice import (
     IMAGENET_CLASSES,
@@ -162,8 +163,7 @@ def _categories(module: nn.Module) -> tuple[str, ...]:
 
 def _describe(name: str, has_names: bool, module: nn.Module) -> Description:
     config = importlib.import_module("timm.data").resolve_model_data_config(module)
-    built_for = getattr(getattr(module, "patch_embed", None), "img_size", None)
-    height, width = built_for if isinstance(built_for, tuple) else config["input_size"][1:]
+    height, width = picture_size(module) or config["input_size"][1:]
     scaled = tuple(math.floor(side / config["crop_pct"]) for side in (height, width))
     squashed = config["crop_mode"] == "squash"
     border = f"timm:{name}: timm pads pictures to a square; hookscope takes the centre instead."
