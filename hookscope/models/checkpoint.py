@@ -107,7 +107,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
         # safetensors holds nothing but tensors and texts.
         texts = _texts(path) if kinds[path] == "safetensors" else None
         categories, notes = _named_classes(content if texts is None else _parsed(texts), weights.state, name)
-        architectures = told_architectures(
+        architectures = stored_architectures(
             content if texts is None else None, {**config_in(path.parent), **(texts or {})}
         )
         return Checkpoint(
@@ -163,7 +163,7 @@ def _named_classes(content: object, state: Mapping[str, Any], name: str) -> tupl
     return names, (f"{name}: {counted(len(names), 'class name')} taken from its key '{where}'.",)
 
 
-def told_architectures(content: object, metadata: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+def stored_architectures(content: object, metadata: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """Return names of networks in what a file holds and in its metadata, without the tags of weights, each once."""
     names = dict.fromkeys(name for held in (metadata, content) for name in _architectures_in(held))
     return tuple(names)

@@ -65,7 +65,7 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     """
     folder = Path(source)
     held = read_config(folder) or {}
-    settings = _settings(held, printable(str(folder / CONFIG)))
+    settings = _safe_settings(held, printable(str(folder / CONFIG)))
     processing = _processing(folder)
     advice = "A Hugging Face folder needs one more package: pip install 'hookscope[transformers]'"
     transformers = optional_package("transformers", advice)
@@ -85,8 +85,8 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     return replace(loaded, training=chosen.checkpoint.training if chosen.checkpoint else None)
 
 
-def _settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    """Return a configuration without what makes transformers load or run anything else."""
+def _safe_settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
+    """Return a configuration without the settings that make transformers load or run anything else."""
     kept: dict[str, Any] = {}
     for key, value in held.items():
         if key == "auto_map":
@@ -106,7 +106,7 @@ def _settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
         if key == "use_pretrained_backbone":
             kept[key] = False
         elif isinstance(value, dict):
-            kept[key] = _settings(value, shown)
+            kept[key] = _safe_settings(value, shown)
         else:
             kept[key] = value
     return kept

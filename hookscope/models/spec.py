@@ -242,7 +242,7 @@ def _network_of(
 ) -> tuple[ModelSpec, Mapping[str, Any], int | None, tuple[str, ...]]:
     """Return the network that weights belong to, with the arguments and input channels that make it fit, and notes.
 
-    `named` is the network that --arch names, None to recognise it; `arguments` by --model-arg win.
+    `named` is the network of --arch, None to recognise it; `arguments`, those of --model-arg, win.
     """
     if named is not None and named.form in ("file", "module"):
         return named, {}, None, ()
@@ -271,10 +271,10 @@ def _network_of(
             f"{arg('arch')} net.py:build{hint}.{near and f' Nearest: {near}.'}{inputs}"
         )
     chosen, named_by_file = candidates[0], False
-    if (declared := _told(checkpoint.architectures, candidates, shapes)) is not None:
+    if (declared := _declared_network(checkpoint.architectures, candidates, shapes)) is not None:
         chosen, named_by_file = declared, len(candidates) > 1 or declared.model != chosen.model
     elif len(candidates) > 1:
-        models = ", ".join(_distinguished([candidate.model for candidate in candidates]))
+        models = ", ".join(_with_differences([candidate.model for candidate in candidates]))
         raise UsageError(
             f"{checkpoint.name} fits several networks with equal names and shapes: {models}; name the right one "
             f"with {arg('arch')}, such as {arg('arch')} {candidates[0].model}."
@@ -284,7 +284,7 @@ def _network_of(
     return parse_model(chosen.model), chosen.arguments, chosen.input_channels, (note,)
 
 
-def _told(
+def _declared_network(
     names: Sequence[str], candidates: Sequence[architecture.Candidate], shapes: Mapping[str, tuple[int, ...]]
 ) -> architecture.Candidate | None:
     for name in names:
@@ -297,13 +297,13 @@ def _told(
     return None
 
 
-# Networks that are built to say what tells them apart, and classes of layers that are named.
+# How many networks are built to tell them apart, and how many classes of layers a sentence names.
 _BUILT_TO_COMPARE = 4
 _NAMED_CLASSES = 3
 
 
-def _distinguished(models: Sequence[str]) -> list[str]:
-    """Return networks by name, each with what not all of them have: classes of layers, or else their preprocessing."""
+def _with_differences(models: Sequence[str]) -> list[str]:
+    """Return the names of networks with what tells them apart: classes of layers, or else their preprocessing."""
     if len(models) > _BUILT_TO_COMPARE:
         return [*models]
     built = {model: build_on_meta(model) for model in models}
@@ -313,11 +313,11 @@ def _distinguished(models: Sequence[str]) -> list[str]:
         none = f"no {' or '.join(differing[:_NAMED_CLASSES])}"
         traits = {name: ", ".join(sorted(names - shared)[:_NAMED_CLASSES]) or none for name, names in classes.items()}
     else:
-        traits = {name: _prepared(loaded.preprocessing) for name, loaded in built.items()}
+        traits = {name: _preprocessing_text(loaded.preprocessing) for name, loaded in built.items()}
     return [f"{name} ({text})" for name, text in traits.items()] if len({*traits.values()}) > 1 else [*models]
 
 
-def _prepared(preprocessing: Preprocessing) -> str:
+def _preprocessing_text(preprocessing: Preprocessing) -> str:
     size = preprocessing.crop or preprocessing.resize
     pixels = f"{size[0]}x{size[1]} pixels" if isinstance(size, tuple) else f"{size} pixels"
     return f"{pixels}, mean {' '.join(f'{mean:g}' for mean in preprocessing.mean)}"

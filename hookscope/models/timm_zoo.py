@@ -107,7 +107,7 @@ def _trained_weights(config: Any, *, on_meta: bool) -> ChosenWeights:
 
 
 def _weights_file(config: Any) -> Path:
-    """Return the file of trained weights, downloaded if need be; timm itself may unpickle what it downloads."""
+    """Return the file of trained weights, downloaded here because timm may unpickle its own downloads."""
     url = config.url if isinstance(config.url, str) and not config.url.endswith(".npz") else None
     if not config.hf_hub_id:
         if url is None:
@@ -140,7 +140,7 @@ def _weights_file(config: Any) -> Path:
 
 
 def _build_trained(name: str, checkpoint: Checkpoint, options: BuildOptions) -> nn.Module:
-    """Let timm put its weights in (it renames keys and drops background classes), but not read them."""
+    """Let timm load weights, as it renames keys and drops background classes, but not read their file."""
     config, arguments = published(name), options.arguments
     if options.input_channels is not None or arguments.get("num_classes", config.num_classes) != config.num_classes:
         raise UsageError(f"timm's weights of {name} are for {config.num_classes} classes and 3 input channels.")

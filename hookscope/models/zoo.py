@@ -127,7 +127,7 @@ def _published(choices: type[WeightsEnum], sha256: str) -> WeightsEnum | None:
 
 
 def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) -> ChosenWeights:
-    """Return trained weights, which `on_meta` are not read; `probes` raises DownloadError if they could not be had."""
+    """Return trained weights, unread `on_meta`; with `probes`, raise DownloadError if no download is possible."""
     was_there = is_cached(enum.url)
     if on_meta:
         if probes and not was_there and (reason := unreachable(enum.url)):
@@ -144,9 +144,9 @@ def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) 
 
 
 def _build_with_weights(name: str, chosen: ChosenWeights, options: BuildOptions) -> nn.Module:
-    """Build the network that the weights belong to: as torchvision builds it untrained, or for its trained weights.
+    """Build the network that the weights fit: as torchvision builds it untrained, or for its trained weights.
 
-    The two differ in auxiliary heads (GoogLeNet, segmentation), frozen BatchNorm (detection) and size (ViT).
+    These two differ in auxiliary heads (GoogLeNet, segmentation), frozen BatchNorm (detection) and size (ViT).
     """
     build = partial(build_torchvision, name, options.arguments, input_channels=options.input_channels)
     if chosen.checkpoint is None:
