@@ -39,14 +39,13 @@ Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 Autocast = Literal["bfloat16", "float16"]
 Mode = Literal["eval", "train"]
 
-# What the command line takes for an option of a type, where it is not that type, nor texts because it is repeatable.
+# The types that the command line takes instead of those in Python; a repeatable option takes texts anyway.
 _ON_COMMAND_LINE: Mapping[Any, Any] = {
-    **dict.fromkeys((Sizes | None, Numbers | None, str | int | None, "Classes | None", "Target"), str | None),
-    **dict.fromkeys((str | Callable[..., object], "Method"), str),
+    **dict.fromkeys((Sizes | None, Numbers | None, Named | None, str | int | None), str | None),
+    **dict.fromkeys(("Classes | None", "Target"), str | None),
+    **dict.fromkeys((str | Callable[..., object], Named, "Method"), str),
     str | Callable[..., object] | None: str | None,
     File | None: Path | None,
-    Named: str,
-    Named | None: str | None,
     "NoiseShapes | None": list[str] | None,
     int | Sequence[int]: list[int] | None,
 }
@@ -69,7 +68,7 @@ _HEADINGS = (
     TERMINAL := "Terminal",
 )
 
-# What most people need stands first, in this order; in a long help under a heading of its own.
+# The options that most people need come first, in this order; in a long help under a heading of their own.
 _MOST_USED = (
     *("layer", "ops", "grads", "loss", "target", "method", "query", "reference", "shadow", "fail_over", "fail_on"),
     *("config", "select", "ignore", "baseline", "images", "data", "top", "by_class", "features", "resume", "bisect"),
@@ -112,7 +111,7 @@ def shown(default: Any, help_text: str, **further: Any) -> Any:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def group(section: str = "") -> Callable[[type[T]], type[T]]:
-    """Return what makes a class of options a frozen dataclass; `section` heads the options without their own."""
+    """Return a decorator for frozen dataclasses of options; `section` heads the options without their own."""
 
     def declared(kind: type[T]) -> type[T]:
         changed: dict[str, Any] = {"__init__": _init, "__post_init__": _settle}
@@ -170,16 +169,15 @@ def _init(self: Any, **kwargs: Any) -> None:
 
 
 def _settle(self: Any) -> None:
-    """Make a tuple of one value where there may be several, and a text of a path; refuse what an option cannot be."""
+    """Make a tuple of one value where there may be several, and refuse what an option cannot be."""
     for setting in fields(self):
         value = getattr(self, setting.name)
         if value is setting.default or "option" not in setting.metadata:
             continue
-        of_kind(setting.name, setting.type, value)
-        if setting.type in (Named, Named | None):
-            object.__setattr__(self, setting.name, fspath(value))
+        value = of_kind(setting.name, setting.type, value)
         if setting.default == () and setting.type != "Images" and not isinstance(value, Mapping):
-            object.__setattr__(self, setting.name, tuple(value) if isinstance(value, list | tuple) else (value,))
+            value = tuple(value) if isinstance(value, list | tuple) else (value,)
+        object.__setattr__(self, setting.name, value)
         least, most = on_command_line(setting).bounds
         if isinstance(value, int | float) and value != setting.default:
             if least is not None and value < least:
@@ -189,7 +187,7 @@ def _settle(self: Any) -> None:
 
 
 def of_kind(name: str, kind: Any, value: Any) -> Any:
-    """Return the value of an option or argument of a type; raise UsageError if it cannot be that."""
+    """Return the value of an option or argument of a type, a path as text; raise UsageError if it cannot be that."""
     choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
     classes, wanted = _KINDS.get(kind, ((), ""))
     is_right = not classes or (isinstance(value, classes) and not (isinstance(value, bool) and Integral in classes))
@@ -200,11 +198,11 @@ def of_kind(name: str, kind: Any, value: Any) -> Any:
         raise UsageError(f"{arg(name)} takes {wanted}, not {printable(actual)}.{_HINTS.get(name, '')}")
     if choices and value not in choices:
         raise UsageError(f"{arg(name)} takes {' or '.join(choices)}, not {printable(repr(value))}.")
-    return value
+    return fspath(value) if kind in (Named, Named | None) else value
 
 
 def is_given(option: Any, name: str) -> bool:
-    """Tell whether an option has another value than its default; an empty list is none."""
+    """Tell whether an option has another value than its default; an empty list counts as none."""
     value, default = getattr(option, name), type(option).__dataclass_fields__[name].default
     if isinstance(value, list | tuple | Mapping) and not value:
         return False

@@ -18,6 +18,7 @@ from typing import Any
 from hookscope.errors import ModelNotFoundError
 from hookscope.models.names import DEMO, timm_names, torchvision_names
 from hookscope.models.network_table import COLOURS, COUNTER, Free, NetworkPattern, Shapes, Sizes, network_table
+from hookscope.models.weight_sets import listed
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.parameters import arg
 from hookscope.text import counted, printable, some_of
@@ -225,7 +226,7 @@ def _with_ties(candidates: Sequence[Candidate], library: str) -> tuple[Candidate
     for candidate in candidates:
         others = [other.model for other in candidates if other is not candidate]
         alone = f"no other {library} network's do"
-        also = f"so do those of {', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
+        also = f"so do those of {listed(others, 3)}"
         fits, *rest = candidate.remarks
         annotated.append(replace(candidate, remarks=(f"{fits}; {also if others else alone}", *rest)))
     return tuple(annotated)

@@ -34,6 +34,7 @@ from hookscope.models.listing import file_remarks
 from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.shards import RESAVE_REMEDY, files_of, read_index, shard_remark, surplus_names, trust_remedy
 from hookscope.models.training_entries import TrainingEntries, training_entries
+from hookscope.models.weight_sets import listed
 from hookscope.options import Named
 from hookscope.parameters import arg
 from hookscope.text import counted, printable, some_of
@@ -99,7 +100,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     """
     path = weights_file(path)
     name = printable(str(path))
-    _, kinds = files_of(path)
+    kinds = files_of(path)[1]
     if path in kinds:
         read = _read_verified(kinds, name, options)[path]
         content = read.content
@@ -227,7 +228,7 @@ def _joined(
 ) -> tuple["OrderedDict[str, Any]", tuple[str, ...]]:
     surplus = [tensor for more in surplus_names(name, shards, read).values() for tensor in more]
     state = OrderedDict((tensor, read[shard][tensor]) for shard, listed in shards.items() for tensor in listed)
-    shown = ", ".join(printable(tensor, 80) for tensor in surplus[:3]) + (", …" if surplus[3:] else "")
+    shown = listed([printable(tensor, 80) for tensor in surplus], _LISTED_NAMES)
     note = f"{name}: not in the index and not used: {counted(len(surplus), 'tensor')} of its files ({shown})."
     return state, (note,) * bool(surplus)
 

@@ -104,11 +104,10 @@ def given_program(program: Any) -> LoadedModel:
 
 
 def _has_uncalled_parameters(graph: torch.fx.GraphModule) -> bool:
-    called = (graph.get_submodule(str(node.target)) for node in graph.graph.nodes if node.op == "call_module")
-    owned = sum(parameter.numel() for parameter in graph.parameters())
-    return owned > sum(parameter.numel() for parameter in graph.parameters(recurse=False)) and not any(
-        any(True for _ in module.parameters()) for module in called
-    )
+    targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
+    called = [parameter for target in targets for parameter in graph.get_submodule(target).parameters()]
+    own = sum(parameter.numel() for parameter in graph.parameters(recurse=False))
+    return not called and sum(parameter.numel() for parameter in graph.parameters()) > own
 
 
 def _with_input(loaded: LoadedModel, only: tuple[tuple[int, ...], bool] | None) -> LoadedModel:

@@ -272,7 +272,7 @@ def _described(held: Mapping[str, Any], channels: int, name: str) -> tuple[Prepr
     if filtering is None:
         warnings.append(f"{name}: transformers resizes with a filter that hookscope lacks, so hookscope uses bilinear.")
     normalised = held.get("do_normalize", True) and held.get("image_mean") and held.get("image_std")
-    mean, std = (_numbers(held[key]) if normalised else () for key in ("image_mean", "image_std"))
+    mean, std = (_floats(held[key]) if normalised else () for key in ("image_mean", "image_std"))
     described = Preprocessing(
         resize=resize,
         crop=crop,
@@ -304,7 +304,7 @@ def _side(value: object) -> int:
     return value
 
 
-def _numbers(values: object) -> tuple[float, ...]:
+def _floats(values: object) -> tuple[float, ...]:
     if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
         raise TypeError
     return tuple(map(float, values))

@@ -149,10 +149,7 @@ def time_first_warning(module: nn.Module) -> tuple[str, ...]:
 
 
 def default_preprocessing(module: nn.Module) -> Preprocessing:
-    """Return the preprocessing of a network that comes without any.
-
-    ImageNet's in 1 or 3 channels, at the size that the network is built for; clips for Conv3d.
-    """
+    """Return a network's default preprocessing: ImageNet's in 1 or 3 channels at its own size; clips for Conv3d."""
     waveform = waveform_of(module)
     axes = 1 if waveform is not None and waveform.channels is None else input_axes(module)
     defaults = Preprocessing(input_axes=axes, waveform=waveform)
@@ -161,8 +158,7 @@ def default_preprocessing(module: nn.Module) -> Preprocessing:
     if size := picture_size(module):
         defaults = replace(defaults, resize=max(size), crop=size)
     if isinstance(_first_layer(module), nn.Conv3d):
-        crop = (_CLIP_PIXELS, _CLIP_PIXELS)
-        defaults = replace(defaults, kind="video", frames=_CLIP_FRAMES, resize=_CLIP_PIXELS, crop=crop)
+        defaults = replace(defaults, kind="video", frames=_CLIP_FRAMES, resize=_CLIP_PIXELS, crop=(_CLIP_PIXELS,) * 2)
     return defaults
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from hookscope.hooks.attributes import attribute_of
 from hookscope.models.construction import seeded, silenced_known_warnings, skipped_initialisation
+from hookscope.models.input_spec import picture_size
 from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes, Sizes, pattern
 from hookscope.models.weight_sets import state_shapes
 from hookscope.models.zoo import build_torchvision
@@ -156,15 +157,9 @@ def _sizes_of(
 
 
 def _grid(module: nn.Module) -> tuple[int, int] | None:
-    patches = attribute_of(module, "patch_embed", module)
-    patch, side = _side(patches, "patch_size"), _side(patches, "img_size") or _side(patches, "image_size")
-    return (patch, side) if patch and side and side >= patch else None
-
-
-def _side(module: object, name: str) -> int | None:
-    side = attribute_of(module, name)
-    side = side[0] if isinstance(side, tuple) and side else side
-    return side if isinstance(side, int) else None
+    patch, size = attribute_of(attribute_of(module, "patch_embed", module), "patch_size"), picture_size(module)
+    patch = patch[0] if isinstance(patch, tuple) and patch else patch
+    return (patch, size[0]) if type(patch) is int and size and size[0] >= patch > 0 else None
 
 
 def _with_patches(sizes: Sizes, shapes: Shapes, resized: Shapes, patch: int, side: int) -> Sizes:

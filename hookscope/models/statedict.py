@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hookscope.errors import MisfitError
 from hookscope.models.construction import FileOptions
 from hookscope.models.network_table import COUNTER
-from hookscope.models.weight_sets import is_averaged
+from hookscope.models.weight_sets import is_averaged, listed
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.parameters import arg
 from hookscope.text import printable
@@ -171,13 +171,13 @@ class _SharedMemory:
 
     def filled(self, names: Iterable[str], loaded: AbstractSet[str]) -> set[str]:
         """Return the names of tensors that lie wholly in the memory of loaded tensors."""
-        complete = set()
-        for name in names:
+
+        def is_filled(name: str) -> bool:
             held = self._neighbours.get(name, {})
-            others = [held[neighbour] for neighbour in held if neighbour in loaded]
-            if others and _shared_bytes(held[name], others).all():
-                complete.add(name)
-        return complete
+            others = [tensor for neighbour, tensor in held.items() if neighbour in loaded]
+            return bool(others) and bool(_shared_bytes(held[name], others).all())
+
+        return {*filter(is_filled, names)}
 
     def overwritten(self, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield each name whose value is not in memory any more, with the last name that overwrote it."""
@@ -360,5 +360,4 @@ def _shape_or_type(value: object) -> str:
 
 
 def _group(phrase: str, members: Sequence[str]) -> str:
-    more = ", …" if len(members) > _LISTED else ""
-    return f"{len(members)} {phrase} ({', '.join(members[:_LISTED])}{more})" if members else ""
+    return f"{len(members)} {phrase} ({listed(members, _LISTED)})" if members else ""

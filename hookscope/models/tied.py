@@ -32,14 +32,11 @@ def tied_to(places: Sequence[tuple[str, str]], layouts: Sequence[Layout | None])
 
     `places` are the parts and names of the tensors. The layout of a tensor that shares nothing is None.
     """
-    storages: dict[object, list[int]] = {}
+    storages: dict[object, dict[int, Layout]] = {}
     for at, layout in enumerate(layouts):
         if layout is not None:
-            storages.setdefault(layout.storage, []).append(at)
-    owners: dict[int, int] = {}
-    for members in storages.values():
-        placed = {at: layout for at in members if (layout := layouts[at])}
-        owners |= _owners(placed) if len(placed) > 1 else {}
+            storages.setdefault(layout.storage, {})[at] = layout
+    owners = {at: owner for members in storages.values() for at, owner in _owners(members).items()}
     names = []
     for at, (part, _) in enumerate(places):
         where, name = places[owners.get(at, at)]
@@ -51,10 +48,8 @@ def _owners(layouts: Mapping[int, Layout]) -> dict[int, int]:
     owners: dict[int, int] = {}
     first: dict[Layout, int] = {}
     for at, layout in layouts.items():
-        if layout in first:
-            owners[at] = first[layout]
-        else:
-            first[layout] = at
+        if (earlier := first.setdefault(layout, at)) != at:
+            owners[at] = earlier
     spans = []
     for layout, at in first.items():
         axes = zip(layout.shape, layout.strides, strict=True)

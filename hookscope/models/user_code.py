@@ -19,7 +19,6 @@ from hookscope.text import an, exception_line, printable, some_of
 
 _import_numbers = itertools.count()
 
-
 # Modules that the last import took from the file's own folder. Another folder may have modules of these names.
 _siblings: set[str] = set()
 

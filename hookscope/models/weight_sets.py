@@ -97,10 +97,8 @@ def sets_of(content: object) -> list[tuple[Keys, object]]:
 def _may_be_weights(keys: Keys, content: object) -> bool:
     """Return whether a dict next to the weights may be another set: it has floating-point tensors, no optimiser's."""
     tensors = tensors_of(content) if isinstance(content, dict) else []
-    named_so = any("optim" in key.lower() for key in keys if isinstance(key, str))
-    return not named_so and any(
-        type(tensor).dim(tensor) > 0 and type(tensor).is_floating_point(tensor) for tensor in tensors
-    )
+    weights = [tensor for tensor in tensors if type(tensor).dim(tensor) > 0 and type(tensor).is_floating_point(tensor)]
+    return bool(weights) and not any("optim" in key.lower() for key in keys if isinstance(key, str))
 
 
 def _tensors_by_part(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, TensorLike]]:
@@ -254,6 +252,6 @@ def shown_key(key: object) -> str:
     return printable(str(key), 40) if isinstance(key, str | int | float) else an(kind_of(key))
 
 
-def listed(members: Sequence[str]) -> str:
-    """Return the first members for a message."""
-    return f"{', '.join(members[:5])}{', …' if members[5:] else ''}"
+def listed(members: Sequence[str], most: int = 5) -> str:
+    """Return the first members for a message: "a, b, c, …"."""
+    return f"{', '.join(members[:most])}{', …' if members[most:] else ''}"
