@@ -260,7 +260,7 @@ def _stacked(chunk: list[_Input]) -> list[torch.Tensor] | str:
 
 
 def count_inputs(paths: Iterable[Source], preprocessing: Preprocessing) -> int:
-    """Return how many inputs files hold; only tensor files are read for that."""
+    """Return how many inputs files hold; only tensor files are read to count them."""
     count = 0
     for path in paths:
         count += 1
@@ -343,7 +343,7 @@ def rows_of(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one layout as one, along axis 0."""
+    """Join tensors of one layout along axis 0."""
     first = tensors[0]
     if first.is_nested:
         return torch.nested.as_nested_tensor([part for rows in tensors for part in rows.unbind()], layout=first.layout)
@@ -351,7 +351,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def with_changed(value: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value with each tensor in it changed; containers are copied, those that cannot be stay as they are.
+    """Return a value with each tensor in it changed; containers are copied, or returned as they are if they cannot be.
 
     `change` gets the path of a tensor inside the value, "" for the value itself, and the tensor, once for each tensor.
     """

@@ -83,7 +83,7 @@ def adapt(model: str, shapes: Shapes) -> Candidate | None:
     Its remarks say only what differs from the published network. `model` is torchvision's name, "timm:NAME" or "demo";
     any other gives None.
     """
-    pattern = _known_pattern(model)
+    pattern = _pattern_named(model)
     candidates = _best_candidates([pattern], _readings(shapes)) if pattern else []
     return replace(candidates[0], remarks=candidates[0].remarks[1:]) if candidates else None
 
@@ -277,7 +277,7 @@ def _timm_patterns(names: Container[str], left: list[str]) -> Iterator[NetworkPa
             yield pattern
 
 
-def _known_pattern(model: str) -> NetworkPattern | None:
+def _pattern_named(model: str) -> NetworkPattern | None:
     if model.startswith("timm:"):
         network = network_table("timm").networks.get(model)
         return network or _built(model)  # the tag of its weights may change its classes
