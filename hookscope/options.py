@@ -324,11 +324,11 @@ class PictureOptions:
     """
 
     resize: Sizes | None = option(
-        None, "SIZE  Resize the shorter side to 256, exactly to 240x320, or none; default: the weights' own, else 224."
+        None, "SIZE  Resize the shorter side to 256, exactly to 240x320, or none; default: the network's own, else 224."
     )
     crop: Sizes | None = option(
         None,
-        "SIZE  Centre crop to 224, to 192x256, or none; default: the weights' own, else 224, no larger than --resize.",
+        "SIZE  Centre crop to 224, to 192x256, or none; default: the network's own, else 224, no larger than --resize.",
     )
     mean: Numbers | None = option(
         None,
