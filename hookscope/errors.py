@@ -19,6 +19,7 @@ Our exception hierarchy::
         └── UnfitInputError       6   on some of its inputs
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from unicodedata import normalize
@@ -31,8 +32,11 @@ EXIT_TERMINATED = 143
 EXIT_BROKEN_PIPE = 141
 
 
-# Causes of causes that are looked at.
-_MOST_CAUSES = 10
+_MOST_CAUSES = 10  # how far causes of causes are followed
+
+_OUT_OF_MEMORY = re.compile(
+    "[Cc]an('t|not) allocate memory|not enough memory|out of memory|std::bad_alloc|failed to map segment"
+)
 
 # Inputs that a message names.
 _NAMED_INPUTS = 3
@@ -156,18 +160,10 @@ def is_out_of_memory(error: BaseException | str) -> bool:
     The loader of shared libraries reports "failed to map segment from shared object"; NumPy and torch raise their own
     errors from it.
     """
-    signs = (
-        "can't allocate memory",
-        "annot allocate memory",
-        "not enough memory",
-        "out of memory",
-        "std::bad_alloc",
-        "failed to map segment",
-    )
     if isinstance(error, str):
-        return any(sign in error for sign in signs)
+        return _OUT_OF_MEMORY.search(error) is not None
     causes, cause = [error], error.__cause__
     while cause is not None and len(causes) < _MOST_CAUSES:
         causes.append(cause)
         cause = cause.__cause__
-    return any(isinstance(link, MemoryError) or any(sign in str(link) for sign in signs) for link in causes)
+    return any(isinstance(link, MemoryError) or is_out_of_memory(str(link)) for link in causes)

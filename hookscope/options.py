@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from inspect import get_annotations
 from numbers import Integral
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, dataclass_transform, get_args, get_origin
 
@@ -34,14 +34,16 @@ Limits = Texts | Mapping[str, float]
 Numbers = str | float | Sequence[float]
 Sizes = str | int | Sequence[int]
 File = str | Path
+Named = str | PathLike[str]  # a name, or a file
 Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 Autocast = Literal["bfloat16", "float16"]
 Mode = Literal["eval", "train"]
 
-# What the command line takes for an option of a type, where it is not that type, nor texts because it is repeatable.
+# The types that the command line takes instead of those in Python; a repeatable option takes texts anyway.
 _ON_COMMAND_LINE: Mapping[Any, Any] = {
-    **dict.fromkeys((Sizes | None, Numbers | None, str | int | None, "Classes | None", "Target"), str | None),
-    **dict.fromkeys((str | Callable[..., object], "Method"), str),
+    **dict.fromkeys((Sizes | None, Numbers | None, Named | None, str | int | None), str | None),
+    **dict.fromkeys(("Classes | None", "Target"), str | None),
+    **dict.fromkeys((str | Callable[..., object], Named, "Method"), str),
     str | Callable[..., object] | None: str | None,
     File | None: Path | None,
     "NoiseShapes | None": list[str] | None,
@@ -66,7 +68,7 @@ _HEADINGS = (
     TERMINAL := "Terminal",
 )
 
-# What most people need stands first, in this order; in a long help under a heading of its own.
+# The options that most people need come first, in this order; in a long help under a heading of their own.
 _MOST_USED = (
     *("layer", "ops", "grads", "loss", "target", "method", "query", "reference", "shadow", "fail_over", "fail_on"),
     *("config", "select", "ignore", "baseline", "images", "data", "top", "by_class", "features", "resume", "bisect"),
@@ -109,7 +111,7 @@ def shown(default: Any, help_text: str, **further: Any) -> Any:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def group(section: str = "") -> Callable[[type[T]], type[T]]:
-    """Return what makes a class of options a frozen dataclass; `section` heads the options without their own."""
+    """Return a decorator for frozen dataclasses of options; `section` heads the options without their own."""
 
     def declared(kind: type[T]) -> type[T]:
         changed: dict[str, Any] = {"__init__": _init, "__post_init__": _settle}
@@ -150,6 +152,7 @@ _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((int, int | None), ((Integral,), "a whole number")),
     **dict.fromkeys((Texts, Limits), ((str, Collection), "a text or a list of texts")),
     **{kind: ((*get_args(kind), PathLike), "a path") for kind in (File, File | None)},
+    **dict.fromkeys((Named, Named | None), ((str, PathLike), "a text or a path")),
 }
 _HINTS = {
     "arch": " Give the name of a network here, such as 'net.py:build', and a module as MODEL.",
@@ -171,9 +174,10 @@ def _settle(self: Any) -> None:
         value = getattr(self, setting.name)
         if value is setting.default or "option" not in setting.metadata:
             continue
-        of_kind(setting.name, setting.type, value)
+        value = of_kind(setting.name, setting.type, value)
         if setting.default == () and setting.type != "Images" and not isinstance(value, Mapping):
-            object.__setattr__(self, setting.name, tuple(value) if isinstance(value, list | tuple) else (value,))
+            value = tuple(value) if isinstance(value, list | tuple) else (value,)
+        object.__setattr__(self, setting.name, value)
         least, most = on_command_line(setting).bounds
         if isinstance(value, int | float) and value != setting.default:
             if least is not None and value < least:
@@ -183,7 +187,7 @@ def _settle(self: Any) -> None:
 
 
 def of_kind(name: str, kind: Any, value: Any) -> Any:
-    """Return the value of an option or argument of a type; raise UsageError if it cannot be that."""
+    """Return the value of an option or argument of a type, a path as text; raise UsageError if it cannot be that."""
     choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
     classes, wanted = _KINDS.get(kind, ((), ""))
     is_right = not classes or (isinstance(value, classes) and not (isinstance(value, bool) and Integral in classes))
@@ -194,11 +198,11 @@ def of_kind(name: str, kind: Any, value: Any) -> Any:
         raise UsageError(f"{arg(name)} takes {wanted}, not {printable(actual)}.{_HINTS.get(name, '')}")
     if choices and value not in choices:
         raise UsageError(f"{arg(name)} takes {' or '.join(choices)}, not {printable(repr(value))}.")
-    return value
+    return fspath(value) if kind in (Named, Named | None) else value
 
 
 def is_given(option: Any, name: str) -> bool:
-    """Tell whether an option has another value than its default; an empty list is none."""
+    """Tell whether an option has another value than its default; an empty list counts as none."""
     value, default = getattr(option, name), type(option).__dataclass_fields__[name].default
     if isinstance(value, list | tuple | Mapping) and not value:
         return False
@@ -233,7 +237,7 @@ class NetworkOptions(KeyOption):
         allow_unexpected: Globs over names in the file that the network may lack.
     """
 
-    arch: str | None = option(
+    arch: Named | None = option(
         None, "MODEL  Network of the weights file given as MODEL; default: inferred from names and shapes."
     )
     model_arg: Arguments = option((), "NAME=VALUE  Keyword argument of the factory; repeatable.")
@@ -265,7 +269,7 @@ class ModelOptions(TrustOption, NetworkOptions):
             file.
     """
 
-    weights: str = option(
+    weights: Named = option(
         "auto",
         "NAME  auto: trained weights if cached or downloadable, else random with a warning; none: random; or a name "
         "(IMAGENET1K_V1) or a file, which must load.",
@@ -320,11 +324,11 @@ class PictureOptions:
     """
 
     resize: Sizes | None = option(
-        None, "SIZE  Resize the shorter side to 256, exactly to 240x320, or none; default: the weights' own, else 224."
+        None, "SIZE  Resize the shorter side to 256, exactly to 240x320, or none; default: the network's own, else 224."
     )
     crop: Sizes | None = option(
         None,
-        "SIZE  Centre crop to 224, to 192x256, or none; default: the weights' own, else 224, no larger than --resize.",
+        "SIZE  Centre crop to 224, to 192x256, or none; default: the network's own, else 224, no larger than --resize.",
     )
     mean: Numbers | None = option(
         None,
@@ -755,7 +759,7 @@ class OtherOptions:
         edit_b: Changes to B's parameters, or to inputs or outputs of its layers: "layer3:output:zero(channels=3)".
     """
 
-    weights_b: str | None = option(None, "NAME  Weights of B, as --weights. Default: A's.")
+    weights_b: Named | None = option(None, "NAME  Weights of B, as --weights. Default: A's.")
     input_b: "Images" = option(
         (), "IMAGE  Input of B instead of IMAGE, such as a padded or cropped picture; repeatable, one per IMAGE."
     )
@@ -959,7 +963,7 @@ class Check(
         baseline: File written by `--update-baseline`; default: the configuration's, if any.
     """
 
-    arch: str | None = option(
+    arch: Named | None = option(
         None,
         "MODEL  Network of the weights files; none: judge stored values only, without a network; default: inferred "
         "from names and shapes.",
@@ -982,7 +986,7 @@ class History(OutputOptions, OnProcessor, RuleOptions, InputOptions, ClassNames,
         input_shape: Noise to run the network over, as for `activations`.
     """
 
-    arch: str | None = option(
+    arch: Named | None = option(
         None,
         "MODEL  Network of the checkpoints, to run it and to judge by all rules; none: judge the stored values only. "
         "Default: none, or inferred if IMAGEs are given.",

@@ -22,6 +22,7 @@ HEAD = '''"""The Python functions, one for each command. Written by `python -m t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 

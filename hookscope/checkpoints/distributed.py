@@ -110,7 +110,7 @@ def _is_memory_format(arguments: tuple[Any, ...]) -> bool:
 
 
 def read_metadata(folder: Path) -> list[Stored]:
-    """Return what a folder's `.metadata` lists, in order; every slice is within the file that it is in.
+    """Return the values that a folder's `.metadata` lists, in order; every slice is within its file.
 
     Raises UntrustedFileError if it names a class that torch does not write there, CheckpointError if it is damaged,
     contradicts itself or the files beside it, or leaves the folder.
@@ -149,7 +149,7 @@ def read_metadata(folder: Path) -> list[Stored]:
 
 
 class _Level(dict[_Key, Any]):
-    """A level of a nested state dict, unlike a dict that is a value."""
+    """A level of a nested state dict: a dict that is a value has another class."""
 
 
 def nested(values: Sequence[tuple[Stored, Any]], name: str) -> Any:

@@ -1,6 +1,6 @@
-"""Find what kind of file this is, by its content and not its name, and without running anything in it.
+"""Tell the kind of a file by its content, not its name, without running anything in it.
 
-Of a zip archive that torch wrote, what torch would read without noticing is refused: it checks no CRC, unpacks
+torch reads some damaged or hostile zip archives without noticing; they are refused here. It checks no CRC, unpacks
 compressed members of any size, ignores the case of names, and takes the first of two members of one name, where Python
 takes the last.
 """
@@ -38,10 +38,10 @@ WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".in
 """Suffixes of weights files, in lower case, by which files are found; their content decides what they are."""
 
 CONFIG = "config.json"
-"""What transformers calls the configuration of a network, in the folder of its weights."""
+"""transformers' name for the file with a network's configuration, in the folder of its weights."""
 _CONFIG_BYTES_LIMIT = 16 * 2**20  # names of many thousand classes, twice
 
-# What the `save_pretrained` of peft, transformers and diffusers call weights, the first that is there counting.
+# Weights files that `save_pretrained` of peft, transformers and diffusers writes; the first that exists is read.
 _PRETRAINED = (
     *("adapter_model.safetensors", "adapter_model.bin"),
     *("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin"),
@@ -80,7 +80,7 @@ _UNREAD = "which hookscope cannot read; convert it to a PyTorch state dict"
 
 _NUMPY = b"\x93NUMPY"
 
-# What files start with that are no weights of PyTorch.
+# Starts of files that are no weights of PyTorch.
 _FOREIGN_STARTS = {
     b"version https://git-lfs": "a Git LFS pointer, not the file it stands for; fetch it with `git lfs pull`",
     b"\x1f\x8b": f"gzip-compressed; {_UNPACK}",
@@ -108,7 +108,7 @@ _FOREIGN_STARTS = {
     b"[": f"JSON text, {_NO_WEIGHTS}",
 }
 
-# The same, where the start alone does not tell.
+# Patterns of such files that have no fixed start.
 _FOREIGN_PATTERNS = {
     rb"\x08[\x01-\x1f][\x12\x1a\x22\x3a\x42]": f"an ONNX model, {_UNREAD}",  # the first fields of a ModelProto
     rb".{4}TFL3": f"a TensorFlow Lite model, {_UNREAD}",
@@ -199,7 +199,7 @@ def _failure(path: Path, error: OSError) -> str:
 
 
 def nearest_file(path: Path) -> str:
-    """Return a sentence naming what lies next to a missing file and has nearly its name; "" for nothing."""
+    """Return a sentence with the file in the same folder that has nearly the name of a missing one; "" for none."""
     names: list[str] = []
     with suppress(OSError, ValueError), os.scandir(path.parent) as entries:
         names = [printable(entry.name, 80) for entry in islice(entries, _NEIGHBOURS_LIMIT) if entry.name != path.name]
@@ -238,7 +238,7 @@ def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
 
 
 def _is_legacy(start: bytes) -> bool:
-    """Return whether a file starts with torch's magic number, in whatever pickle protocol."""
+    """Return whether a file starts with torch's magic number, pickled in any protocol."""
     frame = 11 if start[2:3] == b"\x95" else 2  # from protocol 4 on, a frame's length comes first
     return start[0] == 0x80 and start[frame:].startswith(_MAGIC_NUMBER)
 
@@ -285,7 +285,7 @@ def weights_file(path: Path) -> Path:
 
 
 def config_in(folder: Path) -> dict[str, Any]:
-    """Return what a `config.json` in a folder holds, as timm and transformers write them, unchecked; {} without one."""
+    """Return a folder's `config.json`, as timm and transformers write it, unchecked; {} without one."""
     with suppress(CheckpointError):
         return json_object(folder / CONFIG) or {}
     return {}
@@ -302,7 +302,7 @@ def json_object(path: Path, limit: int = _CONFIG_BYTES_LIMIT) -> dict[str, Any] 
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """Return what the `config.json` of transformers in a folder holds, unchecked; None without one."""
+    """Return a folder's `config.json` if it is transformers', unchecked; else None."""
     held = config_in(folder)
     return held if isinstance(held.get("model_type"), str) else None
 
@@ -318,15 +318,15 @@ def is_utf8(path: Path) -> bool:
 
 
 def stored_files(path: Path) -> list[Path]:
-    """Return the files in which a checkpoint is: itself, or those of a distributed one's folder."""
+    """Return the files of a checkpoint: itself, or those in the folder of a distributed one."""
     return [path / METADATA, *sorted(path.glob(f"*{_SLICES_SUFFIX}"))] if is_distributed(path) else [path]
 
 
 def path_beside(index: Path, file: str, name: str) -> Path:
-    """Return where a file lies that an index names; refuse what is outside of the index's folder.
+    """Return the path of a file that an index names; refuse a path outside of the index's folder.
 
-    Where both are links (Hugging Face's cache), it may lie beside what the index links to. `name` is the index's in
-    messages.
+    If both are links (Hugging Face's cache), the file may lie next to the index's target. Messages call the index
+    `name`.
     """
     plain = file not in ("", ".", "..") and file.isprintable() and not {"/", "\\"} & set(file)
     if not plain:
@@ -343,7 +343,7 @@ def path_beside(index: Path, file: str, name: str) -> Path:
 
 
 def version_of(path: Path) -> tuple[int, int, int]:
-    """Return what changes with a file's content: where it is, its size, when it was written."""
+    """Return a file's inode, size and time of writing, which change with its content."""
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
     return status.st_ino, status.st_size, status.st_mtime_ns
@@ -380,10 +380,10 @@ def read_weight_map(file: BinaryIO, name: str) -> dict[str, Any]:
 
 
 def archive_kind(file: BinaryIO, name: str) -> ArchiveKind:
-    """Return what wrote a zip archive, from its directory alone.
+    """Return the kind of a zip archive, from its directory alone.
 
-    What is "torch" holds one data.pkl of bounded size, and stored members with plain, distinct names that the file has
-    room for. Raises CheckpointError if it is damaged, encrypted, not torch's, or made to be misread.
+    A "torch" archive has one data.pkl of bounded size, and its members are stored under plain, distinct names and fit
+    into the file. Raises CheckpointError if it is damaged, encrypted, not torch's, or made to be misread.
     """
     archive = open_archive(file, name)
     members = archive.infolist()
@@ -426,9 +426,9 @@ def open_archive(file: BinaryIO, name: str) -> zipfile.ZipFile:
 
 
 def _directory_offset(file: BinaryIO) -> int | None:
-    """Return where the end records say the directory starts; None if they are not the last thing in the file.
+    """Return the directory's offset by the end records; None if these do not end the file.
 
-    Python corrects offsets that are off, torch takes them as they are, so that a file could show each another content.
+    Python corrects wrong offsets and torch does not, so that a file could show them different contents.
     """
     size = file.seek(0, 2)
     file.seek(size - _END.size)
@@ -495,7 +495,7 @@ def check_checksums(opened: Opened, name: str) -> None:
 
 
 def _compare(opened: Opened, name: str, first: int) -> None:
-    """Compare every member whose place in the directory is `first`, or so many times `_CHECKSUM_THREADS` after it."""
+    """Compare the members at `first`, `first + _CHECKSUM_THREADS`, … in the directory."""
     with opened() as file:
         archive = open_archive(file, name)
         member = None

@@ -27,11 +27,10 @@ def files_of(
     also: Callable[[Path], bool] | None = None,
     whole: Callable[[Path], bool] | None = None,
 ) -> list[Path] | None:
-    """List what a folder or a glob (`*`, `?`, `[…]`, `**`) stands for, each once, in natural order.
+    """List the files that a folder or a glob (`*`, `?`, `[…]`, `**`) stands for, each once, in natural order.
 
-    None for anything else: a file, a name that cannot be one, or one that does not exist. A pattern is a glob only if
-    nothing has that very name. A folder that it matches stands for the files below it, as `files_below` lists them; a
-    matched file may end otherwise.
+    Returns None for a file, a missing file and an impossible name. A pattern is a glob only if no file has exactly this
+    name. A matched folder stands for the files below it, as in `files_below`; a matched file may have any suffix.
     """
     path = Path(source)
     try:
@@ -55,12 +54,12 @@ def files_below(
     also: Callable[[Path], bool] | None = None,
     whole: Callable[[Path], bool] | None = None,
 ) -> list[Path]:
-    """List the files in and below a folder whose names end so, in natural order: "2.pt" before "10.pt".
+    """List the files in and below a folder that have one of the suffixes, in natural order: "2.pt" before "10.pt".
 
     Suffixes are in lower case, with their dot; either case matches. Files that `also` accepts are added. Names that
     begin with a dot are left out, and so are hookscope's run directories below the folder. A folder that is `whole` is
-    listed itself, in place of what is in it. A folder that cannot be read is listed like a missing file, so that it
-    cannot pass unnoticed.
+    listed itself, instead of its files. A folder that cannot be read is listed like a missing file, so that it cannot
+    pass unnoticed.
     """
     endings = tuple(suffixes)
     unreadable: list[Path] = []
@@ -87,8 +86,8 @@ def _is_run(folder: Path) -> bool:
 def natural_order(path: Path) -> tuple[str, str]:
     """Return the key that sorts paths in natural order: "2.pt" before "10.pt".
 
-    It is one string, as millions of them are held at once: text ends with the lowest character, which no name holds,
-    and a number comes as its count of digits and these, behind a character above the one that ends a part of the path.
+    The key is a single string, because millions are held at once. Text ends with NUL, which no name holds; a number is
+    the character 2, its count of digits, and the digits; the character 1 separates the parts of the path.
     """
     parts = ("".join(map(_piece, re.split(r"(\d+)", part))) for part in path.parts)
     return "\1".join(parts), str(path)

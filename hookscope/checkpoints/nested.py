@@ -30,7 +30,7 @@ class TensorLike(ABC):
 
     @abstractmethod
     def is_floating_point(self) -> bool:
-        """Return whether its elements are."""
+        """Return whether its elements are floating-point numbers."""
 
     @classmethod
     def __subclasshook__(cls, kind: type) -> bool:
@@ -57,7 +57,7 @@ def values_in(part: object) -> Iterable[object]:
 
 
 def parts_in(content: object, inside: Callable[[object], Iterable[object]] = values_in) -> Iterator[object]:
-    """Yield content and what is anywhere in its dicts, lists and tuples, each of these once, in the file's order."""
+    """Yield content and everything in its dicts, lists and tuples, no container twice, in the file's order."""
     seen: dict[int, object] = {}
     waiting = [content]
     while waiting:
@@ -71,5 +71,5 @@ def parts_in(content: object, inside: Callable[[object], Iterable[object]] = val
 
 
 def tensors_in(content: object) -> Iterator[TensorLike]:
-    """Yield the tensors anywhere in nested dicts, lists and tuples, each of these once, in the file's order."""
+    """Yield the tensors in nested dicts, lists and tuples, no container twice, in the file's order."""
     return (part for part in parts_in(content) if isinstance(part, TensorLike))

@@ -1,4 +1,4 @@
-"""Go through a pickle without importing or calling anything: what would it import, which storages does it claim?"""
+"""Find what a pickle would import and which storages it claims, without importing or calling anything."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class PickleSurvey:
     wrapper: str = ""
 
 
-# What torch.save writes of all the calls that torch allows, and what holds of the arguments, None for anything. Others
+# The calls that torch.save writes, of all that torch allows, with a check of their arguments, None for any. Other calls
 # could make tensors of memory that nothing was written to, or take any memory or time: torch.FloatTensor(4),
 # bytearray(2**33), slow codecs.
 _WRITTEN_CALLS: dict[str, Callable[..., bool] | None] = {
@@ -106,7 +106,7 @@ def _is_written(call: StandIn) -> bool:
 
 
 def _note_storage(identifier: object, storages: dict[str, int]) -> bool:
-    """Write down a storage; say whether it is named as torch.save does: ("storage", type, key, location, numel)."""
+    """Note a storage's bytes; False unless it is as torch.save names it: ("storage", type, key, location, numel)."""
     # Legacy files append the view that a storage is of another.
     if not isinstance(identifier, tuple) or len(identifier) not in (5, 6) or identifier[0] != "storage":
         return False

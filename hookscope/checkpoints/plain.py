@@ -97,7 +97,8 @@ class PlainTensor(TensorLike):
     """A tensor of a file whose elements fill one stretch of it, in whatever order of axes.
 
     `dtype` is torch's name without the prefix. `strides` and `offset`, where in the storage its elements begin, are in
-    elements; `begin` is the byte of the file at which they do. `storage` names what may be shared, `kind` its class.
+    elements; `begin` is the byte of the file at which they do. Tensors with equal `storage` may share memory; `kind` is
+    the class.
     """
 
     shape: tuple[int, ...]
@@ -123,14 +124,14 @@ class PlainTensor(TensorLike):
         return len(self.shape)
 
     def is_floating_point(self) -> bool:
-        """Return whether its elements are."""
+        """Return whether its elements are floating-point numbers."""
         return "float" in self.dtype
 
 
 def plain_content(path: Path, kind: FileKind) -> object | None:
-    """Return what a file holds if that is plainly stored tensors and values, in dicts, lists and tuples; else None.
+    """Return a file's content if it is plainly stored tensors and values, in dicts, lists and tuples; else None.
 
-    A file in torch.save's format has its checksums compared. Going through it belongs into a process with limits.
+    Checksums in torch.save's format are compared. Call this in a process with limits.
     """
     try:
         if sys.byteorder != "little":
@@ -200,7 +201,7 @@ def _plain_archive(path: Path) -> object:
 
 
 def _check_directory(file: BinaryIO, archive: ZipFile) -> None:
-    """Raise ValueError unless a directory is what torch writes, field by field; Python does not look at all of them.
+    """Raise ValueError unless all fields of a zip directory are as torch writes them; Python skips some fields.
 
     Source: PKWARE's APPNOTE 4.3.12 to 4.3.16.
     """
@@ -292,7 +293,7 @@ class _Tensors:
 
 
 def _unpickled(archive: ZipFile, member: ZipInfo, located: Callable[[str, int], int]) -> object:
-    """Return what a pickle holds; `located` returns where a storage begins, given its key and bytes."""
+    """Return the content of a pickle; `located` returns a storage's first byte, given its key and count of bytes."""
     if member.file_size > _PICKLE_BYTES_LIMIT:
         raise ValueError
     content = archive.read(member)

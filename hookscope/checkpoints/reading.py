@@ -41,12 +41,12 @@ from hookscope.text import printable
 _UNTYPED = torch.storage._new_dtypes()  # noqa: SLF001 - whose values torch.save stores as mere bytes
 
 Visitor = Callable[[Path, FileKind, object], object]
-"""Takes a file, its kind and what it holds; returns what is wanted of it, or raises one of hookscope's errors."""
+"""Takes a file, its kind and its content; returns what the caller wants of it, or raises one of hookscope's errors."""
 
 ReadMode = Literal["torch", "past unknown", "runs code"]
 """How a file is read: as torch does safely, past what torch's safe reader refuses, or by running what it names."""
 
-# What these are, whatever they hold.
+# Kinds of files that run code whatever they hold, in words.
 _RUNNING_KINDS: dict[FileKind, str] = {
     "torchscript": "a TorchScript archive, which is a program",
     "exported program": "an exported program (.pt2), whose pickles and expressions are evaluated",
@@ -73,7 +73,7 @@ class ReadingRules:
 
 
 class ScanResult(NamedTuple):
-    """A file that may be read: how, the names in it that torch's safe reader refuses, and what was wanted of it."""
+    """How a file may be read, the names that torch's safe reader refuses, and the content or a visitor's result."""
 
     how: ReadMode
     names: tuple[str, ...] = ()
@@ -81,10 +81,10 @@ class ScanResult(NamedTuple):
 
 
 def inspect_isolated(kinds: Mapping[Path, FileKind], name: str, look: Visitor, rules: ReadingRules) -> list[ScanResult]:
-    """Go through files, called `name` in messages, in a separate process, where `look` gets the content of each.
+    """Check files in a separate process, where `look` gets the content of each; messages call them `name`.
 
-    What `look` returns comes back as the contents, tuples as lists; it is not asked about a file that is trusted and
-    runs code. Raises UntrustedFileError for what would run code without trust, or is not allowed by the rules;
+    The content of each result is what `look` returned, tuples as lists; `look` does not get a trusted file that runs
+    code. Raises UntrustedFileError for a file that would run code without trust, or that the rules do not allow;
     CheckpointError if a file is damaged, made to be misread, crashes its reader or changes meanwhile; what `look`
     raises.
     """
@@ -105,9 +105,9 @@ def read_verified(
     rules: ReadingRules,
     read_trusted: Callable[[Path, FileKind], object] | None = None,
 ) -> dict[Path, ScanResult]:
-    """Return what files hold, read after all have been gone through by `inspect_isolated`.
+    """Return the contents of files, read after `inspect_isolated` has checked all of them.
 
-    `check` gets each file's content, and its name for messages, and raises unless the content is what is wanted. A file
+    `check` gets each file's content, and its name for messages, and raises if the caller cannot use it. A file
     whose reading runs code is read by `read_trusted`, which has to be there if the rules trust. A tensor anywhere in
     the content that claims more than its storage is a CheckpointError: going through its values could take for ever.
     """
@@ -149,7 +149,7 @@ def _verify_file(path: Path, kind: FileKind, look: Visitor, rules: ReadingRules)
 
 
 def _verify_distributed(path: Path, look: Visitor, rules: ReadingRules) -> ScanResult:
-    """Go through every slice of a distributed checkpoint; none is run, however much it is trusted."""
+    """Check every slice of a distributed checkpoint; none runs code, even if it is trusted."""
     rules = replace(rules, trust=False)
     names: dict[str, None] = {}
     for stored in read_metadata(path):
@@ -170,7 +170,7 @@ def _slice_name(path: Path, stored: Stored) -> str:
 
 
 def _is_to_run(survey: PickleSurvey, rules: ReadingRules) -> bool:
-    """Return whether a file is trusted for its classes; plain data are read in the same way with and without trust."""
+    """Return whether a trusted file is read by running its classes; classes of plain data are never run."""
     return rules.trust and not all(map(is_data, survey.imports))
 
 
@@ -315,7 +315,7 @@ def _value_of(path: Path, stored: Stored, how: ReadMode) -> object:
 
 
 def _read_bytes(content: bytes, name: str) -> Any:
-    """Return what the bytes of a "torch" file hold that names nothing but what torch's safe reader knows."""
+    """Return the content of a "torch" file's bytes, which name nothing but what torch's safe reader knows."""
     if _is_swapped(BytesIO(content)):
         raise CheckpointError(f"{name} was written on a machine of the other byte order, which hookscope cannot read.")
     with _torch_allow_list_only():
@@ -341,12 +341,12 @@ def _read_torch(path: Path, kind: FileKind) -> object:
     if kind == "torch":
         with open_regular(path) as file:
             if _is_swapped(file):
-                _swap_what_torch_leaves(content)
+                _swap_untyped_values(content)
     return content
 
 
-def _swap_what_torch_leaves(content: object) -> None:
-    """Swap the bytes of the tensors in a file of the other byte order whose dtypes its storages do not tell."""
+def _swap_untyped_values(content: object) -> None:
+    """Swap the bytes of tensors whose storages were saved without a dtype, in a file of the other byte order."""
     tensors = [tensor for tensor in tensors_within(content) if tensor.dtype in _UNTYPED and tensor.numel()]
     for tensor in {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values():
         width = tensor.element_size() // (2 if tensor.is_complex() else 1)
@@ -355,7 +355,7 @@ def _swap_what_torch_leaves(content: object) -> None:
 
 
 def tensors_within(content: object) -> Iterator[Tensor]:
-    """Yield the tensors anywhere in nested dicts, lists and tuples, each of these once, in the file's order.
+    """Yield the tensors in nested dicts, lists and tuples, no container twice, in the file's order.
 
     They are detached, because a file can put anything in the place of a tensor's methods.
     """
@@ -363,7 +363,7 @@ def tensors_within(content: object) -> Iterator[Tensor]:
 
 
 def claims_too_much(tensor: Tensor) -> bool:
-    """Return whether a dense tensor has more elements than its storage, which it shows again and again (stride 0)."""
+    """Return whether a dense tensor has more elements than its storage, because it repeats some (stride 0)."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return False
     return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
@@ -377,7 +377,7 @@ def _is_swapped(file: BinaryIO) -> bool:
 
 @contextmanager
 def _torch_allow_list_only() -> Iterator[None]:
-    """Take away the classes that other packages (torchvision among them) added to what torch unpickles."""
+    """Suspend the classes that other packages (torchvision among them) have allowed torch to unpickle."""
     added = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:

@@ -62,7 +62,7 @@ def replace_stand_ins(content: Any, replacement: Callable[[StandIn], Any]) -> An
 
 
 def is_bare(call: StandIn) -> bool:
-    """Return whether a call is all that a stand-in has been through: no state, entries, elements or keywords."""
+    """Return whether a stand-in is nothing but a call: it has no state, entries, elements or keywords."""
     return call.state is ABSENT and not (call.entries or call.elements or call.keywords)
 
 

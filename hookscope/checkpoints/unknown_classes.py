@@ -96,7 +96,7 @@ def _in_archive(file: BinaryIO, name: str) -> tuple[Any, Located]:
 
 
 def _in_legacy_file(file: BinaryIO) -> tuple[Any, Located]:
-    """Read the pickles at the start of a file; the storages follow in the order of the last, each behind its length."""
+    """Read the pickles at a file's start; storages follow, each after its length, in the order of the last pickle."""
     unpicklers: list[InertUnpickler] = []
     contents: list[Any] = []
     while len(contents) < LEGACY_PICKLES:
@@ -134,7 +134,7 @@ def _storage_of(reference: object) -> tuple[str, torch.dtype, int]:
 
 
 class _Values:
-    """Makes tensors and plain values of the stand-ins that are meant so."""
+    """Makes tensors and plain values of the stand-ins that describe some."""
 
     def __init__(self, whole: Callable[[], Any], located: Located) -> None:
         self._whole, self._located = cache(whole), located
@@ -245,7 +245,7 @@ class _Values:
 
 
 def _array_of(raw: bytes | str, described: StandIn, shape: tuple[object, ...]) -> NDArray[Any] | None:
-    """Return an array of numbers that torch has, in this machine's byte order; None for any other."""
+    """Return an array of numbers in this machine's byte order; None for a dtype that torch lacks."""
     text = described.arguments[0] if described.name == "numpy.dtype" and described.arguments else None
     if type(text) is not str or not _NUMBERS.fullmatch(text):
         return None

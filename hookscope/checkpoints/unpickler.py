@@ -36,9 +36,9 @@ class Global:
 
 @dataclass(eq=False, repr=False, slots=True)
 class StandIn:
-    """What a call in a pickle would have returned: what was called with which arguments, and what came after.
+    """The result of a call in a pickle, which was not made: its name, its arguments, and what was done to the result.
 
-    "()" follows the name of what such a call returned. `keywords` are those of NEWOBJ_EX, `state` is the argument of
+    If a result is called itself, "()" follows the name. `keywords` are those of NEWOBJ_EX, `state` is the argument of
     BUILD, `entries` are those of SETITEM, `elements` those of APPEND and ADDITEMS.
     """
 
@@ -58,7 +58,7 @@ class Reference:
 
 
 class UnreadablePickleError(ValueError):
-    """A pickle is damaged, or does what none that a program has written does."""
+    """A pickle is damaged, or does what no program writes."""
 
 
 class TruncatedPickleError(EOFError):
@@ -242,7 +242,7 @@ class InertUnpickler:
 
 
 def _hashable(key: Any) -> Any:
-    """Return a key; an error for one whose hash could run anything, or take any time."""
+    """Return a key; raise UnreadablePickleError if its hash could run code, or take any time."""
     kind = type(key)
     if kind in _SCALARS or kind is StandIn or kind is Global:
         return key

@@ -53,7 +53,7 @@ _SPINS = "1000"
 # which is a seventh of what `hookscope activations resnet34` takes; after so many it takes no more memory.
 _NEW_OBJECTS = 10_000
 
-# What people write for an option, and what it is called here; or an argument.
+# Names that people write, and the option or argument that they mean.
 _CALLED_OTHERWISE = {
     **dict.fromkeys(("--size", "--img-size", "--image-size", "--imgsz"), "--resize"),
     **dict.fromkeys(("--class", "--label", "--class-index"), "--target"),
@@ -70,7 +70,7 @@ _CALLED_OTHERWISE = {
     **dict.fromkeys(("--image", "--images", "--picture", "--img", "--data", "--path"), "IMAGE"),
 }
 
-# An option misspelt is at least so like it: bisct like bisect 0.91, laier like layer 0.8; but meta like mean 0.75.
+# Least likeness of a misspelt option: bisct to bisect 0.91, laier to layer 0.8; but meta to mean 0.75.
 _MISSPELT = 0.8
 
 _STREAM_FAILURES = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -138,7 +138,7 @@ def _hookscope(
 
 
 class _Terminated(BaseException):
-    """SIGTERM arrived; on the way out everything half-done is undone."""
+    """SIGTERM arrived; raised as an exception, so that everything half-done is undone."""
 
 
 def main() -> NoReturn:
@@ -169,7 +169,7 @@ def main() -> NoReturn:
 
 
 def _watch_script() -> NoReturn:
-    """Run the script of `hookscope watch` as Python does: signals, streams, environment and exit are as it has them."""
+    """Run the script of `hookscope watch` with the signals, streams, environment and exit of plain Python."""
     excepthook = sys.excepthook
     result = _result(sys.argv[1:])
     sys.excepthook = excepthook  # typer has set its own
@@ -185,8 +185,8 @@ def _watch_script() -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line, given without the program's name, and return its exit code.
 
-    A message has been printed to stderr unless that is 0. No arguments at all are a usage error, which prints the help,
-    but in a terminal they are a question, which a greeting answers.
+    A message has been printed to stderr unless that is 0. Without arguments it prints a greeting in a terminal, and the
+    help elsewhere, which is a usage error.
     """
     result = _result(arguments)
     return result if isinstance(result, int) else EXIT_DONE
@@ -239,7 +239,7 @@ def _wrong_usage(error: Any) -> UsageError:
     names = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
     # "No such command 'model'. Did you mean 'models'?."
     sentence = _wrong_value(error) or _right_name(option, names, parameters) or error.format_message().removesuffix(".")
-    sentence += _way_for_inputs(sentence, option, names, "" if context is None else context.info_name)
+    sentence += _hint_about_inputs(sentence, option, names, "" if context is None else context.info_name)
     if context and sentence.startswith("No such command") and not sentence.endswith("?"):
         sentence += f". Commands are {', '.join(context.command.list_commands(context))}"
     path = context.command_path if context else "hookscope"
@@ -247,7 +247,7 @@ def _wrong_usage(error: Any) -> UsageError:
 
 
 def _right_name(option: str, names: Collection[str], parameters: Sequence[Any]) -> str:
-    """Return what an option that does not exist is called here, if the command has it; else ""."""
+    """Return a sentence with the right name of an unknown option, if the command has it; else ""."""
     alike = get_close_matches(option.strip("-"), sorted(name.strip("-") for name in names), 1, _MISSPELT)
     meant = _CALLED_OTHERWISE.get(option) or "".join(f"--{name}" for name in alike)
     if meant.startswith("--"):
@@ -256,8 +256,8 @@ def _right_name(option: str, names: Collection[str], parameters: Sequence[Any]) 
     return f"{option} is not an option: {meant} is given without one" if is_argument else ""
 
 
-def _way_for_inputs(sentence: str, option: str, names: Collection[str], command: str) -> str:
-    """Return how inputs are given, where a file is one argument too many or an option may be the network's; else ""."""
+def _hint_about_inputs(sentence: str, option: str, names: Collection[str], command: str) -> str:
+    """Return how inputs are given, if a file is one argument too many or an option may be the network's; else ""."""
     if command == "watch" and sentence.startswith(("No such option", "Got unexpected extra")):
         return ". Arguments of the script follow --: `hookscope watch train.py -- --lr 0.1`"
     if command == "survey" and option in ("--input", "--input-shape"):
@@ -276,7 +276,7 @@ def _way_for_inputs(sentence: str, option: str, names: Collection[str], command:
 
 
 def _wrong_value(error: Any) -> str:
-    """Return which option's value is wrong, and why; typer prints only the reason that pydantic gives."""
+    """Return the option whose value is wrong, and why: typer prints only pydantic's reason. "" for other errors."""
     from pydantic import ValidationError
 
     option = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")
@@ -289,7 +289,7 @@ def _wrong_value(error: Any) -> str:
 
 
 def _stream_failed(error: OSError, stream: TextIO) -> int:
-    """Silence a stream that cannot be written, or Python would try once more while it exits, and fail."""
+    """Silence a stream that cannot be written, as Python would fail on it again at exit; return the exit code."""
     with suppress(OSError):  # a stream without a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if error.errno == errno.EPIPE:  # the reader has closed the pipe

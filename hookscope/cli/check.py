@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 _CONFIG = Path("hookscope.toml")
 
-# The rest is for the system.
-_SHARE_OF_MEMORY = 0.9
+_SHARE_OF_MEMORY = 0.9  # of the machine's, for all workers; the rest is for the system
 
 
 def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
@@ -68,7 +67,7 @@ def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
         began = time.perf_counter()
         settings = with_options(read_settings(config, Path()), option)
         paths = find_checkpoints(checkpoints)
-        baseline = _known_baseline(settings, paths, renews=option.update_baseline)
+        baseline = _baseline_to_compare(settings, paths, renews=option.update_baseline)
         settings, wanted = judged_by(settings, option, baseline, renews_baseline=option.update_baseline)
         ci = ci_output(option)
         if option.page is not None:
@@ -105,7 +104,7 @@ def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
 
 
 def _inform(option: options.Check) -> int:
-    """Do what `--rules`, `--explain` or `--init` asks for, whatever else is given."""
+    """Do what `--rules`, `--explain` and `--init` ask for, and ignore the other options."""
     from hookscope.cli.rule_tables import rule_explanation, rules_table
     from hookscope.errors import nearest
     from hookscope.rules import RULES
@@ -132,8 +131,8 @@ def _inform(option: options.Check) -> int:
     return 0
 
 
-def _known_baseline(settings: "CheckSettings", checkpoints: Sequence[str], *, renews: bool) -> "Baseline | None":
-    """Read the baseline to compare with; None without one, and where `--update-baseline` is to write it."""
+def _baseline_to_compare(settings: "CheckSettings", checkpoints: Sequence[str], *, renews: bool) -> "Baseline | None":
+    """Read the baseline to compare with; None without one, and if `--update-baseline` is to write it."""
     if not renews:
         from hookscope.rules.baseline import read_baseline
 
@@ -165,7 +164,7 @@ def _evidence_folders(evidence: Path | None, checkpoints: Sequence[str]) -> list
 
 
 def _limits(option: options.Check, at_once: int) -> "Limits":
-    """Return what one worker may take; say so where memory cannot be limited as asked."""
+    """Return the limits of one worker; print a note if `--memory` has no effect here."""
     from hookscope.checkpoints.sandbox.worker import CAN_LIMIT_MEMORY, Limits, machine_memory_bytes
 
     # An accelerator's driver reserves far more addresses than memory.

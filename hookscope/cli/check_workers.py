@@ -57,7 +57,7 @@ def check_workers(
     with closing(running):
         for position, outcome in running:
             failed = isinstance(outcome, WorkerFailure)
-            finished[position] = (_unfinished if failed else _read)(jobs[position], outcome)
+            finished[position] = (_unfinished if failed else _validated)(jobs[position], outcome)
             advance(len(finished), len(jobs))
     results = [finished[position] for position in range(len(jobs))]
     reports = refuse_unmatched([result.report for result in results], jobs[0].wanted)
@@ -66,8 +66,8 @@ def check_workers(
     ]
 
 
-def _read(job: CheckJob, answer: object) -> Checked:
-    """Read a worker's result; one that was taken over by a file may have answered anything."""
+def _validated(job: CheckJob, answer: object) -> Checked:
+    """Validate a worker's result: a worker that a file has taken over may answer anything."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     adapter = TypeAdapter(tuple[Checked], config=ConfigDict(arbitrary_types_allowed=True))

@@ -51,7 +51,7 @@ def _commands(folder: Path) -> Iterator[tuple[Sequence[str], str]]:
 
 
 def _places(folder: Path) -> Iterator[str]:
-    """Yield where pictures are looked for: here, in folders, and in folders in those, such as one for each class."""
+    """Yield the places to look for pictures: this folder, its folders, and theirs, such as one for each class."""
     yield from ("sample_images", "")
     for outer in _names(folder, _holds_files_of_the_user):
         yield outer

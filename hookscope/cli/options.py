@@ -42,7 +42,7 @@ _ARGUMENTS = {
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command as typer takes it: arguments with their help, and the options of the class of `option`.
 
-    A command gets what is given; its arguments have their own defaults.
+    A command gets only the values that are given: its own defaults hold for the others.
     """
     parameters = dict(signature(command).parameters)
     kind = parameters.pop("option").annotation if "option" in parameters else None
@@ -105,7 +105,7 @@ def _option(field: "Field[Any]", section: str, *, completes: bool) -> Parameter:
 
 
 def _complete_model(incomplete: str) -> list[str]:
-    """Complete the name of a network; where none begins so, shells offer files."""
+    """Complete the name of a network; if no name begins so, shells offer files."""
     from hookscope.models.names import model_names
 
     return [name for name in model_names() if name.startswith(incomplete)]

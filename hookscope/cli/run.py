@@ -119,7 +119,7 @@ class Run:
 
 
 def _has_problem(result: Any) -> bool:
-    """Tell whether `--strict` fails, for the results of commands without a switch of their own."""
+    """Tell whether a result has a problem that `--strict` turns into exit code 1."""
     import numpy as np
 
     from hookscope.results.attention import Attention

@@ -111,7 +111,7 @@ def _over_inputs(
     images: Sequence[str],
     option: "options.Activations | options.Grads | options.Attribute | options.Attention",
 ) -> int:
-    """Run a function of `hookscope.commands`; show and save its result, also that of a run that raised."""
+    """Run a function of `hookscope.commands`; show and save its result, a partial one too if the network raised."""
     from hookscope.commands.opening import images_or_demo
 
     verb = function.__name__
@@ -223,7 +223,7 @@ def history(files: str, images: Sequence[str] = (), *, option: options.History) 
 
 
 def _place_of(files: str | list[str]) -> tuple[str, str]:
-    """Return for the name of the run directory the folder of the files, and what their names begin with."""
+    """Return the folder of the files and the common beginning of their names, to name the run directory."""
     if not isinstance(files, str):
         folder, names = Path(files[0]).parent, [Path(file).name for file in files]
         same = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
@@ -282,7 +282,7 @@ def survey(model: str | None = None, images: Sequence[str] = (), *, option: opti
 
 
 def _merge(folder: Path, option: options.Survey, *, takes_inputs: bool) -> int:
-    """Merge the chunks of shards; the run takes the name that they were given."""
+    """Merge the chunks of shards that were measured with `--out` FOLDER, into a run of that name."""
     from hookscope.commands.survey.plan import ChunkFolder
     from hookscope.commands.survey.run_survey import merge_survey
     from hookscope.results.runs.directory import check_target

@@ -93,8 +93,7 @@ def models(pattern: str | None = None) -> int:
     """
     from hookscope.models.names import model_names
 
-    for name in model_names(pattern):
-        typer.echo(name)
+    typer.echo("\n".join(model_names(pattern)))
     return 0
 
 

@@ -35,7 +35,7 @@ class Batch:
     Attributes:
         args: One tensor (N, C, H, W) or (N, C, T, H, W); a list of N tensors (C, H, W) for detection; two tensors
             (N, C, H, W) for optical flow.
-        indices: Position of each input among those given, unusable ones counted.
+        indices: Position of each input among all inputs, unusable ones counted.
         records: One per input, in the order of `indices`.
         kwargs: Tensors, with the inputs on axis 0, containers of such tensors, and anything else.
         shared: Tensors that belong to all inputs: "mask", "views[1]" in `kwargs`, "[1]" in `args`.
@@ -55,7 +55,7 @@ class Batch:
 
     @property
     def pictures(self) -> tuple[int, int, int] | None:
-        """How many there are and their height and width, of the argument (N, C, H, W) of floating-point numbers."""
+        """Count, height and width of the floating-point arguments (N, C, H, W); None without any, or if they differ."""
         values = [*self.args, *self.kwargs.values()]
         tensors = [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
         sizes = {(len(tensor), tensor.shape[2], tensor.shape[3]) for tensor in tensors if tensor.dim() == 4}
@@ -100,16 +100,16 @@ def load_batches(
 
 
 class _Prefetcher:
-    """Files in order, of which threads read the next few while the network works on the current ones.
+    """Loads files in order; threads read the next few while the network works on the current ones.
 
-    Threads, because Pillow lets go of the interpreter while it decodes and resizes: processes would have to be started,
-    and what they read sent over. A thread ends when there is nothing to read.
+    Threads are enough, because Pillow releases the interpreter while it decodes and resizes; processes would have to be
+    started, and their pictures sent over. A thread ends when there is nothing to read.
     """
 
     def __init__(
         self, paths: Iterable[Source], preprocessing: Preprocessing, depth: int, readers: int | None = None
     ) -> None:
-        """Read nothing yet; `depth` files at most are read ahead, by `readers` threads; None for the usual number."""
+        """Read nothing yet; `readers` threads, None for the usual number, read at most `depth` files ahead."""
         self._readers = min(_MOST_READERS, os.cpu_count() or 1) if readers is None else readers
         self._waiting = iter(paths)
         self._preprocessing = preprocessing
@@ -120,7 +120,7 @@ class _Prefetcher:
         self._lock = threading.Lock()
 
     def load(self) -> _Loaded | None:
-        """Return what `load_input` returns for the file whose turn it is, or raise what it raises; None at the end."""
+        """Load the next file as `load_input` does; None at the end."""
         path, reading = self._coming.popleft() if self._coming else (next(self._waiting, None), None)
         if path is None:
             return None
@@ -137,7 +137,7 @@ class _Prefetcher:
         return loaded
 
     def cancel(self) -> None:
-        """Leave unread what no thread has begun with; it is the end."""
+        """Drop the files that no thread has begun to read."""
         self._unread.clear()
 
     def _hand_over(self, path: Source) -> Future[_Loaded]:
@@ -165,7 +165,7 @@ class _Prefetcher:
 
 
 class _Input(NamedTuple):
-    """One input without a batch axis: a tensor, or two frames; and its position among those given."""
+    """One input without a batch axis: a tensor, or two frames; and its position among all inputs."""
 
     tensors: tuple[torch.Tensor, ...]
     record: InputRecord
@@ -211,7 +211,7 @@ def _part_record(record: InputRecord, index: int, count: int, preprocessing: Pre
 
 
 def _pairs(frames: Iterator[_Input | None], refuse: _Refuse) -> Iterator[_Input | None]:
-    """Pair each frame with the next one, a single one with itself; yield None for a pair that cannot be used."""
+    """Pair each frame with the next, a single frame with itself; yield None for an unusable pair."""
     previous, count = None, 0
     for frame in frames:
         count += 1
@@ -260,7 +260,7 @@ def _stacked(chunk: list[_Input]) -> list[torch.Tensor] | str:
 
 
 def count_inputs(paths: Iterable[Source], preprocessing: Preprocessing) -> int:
-    """Return how many inputs files hold; only tensor files are read for that."""
+    """Return how many inputs files hold; only tensor files are read to count them."""
     count = 0
     for path in paths:
         count += 1
@@ -343,7 +343,7 @@ def rows_of(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one layout as one, along axis 0."""
+    """Join tensors of one layout along axis 0."""
     first = tensors[0]
     if first.is_nested:
         return torch.nested.as_nested_tensor([part for rows in tensors for part in rows.unbind()], layout=first.layout)
@@ -351,7 +351,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def with_changed(value: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value with each tensor in it changed; containers are copied, those that cannot be stay as they are.
+    """Return a value with each tensor in it changed; containers are copied, or returned as they are if they cannot be.
 
     `change` gets the path of a tensor inside the value, "" for the value itself, and the tensor, once for each tensor.
     """

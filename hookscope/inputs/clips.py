@@ -39,10 +39,10 @@ def digest_of(source: Path | Clip) -> str:
 
 
 def with_clips(source: str, files: Sequence[Path], preprocessing: Preprocessing) -> list[Source]:
-    """Return the files that a source stands for, with a clip in place of the pictures of each folder in a folder.
+    """Return the files of a source; if it is a folder and the network takes clips, each folder's pictures are a clip.
 
-    That is where the network takes clips. A single picture stays one, and so do pictures named by a glob or by
-    themselves: each is repeated as a clip of its own.
+    A single picture stays one, and so do pictures named by a glob or by themselves: each is repeated as a clip of its
+    own.
     """
     if preprocessing.kind != "video" or not Path(source).is_dir():
         return [*files]

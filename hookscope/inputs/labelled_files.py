@@ -49,7 +49,7 @@ class LabelledFiles:
 
 
 def or_several() -> str:
-    """Return how advice about a label for each picture goes on, where pictures may have several."""
+    """Return the end of advice about a label for each picture: the option for several."""
     return f", or {arg('multi_label')} for several labels of a picture"
 
 
@@ -98,7 +98,7 @@ def _in_folders(folder: Path, multi_label: bool) -> LabelledFiles:
 
 
 def _with_equal_files_joined(labels: Mapping[str, tuple[str, ...]]) -> _Labels:
-    """Return one path for files of equal content, with the labels of all of them; only equal sizes are read."""
+    """Join files of equal content under the first path, with all their labels; only equal sizes are read."""
     sizes: defaultdict[int, list[str]] = defaultdict(list)
     for path in labels:
         try:

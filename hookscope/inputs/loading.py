@@ -63,7 +63,7 @@ def load_argument(path: Path, preprocessing: Preprocessing) -> tuple[Any, InputR
 
 
 def is_quiet(path: Source) -> bool:
-    """Tell whether `load_quietly` may read a file, from its header; one that is damaged is not."""
+    """Tell from a file's header whether `load_quietly` may read it; False for a damaged file."""
     # Files are read with LOAD_TRUNCATED_IMAGES off. It is one switch for all threads: where it is on, only guarded
     # reading, one file at a time, may change it.
     if not isinstance(path, Path) or ImageFile.LOAD_TRUNCATED_IMAGES:
@@ -76,7 +76,7 @@ def is_quiet(path: Source) -> bool:
 
 
 def load_quietly(path: Source, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
-    """Do as `load_input`, for a file that `is_quiet`, in any thread: what all threads share is left alone."""
+    """Load a file that `is_quiet` as `load_input` does, in any thread: it changes no state that threads share."""
     assert isinstance(path, Path)  # noqa: S101 - `is_quiet` said so
     return _load(path, preprocessing, is_guarded=False)
 
@@ -212,7 +212,7 @@ def _opened(path: Path, name: str, recorded: AbstractContextManager[None]) -> It
 
 @contextmanager
 def _guarded(steps: list[str], max_pixels: int) -> Iterator[None]:
-    """Do as `_recorded_warnings`, with Pillow refusing what is cut off, and reading up to `max_pixels`.
+    """Record warnings, and let Pillow refuse truncated pictures and read up to `max_pixels`.
 
     A lower limit that is set in Pillow holds, unless more than the default is asked for.
     """
@@ -237,7 +237,7 @@ def _recorded_warnings(steps: list[str]) -> Iterator[None]:
 
 
 def _sniff(file: BinaryIO, name: str) -> _Content:
-    """Tell from a file's first bytes who reads it, and go back to its start; what nobody knows is left to Pillow."""
+    """Tell the content of a file from its first bytes, and rewind it; unknown content is left to Pillow."""
     head = file.read(1024)
     file.seek(0)
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()

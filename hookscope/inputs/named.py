@@ -68,10 +68,10 @@ def named_inputs(named: Mapping[str, Any] | Sequence[str], preprocessing: Prepro
     """
     if not isinstance(named, Mapping):
         return read_named(named, preprocessing)
-    return tuple(_given(name, value, preprocessing) for name, value in named.items())
+    return tuple(_input_of(name, value, preprocessing) for name, value in named.items())
 
 
-def _given(name: str, value: Any, preprocessing: Preprocessing) -> NamedInput:
+def _input_of(name: str, value: Any, preprocessing: Preprocessing) -> NamedInput:
     records: list[InputRecord] = []
     value = _with_files(value, preprocessing, records)
     tensors = [tensor for _, tensor in tensors_in(value)]
@@ -83,7 +83,7 @@ def _given(name: str, value: Any, preprocessing: Preprocessing) -> NamedInput:
 
 
 def _with_files(value: Any, preprocessing: Preprocessing, records: list[InputRecord]) -> Any:
-    """Return a value with what files hold in place of the paths in it; `records` gets those of the files."""
+    """Replace the paths in a value by the contents of their files; `records` gets the files' records."""
     if isinstance(value, Path):
         content, record = load_argument(value, preprocessing)
         records.append(record)
@@ -218,12 +218,12 @@ def without_named_frame(preprocessing: Preprocessing, named: Sequence[NamedInput
 
 
 def named_count(named: Sequence[NamedInput]) -> int:
-    """Return how many inputs there are where all have names: as many as the first with several rows has."""
+    """Return how many inputs there are if all have names: as many as the first with several rows has."""
     return next((kwarg.row_count for kwarg in named if kwarg.row_count > 1), 1)
 
 
 def named_batch(named: Sequence[NamedInput]) -> Batch:
-    """Return inputs by name as a batch without any others; as many inputs as the first that holds several tells."""
+    """Return a batch of inputs by name alone, as many as `named_count` tells."""
     read = [kwarg for kwarg in named if kwarg.record is not None]
     counted_first = sorted(read, key=lambda kwarg: {0: 2, 1: 1}.get(kwarg.row_count, 0))  # the others in their order
     count = named_count(named)

@@ -15,9 +15,9 @@ from hookscope.text import shape_text
 def noise_batch(shapes: NoiseShapes | Sequence[NoiseShape], seed: int, kind: InputKind = "image") -> Batch:
     """Draw inputs of a shape, or an argument for each of several shapes; raises as `parse_noise_shapes`.
 
-    They are of the standard normal distribution, or evenly distributed whole numbers where a shape has a bound. torch's
-    global random state is left alone. `kind` decides how the first argument by position is handed over. Axis 0 of the
-    first shape that is longer than 1 counts inputs; arguments that are not as long along it belong to all of them.
+    Values are standard normal, or uniform whole numbers if a shape has a bound. torch's global random state is left
+    alone. `kind` decides how the first argument by position is handed over. Axis 0 of the first shape that is longer
+    than 1 counts inputs; arguments of another length belong to all inputs.
     """
     shapes = parse_noise_shapes(shapes)
     generator = torch.Generator().manual_seed(seed)
@@ -45,7 +45,7 @@ def noise_batch(shapes: NoiseShapes | Sequence[NoiseShape], seed: int, kind: Inp
 
 
 def noise_count(shapes: Sequence[NoiseShape]) -> int:
-    """Return how many inputs the noise of these shapes is."""
+    """Return how many inputs noise of these shapes has."""
     return next((shape.shape[0] for shape in shapes if shape.shape[0] > 1), 1)
 
 
@@ -64,7 +64,7 @@ def noise_and_named(
 ) -> tuple[tuple[NoiseShape, ...], tuple[NamedInput, ...]]:
     """Return the noise that is the input, and all inputs by name.
 
-    Noise by name goes with pictures, tensors and files, where there are others; else it is part of the input.
+    Noise by name accompanies pictures, tensors or files if there are any; else it is part of the input.
     """
     by_position = any(not shape.name for shape in shapes)
     if not by_position and (with_others or any(entry.record is not None for entry in named)):

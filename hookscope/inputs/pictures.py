@@ -68,7 +68,7 @@ _QUIET_MODES = frozenset({"L", "LA", "RGB", "RGBA"})
 
 
 def looks_like_picture(path: Path) -> bool:
-    """Tell whether a file begins as a picture does; one that cannot be read does not."""
+    """Tell whether a file begins as a picture does; False for an unreadable file."""
     try:
         head = read_bounded(path, 16)
     except (OSError, ValueError):
@@ -79,7 +79,7 @@ def looks_like_picture(path: Path) -> bool:
 
 
 def is_quiet_picture(file: BinaryIO) -> bool:
-    """Tell whether all that `read_picture` may warn of is said when the header is read, as it is here.
+    """Tell whether `read_picture` can give no other warnings than reading the header, which is done here.
 
     Raises an Exception of any kind if the file is damaged or not a picture.
     """
@@ -218,7 +218,7 @@ def _brand(head: bytes) -> bytes:
 
 
 def _check_checksums(file: BinaryIO, name: str) -> None:
-    """Compare each chunk of a PNG with its checksum; Pillow checks few of them, but notices what is cut off."""
+    """Compare each chunk of a PNG with its checksum; Pillow checks few of them, but notices truncation."""
     file.seek(len(_PNG))
     while len(head := file.read(8)) == 8:
         remaining, kind = int.from_bytes(head[:4], "big"), head[4:]
@@ -249,7 +249,7 @@ def _too_large(name: str, size: str, limit: int) -> ImageError:
 
 
 def _depth(picture: ImageFile.ImageFile, file: BinaryIO, name: str, steps: list[str]) -> int:
-    """Return the bits of deep greyscale as far as the format tells, and note what decoding takes away of others."""
+    """Return the bits of deep greyscale, as far as the format tells; note in `steps` what decoding drops."""
     is_deep = picture.mode in _DEEP_MODES
     if picture.format == "JPEG2000":
         depth = _jpeg2000_depth(file)

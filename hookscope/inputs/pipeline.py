@@ -31,8 +31,8 @@ _NO_PICTURE = 205  # of 255: what stands for inputs that cannot be shown
 class Photographs:
     """The photographs behind the inputs of a run.
 
-    `pictures` are those given in memory, `batch` the inputs themselves where tensors were given. `seen` has what the
-    network saw of the first inputs: (H, W, 3) or (H, W) uint8.
+    `pictures` are pictures in memory, `batch` the inputs if they are tensors. `seen` has what the network saw of the
+    first inputs: (H, W, 3) or (H, W) uint8.
     """
 
     preprocessing: Preprocessing
@@ -87,7 +87,7 @@ class Photographs:
 
 @dataclass(frozen=True, slots=True)
 class InputPipeline:
-    """The inputs of a run, in batches, each time they are asked for.
+    """The inputs of a run; each call of `batches` reads them anew.
 
     There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or `noise` by `seed`; inputs
     by name, `named`, go with every batch, or are the only ones. Batches go through `finish`, for example to add

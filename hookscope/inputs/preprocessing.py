@@ -1,6 +1,6 @@
 """Turn a decoded picture into a network's input: resize, crop, scale and normalise it as torchvision's presets do.
 
-`thumbnails` goes back, as far as colours go: what the network saw of each input, as a picture.
+`thumbnails` goes back from inputs to pictures of what the network saw.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def prepare_picture(
 
 def _covered(whole: Region, resized: Sequence[int], corner: tuple[int, int], cropped: Sequence[int]) -> Region:
     """Return the part of the whole picture that a crop of the resized one covers; `corner` is its top and left."""
-    # Pillow and torch map the outer edges of the one to those of the other. Multiplied first: the whole is the whole.
+    # Pillow and torch map outer edges to outer edges. Multiplying before dividing keeps those of the whole exact.
     top, bottom = (whole.height * edge / resized[0] for edge in (corner[0], corner[0] + cropped[0]))
     left, right = (whole.width * edge / resized[1] for edge in (corner[1], corner[1] + cropped[1]))
     return replace(whole, top=top, left=left, bottom=bottom, right=right)
@@ -156,9 +156,9 @@ def check_suits_pictures(preprocessing: Preprocessing) -> None:
 def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> list[NDArray[np.uint8]]:
     """Return the pictures in a batch, (H, W, 3) or (H, W), resized and cropped as the network got them.
 
-    Normalisation is undone: value x std + mean, which gives 0 to 1 again; what lies outside is cut off, and what is not
-    finite is black. For a clip the first frame is shown. There are none if `values`, (N, C, H, W) or (N, C, T, H, W) as
-    handed to the network, are no pictures of 1 or 3 channels.
+    Normalisation is undone: value x std + mean, which gives 0 to 1 again; values outside are clipped, and values that
+    are not finite are black. For a clip the first frame is shown. There are none if `values`, (N, C, H, W) or
+    (N, C, T, H, W) as handed to the network, are no pictures of 1 or 3 channels.
     """
     if values.ndim == 5:
         values = values[:, :, 0]

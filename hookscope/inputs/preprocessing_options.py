@@ -48,9 +48,9 @@ def _within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tu
 
 
 def assumed_preparation(base: Preprocessing, inputs: Iterable[object], option: PictureOptions) -> tuple[str, ...]:
-    """Warn how pictures are prepared where neither the weights nor an option has the preprocessing of training.
+    """Return a warning about assumed preprocessing of pictures, if neither weights nor options give that of training.
 
-    Returns a sentence, or none; nothing is said of tensor files and recordings.
+    There is none for tensor files and recordings.
     """
     others = TENSOR_SUFFIXES | AUDIO_SUFFIXES
     no_pictures = all(isinstance(source, Path) and source.suffix.lower() in others for source in inputs)

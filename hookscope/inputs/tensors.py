@@ -27,7 +27,7 @@ def several_by_name() -> str:
     return f"an input of several tensors goes by name: {arg('input')} NAME=FILE, or alone as a tuple or dict of tensors"
 
 
-# What an argument in a file may nest, and hold in all, beyond what any network takes.
+# How deep an argument in a file may nest, and how many values it may hold: more than any network takes.
 _NESTING_LIMIT = 20
 _MEMBERS_LIMIT = 10_000
 
@@ -56,9 +56,9 @@ def read_stored(path: Path) -> torch.Tensor:
 
 
 def read_argument(path: Path) -> Any:
-    """Do as `read_stored` with what a network is given by name: also nested lists, tuples and dicts of tensors.
+    """Read an argument by name as `read_stored` does, but also nested lists, tuples and dicts of tensors.
 
-    They may hold numbers, text and None too. For a safetensors file with several tensors it is a dict.
+    They may hold numbers, text and None too. A safetensors file with several tensors becomes a dict.
     """
 
     def one_or_all(content: object, name: str) -> Any:
@@ -140,9 +140,9 @@ def is_one_input(shape: Sequence[int], preprocessing: Preprocessing) -> bool:
 
 
 def with_inputs_first(tensor: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
-    """Return a tensor with the inputs on axis 0: as `preprocessing` has it, or with a batch axis of 1 in front.
+    """Return a tensor with the batch axis of `preprocessing` moved to axis 0, or with a new axis of 1 there.
 
-    Raises UsageError if it lacks that axis, or holds no input.
+    Raises UsageError if the tensor lacks that axis, or holds no input.
     """
     axis = preprocessing.batch_axis
     if isinstance(axis, int) and tensor.dim() and not tensor.is_nested:

@@ -33,7 +33,7 @@ class NamedShape(NamedTuple):
 
 
 class Adapters(NamedTuple):
-    """The halves of adapters among tensors, by layer and name of the adapter; `other_count` tensors are none."""
+    """The halves of adapters among tensors, by layer and adapter; `other_count` is the number of other tensors."""
 
     down: Mapping[tuple[str, str], NamedShape]
     up: Mapping[tuple[str, str], NamedShape]
@@ -42,12 +42,12 @@ class Adapters(NamedTuple):
 
     @property
     def halves(self) -> tuple[str, ...]:
-        """The names of those without their other half."""
+        """The names of halves without their other half."""
         return tuple(sorted((self.down.get(key) or self.up[key]).key for key in self.down.keys() ^ self.up.keys()))
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """The names of the halves that are zero, or whose scale is, if all adapters have one; else ()."""
+        """The names of the halves and scales that are zero, if every adapter has one; else ()."""
         names = []
         for key in self.down.keys() & self.up.keys():
             zeros = [half.key for half in (self.up[key], self.down[key]) if half.is_zero]

@@ -18,6 +18,7 @@ from typing import Any
 from hookscope.errors import ModelNotFoundError
 from hookscope.models.names import DEMO, timm_names, torchvision_names
 from hookscope.models.network_table import COLOURS, COUNTER, Free, NetworkPattern, Shapes, Sizes, network_table
+from hookscope.models.weight_sets import listed
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.parameters import arg
 from hookscope.text import counted, printable, some_of
@@ -30,10 +31,10 @@ _PACKED = "_packed_params._packed_params"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A network, as MODEL would name it, that with these arguments has the names and shapes of a file.
+    """A network that, built with these arguments, has the names and shapes of a file; `model` names it as MODEL does.
 
     `missing_count` counts the buffers that the file lacks, `input_channels` is C of the pictures if it is not the
-    network's own, and `remarks` say how sure this is, and what differs from the network as published.
+    network's own. `remarks` say how many names fit, and what differs from the published network.
     """
 
     model: str
@@ -44,18 +45,18 @@ class Candidate:
 
 
 def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
-    """Return every known network whose names and shapes are these, up to class and input channel count.
+    """Return every known network with these names and shapes, apart from its numbers of classes and input channels.
 
-    All of torchvision and `demo` are compared; timm's, where it is installed, if none of those fits. Of several ways to
-    read wrapped names the most conservative that fits counts. `num_batches_tracked` may be missing. Raises
-    ModelNotFoundError if none fits and time ran out before all networks of timm were compared.
+    torchvision's networks and `demo` are compared first; if none fits, timm's are, if it is installed. If wrapped names
+    can be read in several ways, the most conservative reading that fits counts. `num_batches_tracked` may be missing.
+    Raises ModelNotFoundError if none fits and time ran out before all networks of timm were compared.
     """
     forms = _readings(shapes)
-    fitting = _fitting(_torchvision_patterns(), forms)
+    fitting = _best_candidates(_torchvision_patterns(), forms)
     if fitting or not find_spec("timm"):
         return _with_ties(fitting, "torchvision")
     left: list[str] = []
-    candidates = _with_ties(_fitting(_timm_patterns(set().union(*forms), left), forms), "timm")
+    candidates = _with_ties(_best_candidates(_timm_patterns(set().union(*forms), left), forms), "timm")
     if not left:
         return candidates
     note = f"{len(left)} of timm's networks were not compared, as {TIMM_SECONDS:g} s had passed"
@@ -65,9 +66,9 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
 
 
 def nearest_network(shapes: Shapes) -> str:
-    """Return which known network fits most names and shapes of a file, and what differs: "demo: 295 of 296 names …".
+    """Return the known network that shares most names and shapes with a file: "demo: 295 of 296 names and shapes; …".
 
-    It is "" if less than half of any network's fit. timm's are compared if none of torchvision's and `demo` is near.
+    Returns "" if no network shares more than half of them. timm's networks are compared if no other one is near.
     """
     forms = _readings(shapes)
     near = _nearest(_torchvision_patterns(), forms)
@@ -77,13 +78,13 @@ def nearest_network(shapes: Shapes) -> str:
 
 
 def adapt(model: str, shapes: Shapes) -> Candidate | None:
-    """Return the named network with the class and input channel count that makes it fit; None if nothing does.
+    """Return the named network with the numbers of classes and input channels that make it fit; None if none do.
 
-    Its remarks say only what differs from the network as published. `model` is a name of torchvision's, "timm:NAME" or
-    "demo"; nothing is known of others.
+    Its remarks say only what differs from the published network. `model` is torchvision's name, "timm:NAME" or "demo";
+    any other gives None.
     """
-    pattern = _known_pattern(model)
-    candidates = _fitting([pattern], _readings(shapes)) if pattern else []
+    pattern = _pattern_named(model)
+    candidates = _best_candidates([pattern], _readings(shapes)) if pattern else []
     return replace(candidates[0], remarks=candidates[0].remarks[1:]) if candidates else None
 
 
@@ -95,7 +96,7 @@ def _nearest(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> str
     best, sentence = _LEAST_ALIKE, ""
     counts = [Counter(name.partition(".")[0] for name in shapes) for shapes in forms]
     for pattern in patterns:
-        close = [shapes for shapes, count in zip(forms, counts, strict=True) if _most_alike(pattern, count) > best]
+        close = [shapes for shapes, count in zip(forms, counts, strict=True) if _likeness_bound(pattern, count) > best]
         published = pattern.published_shapes() if close and not pattern.is_int8 else {}
         for form in close if published else ():
             needed = {name: shape for name, shape in published.items() if name in form or not name.endswith(COUNTER)}
@@ -114,19 +115,19 @@ def _nearest(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> str
     return sentence
 
 
-def _most_alike(pattern: NetworkPattern, counts: Counter[str]) -> Fraction:
-    """Return an upper bound of the share of names that a network and a file have in common."""
+def _likeness_bound(pattern: NetworkPattern, counts: Counter[str]) -> Fraction:
+    """Return an upper bound of the share of names that a network and a file share, by the names' first parts."""
     least = max(counts.total(), sum(pattern.counts.values()) - pattern.optional_count)
     return Fraction(sum(min(count, counts[first]) for first, count in pattern.counts.items()), max(least, 1))
 
 
-def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> list[Candidate]:
-    """Try `forms` in order; return the networks that fit the first form with a fit and need the fewest changes."""
+def _best_candidates(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> list[Candidate]:
+    """Return the networks that fit the first of `forms` that any network fits, and need the fewest changes."""
     by_form: dict[int, list[Candidate]] = {}
     int8 = any(name.endswith(".zero_point") for name in forms[0])
     for pattern in patterns:
         for index, shapes in enumerate(forms if pattern.is_int8 == int8 else ()):
-            if candidate := _fitted(pattern, shapes):
+            if candidate := _candidate_of(pattern, shapes):
                 left_out = len(forms[0]) - len(shapes)
                 more = (f"{counted(left_out, 'other tensor')} in the file",) if left_out else ()
                 by_form.setdefault(index, []).append(replace(candidate, remarks=candidate.remarks + more))
@@ -136,7 +137,7 @@ def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> lis
     return [candidate for candidate, count in zip(best, changes, strict=True) if count == min(changes)]
 
 
-def _fitted(pattern: NetworkPattern, shapes: Shapes) -> Candidate | None:
+def _candidate_of(pattern: NetworkPattern, shapes: Shapes) -> Candidate | None:
     if pattern.is_int8:
         names = _packed_names(pattern.sizes, shapes)
         # What an int8 file has of the floating-point network's shapes.
@@ -225,7 +226,7 @@ def _with_ties(candidates: Sequence[Candidate], library: str) -> tuple[Candidate
     for candidate in candidates:
         others = [other.model for other in candidates if other is not candidate]
         alone = f"no other {library} network's do"
-        also = f"so do those of {', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
+        also = f"so do those of {listed(others, 3)}"
         fits, *rest = candidate.remarks
         annotated.append(replace(candidate, remarks=(f"{fits}; {also if others else alone}", *rest)))
     return tuple(annotated)
@@ -254,9 +255,9 @@ def _torchvision_patterns() -> Iterator[NetworkPattern]:
 
 
 def _timm_patterns(names: Container[str], left: list[str]) -> Iterator[NetworkPattern]:
-    """Yield timm's networks, those that are not in the table last, and only if their first layer has one of `names`.
+    """Yield timm's networks: those in the table, then others whose first layer's weight is among `names`.
 
-    `left` collects those for which no time was left.
+    `left` keeps the others for which there was no time.
     """
     table = network_table("timm")
     if installed_version("timm") == table.version:
@@ -276,7 +277,7 @@ def _timm_patterns(names: Container[str], left: list[str]) -> Iterator[NetworkPa
             yield pattern
 
 
-def _known_pattern(model: str) -> NetworkPattern | None:
+def _pattern_named(model: str) -> NetworkPattern | None:
     if model.startswith("timm:"):
         network = network_table("timm").networks.get(model)
         return network or _built(model)  # the tag of its weights may change its classes

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hookscope.statistics import library
 from hookscope.statistics.reduction import Reduction, merge, reduce_array
 
-# What NumPy reads the stored values of each dtype as, by torch's names. It has not all of them: see `_widened`.
+# NumPy's type for the stored values of each of torch's dtypes. NumPy lacks some of them: see `_widened`.
 ARRAY_TYPES = {
     **{f"float{bits}": f"f{bits // 8}" for bits in (16, 32, 64)},
     **{f"int{bits}": f"i{bits // 8}" for bits in (8, 16, 32, 64)},
@@ -29,13 +29,13 @@ ARRAY_TYPES = {
     "float8_e5m2": "u1",
 }
 
-# What float32 holds exactly. Of other whole numbers float64 holds the first sixteen digits.
+# Dtypes that float32 holds exactly. Other whole numbers keep their first sixteen digits in float64.
 _EXACT_IN_FLOAT32 = frozenset({"bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "float32"})
 
 # Processor flags of the instruction sets that the variants of native.c are compiled for.
 _INSTRUCTIONS = {"avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"}, "avx2": {"avx2", "fma"}}
 
-# The values of the 256 patterns: the first half of a float16; and one whose exponent has four bits, without Inf.
+# The values of all bytes: e5m2 is the upper half of a float16, e4m3fn has four bits of exponent and no Inf.
 _BITS = np.arange(256, dtype=np.uint16)
 _FLOAT8: dict[str, NDArray[np.float32]] = {
     "float8_e5m2": (_BITS << 8).view(np.float16).astype(np.float32),
@@ -62,10 +62,10 @@ class Values(NamedTuple):
 
 
 def values_of(pieces: Iterable[NDArray[np.generic]], dtype: str, repeats: int = 1, zeros: int = 0) -> Values:
-    """Return the statistics of a tensor from its elements, every one of which is there `repeats` times.
+    """Return the statistics of a tensor in which every stored element occurs `repeats` times.
 
-    `pieces` are all elements in flat arrays, of the type that `ARRAY_TYPES` has for the dtype, or "complex". `zeros`
-    are further elements, which a sparse tensor does not store.
+    `pieces` are the stored elements in flat arrays, of the type that `ARRAY_TYPES` has for the dtype, or complex.
+    `zeros` counts the elements that a sparse tensor does not store.
     """
     total = Reduction((), "", zeros, finite_count=zeros, min=0.0, max=0.0) if zeros else Reduction((), "", 0)
     is_whole = dtype != "complex" and "float" not in dtype

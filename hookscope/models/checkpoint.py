@@ -34,6 +34,8 @@ from hookscope.models.listing import file_remarks
 from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.shards import RESAVE_REMEDY, files_of, read_index, shard_remark, surplus_names, trust_remedy
 from hookscope.models.training_entries import TrainingEntries, training_entries
+from hookscope.models.weight_sets import listed
+from hookscope.options import Named
 from hookscope.parameters import arg
 from hookscope.text import counted, printable, some_of
 
@@ -83,9 +85,9 @@ class Checkpoint:
     is_refused_by_torch: bool = False
 
 
-def looks_like_file(text: str) -> bool:
-    """Return whether `text` means a weights file: it has such a file's suffix, or something of that name exists."""
-    return text.lower().endswith(WEIGHTS_SUFFIXES) or os.path.lexists(text)
+def looks_like_file(name: Named) -> bool:
+    """Return whether a name means a weights file: it has such a file's suffix, or something of that name exists."""
+    return os.fspath(name).lower().endswith(WEIGHTS_SUFFIXES) or os.path.lexists(name)
 
 
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen
@@ -98,7 +100,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     """
     path = weights_file(path)
     name = printable(str(path))
-    _, kinds = files_of(path)
+    kinds = files_of(path)[1]
     if path in kinds:
         read = _read_verified(kinds, name, options)[path]
         content = read.content
@@ -106,7 +108,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
         # safetensors holds nothing but tensors and texts.
         texts = _texts(path) if kinds[path] == "safetensors" else None
         categories, notes = _named_classes(content if texts is None else _parsed(texts), weights.state, name)
-        architectures = told_architectures(
+        architectures = stored_architectures(
             content if texts is None else None, {**config_in(path.parent), **(texts or {})}
         )
         return Checkpoint(
@@ -162,7 +164,7 @@ def _named_classes(content: object, state: Mapping[str, Any], name: str) -> tupl
     return names, (f"{name}: {counted(len(names), 'class name')} taken from its key '{where}'.",)
 
 
-def told_architectures(content: object, metadata: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+def stored_architectures(content: object, metadata: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """Return names of networks in what a file holds and in its metadata, without the tags of weights, each once."""
     names = dict.fromkeys(name for held in (metadata, content) for name in _architectures_in(held))
     return tuple(names)
@@ -226,7 +228,7 @@ def _joined(
 ) -> tuple["OrderedDict[str, Any]", tuple[str, ...]]:
     surplus = [tensor for more in surplus_names(name, shards, read).values() for tensor in more]
     state = OrderedDict((tensor, read[shard][tensor]) for shard, listed in shards.items() for tensor in listed)
-    shown = ", ".join(printable(tensor, 80) for tensor in surplus[:3]) + (", …" if surplus[3:] else "")
+    shown = listed([printable(tensor, 80) for tensor in surplus], _LISTED_NAMES)
     note = f"{name}: not in the index and not used: {counted(len(surplus), 'tensor')} of its files ({shown})."
     return state, (note,) * bool(surplus)
 

@@ -1,4 +1,4 @@
-"""What all ways of building a network share: the result type, seeded randomness, skipping what gets overwritten."""
+"""Shared by all ways of building a network: the result type, seeded randomness, skipped initialisation."""
 
 import copy
 import random
@@ -28,11 +28,11 @@ from hookscope.text import exception_line
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A network, in the mode its builder left it in, where it came from, and which input it expects.
+    """A network in the mode its builder left it in, with its origin and the input that it expects.
 
     `warnings` are sentences a reader must see, such as that trained weights could not be had; `notes` need no action.
-    `example_shape` is that of an input that it takes, batch axis first; None if unknown. `training` has the entries of
-    the weights file other than the weights. With `multi_label` each class is a label by itself, scored by sigmoids.
+    `example_shape` is the shape of a valid input, batch axis first; None if unknown. `training` has the entries of the
+    weights file other than the weights. With `multi_label`, classes are independent labels, scored by sigmoids.
     """
 
     module: nn.Module
@@ -94,10 +94,10 @@ def copied_results(module: nn.Module) -> dict[int, Any]:
 class FileOptions:
     """How weights are read out of a file and put into a network.
 
-    With `trust` the file may run code while it is read; None where nobody can ask for that. `key` is where in it the
-    weights are, "ema.state_dict"; None to find them. `allow_missing` and `allow_unexpected` are globs over names of the
-    network that the file need not have, and over names of the file that the network need not know. `allowed_globals`
-    are as for `checkpoints.reading.ReadingRules`.
+    With `trust` the file may run code while it is read; None if the caller has no such option. `key` is the place of
+    the weights in the file, "ema.state_dict"; None to find them. `allow_missing` are globs over the network's names
+    that the file may lack, `allow_unexpected` over the file's names that the network may lack. `allowed_globals` are as
+    for `checkpoints.reading.ReadingRules`.
     """
 
     trust: bool | None = False
@@ -165,7 +165,7 @@ def skipped_initialisation() -> Iterator[None]:
     them takes most of the building time of a large network.
     """
     with ExitStack() as stack:
-        # torch does not show all of these to function modes, and what leads there takes longer than the fill itself.
+        # A function mode does not see all of these, and its dispatch takes longer than the fill itself.
         for name, fill in vars(nn.init).copy().items():
             if name.endswith("_") and name[0] != "_":
                 stack.enter_context(replaced(nn.init, name, _unless_parameter(fill)))

@@ -82,7 +82,7 @@ def _named_shape(tensor: StoredTensor) -> NamedShape:
 
 
 def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
-    """Return the listing of each file; None where torch has to read one, or to report what is wrong with it."""
+    """Return the listing of each file; None if torch has to read one of them, or to report its fault."""
 
     def list_all() -> list[dict[str, Any]] | None:
         listed = []

@@ -1,4 +1,4 @@
-"""The files of a DeepSpeed checkpoint by what they hold: weights, or one process's part of them. No torch is needed.
+"""Tell which files of a DeepSpeed checkpoint hold weights, and which a process's part of them. No torch is needed.
 
 Source: deepspeed/runtime/engine.py (`_save_checkpoint`, `_save_zero_checkpoint`) and utils/zero_to_fp32.py.
 """
@@ -17,7 +17,7 @@ _CONSOLIDATE = (
 
 
 def part_of_zero(content: object) -> str:
-    """Return what is wrong with a file as weights, if it is one process's part of a ZeRO checkpoint; else "".
+    """Return why one process's part of a ZeRO checkpoint cannot be used as weights; "" for any other file.
 
     ZeRO-3 spreads the parameters over the processes: the file of their names has empty tensors. All stages spread the
     optimiser's state, with the parameters in float32.
@@ -26,8 +26,8 @@ def part_of_zero(content: object) -> str:
         return ""
     optimiser = dict.get(content, "optimizer_state_dict")
     if isinstance(optimiser, dict) and "zero_stage" in optimiser:
-        stage = _number(dict.get(optimiser, "zero_stage"))
-        count = _number(dict.get(optimiser, "partition_count"))
+        stage = _number_text(dict.get(optimiser, "zero_stage"))
+        count = _number_text(dict.get(optimiser, "partition_count"))
         whose = f"of {count} processes" if count else "of the processes"
         where = (
             _CONSOLIDATE if stage == "3" else "the weights are in mp_rank_00_model_states.pt beside it; give that file"
@@ -43,7 +43,7 @@ def part_of_zero(content: object) -> str:
 
 
 def model_parallel_remark(content: object) -> str:
-    """Return that a file is the part of one of several model-parallel processes; "" for any other."""
+    """Return a remark about a file that holds the part of one of several model-parallel processes; "" for others."""
     if not isinstance(content, dict) or "ds_version" not in content:
         return ""
     count = dict.get(content, "mp_world_size")
@@ -52,8 +52,8 @@ def model_parallel_remark(content: object) -> str:
     return f"it holds the weights of one of {count} model-parallel processes of DeepSpeed, each of which has a file"
 
 
-def _number(value: object) -> str:
-    """Return a number as text, also out of a list of one for each group, or an enum; "" for anything else."""
+def _number_text(value: object) -> str:
+    """Return a whole number as text, also the first of a list, or an enum's; "" for anything else."""
     if type(value) is list and value:  # which may hold itself
         value = value[0]
     if isinstance(value, StandIn) and len(value.arguments) == 1:

@@ -28,8 +28,8 @@ from hookscope.text import counted, exception_line, printable
 def load_torchscript(path: Path, seed: int) -> LoadedModel:
     """Load TorchScript, scripted or traced, as a tree of modules with the original names and class names.
 
-    Buffers that the original kept out of its state dict are in that of the module, as TorchScript does not record which
-    those were. Code in the file runs with random number generators seeded by `seed`. Raises CheckpointError.
+    The module's state dict also has the buffers that the original kept out of its own, because TorchScript does not
+    record which they were. Code in the file runs with random numbers seeded by `seed`. Raises CheckpointError.
     """
     module, remarks = read_torchscript(path, seed)
     loaded = _described(path, module, remarks)
@@ -41,7 +41,7 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
 
 
 def copied_torchscript(script: torch.jit.ScriptModule) -> LoadedModel:
-    """Copy TorchScript that a caller has built as a tree of modules, because torch refuses hooks on the original."""
+    """Copy a caller's TorchScript as a tree of modules, because torch refuses hooks on the original."""
 
     def load() -> Any:
         written.seek(0)
@@ -86,10 +86,10 @@ def load_exported_program(path: Path, seed: int) -> LoadedModel:
 
 
 def given_program(program: Any) -> LoadedModel:
-    """Lay a program that a caller has exported out as a tree of modules; say of its flat graph that it calls none."""
+    """Return a caller's exported program as a tree of modules; warn about a flat graph, which calls no modules."""
     if isinstance(program, torch.fx.GraphModule):
         loaded = loaded_module(program)
-        if not _holds_what_it_does_not_call(program):
+        if not _has_uncalled_parameters(program):
             return loaded
         reason = (
             "its graph calls operations and none of its layers, so rows are those of operations. Give the program of "
@@ -103,16 +103,15 @@ def given_program(program: Any) -> LoadedModel:
     return _with_input(_with_remarks(loaded_module(module), remarks), only_input(program))
 
 
-def _holds_what_it_does_not_call(graph: torch.fx.GraphModule) -> bool:
-    called = (graph.get_submodule(str(node.target)) for node in graph.graph.nodes if node.op == "call_module")
-    owned = sum(parameter.numel() for parameter in graph.parameters())
-    return owned > sum(parameter.numel() for parameter in graph.parameters(recurse=False)) and not any(
-        any(True for _ in module.parameters()) for module in called
-    )
+def _has_uncalled_parameters(graph: torch.fx.GraphModule) -> bool:
+    targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
+    called = [parameter for target in targets for parameter in graph.get_submodule(target).parameters()]
+    own = sum(parameter.numel() for parameter in graph.parameters(recurse=False))
+    return not called and sum(parameter.numel() for parameter in graph.parameters()) > own
 
 
 def _with_input(loaded: LoadedModel, only: tuple[tuple[int, ...], bool] | None) -> LoadedModel:
-    """Return a program with an example of its only input, as `only_input` returns that, and pictures prepared so."""
+    """Add the example shape and preprocessing of a program's only input, which `only_input` returned."""
     if only is None:
         return loaded
     shape, takes_any_count = only
@@ -120,10 +119,10 @@ def _with_input(loaded: LoadedModel, only: tuple[tuple[int, ...], bool] | None) 
         remark = f"{loaded.info.name}: exported for inputs of shape {shape}, so it takes batches of exactly {shape[0]}."
         loaded = replace(loaded, warnings=(*loaded.warnings, remark))
     example = (1, *shape[1:]) if takes_any_count else shape
-    return replace(loaded, preprocessing=_fitting(loaded, shape), example_shape=example or None)
+    return replace(loaded, preprocessing=_preprocessing_for(loaded, shape), example_shape=example or None)
 
 
-def _fitting(loaded: LoadedModel, shape: tuple[int, ...]) -> Preprocessing:
+def _preprocessing_for(loaded: LoadedModel, shape: tuple[int, ...]) -> Preprocessing:
     if len(shape) not in (4, 5) or shape[1] not in (1, 3):
         return loaded.preprocessing
     height, width = shape[-2:]

@@ -65,7 +65,7 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     """
     folder = Path(source)
     held = read_config(folder) or {}
-    settings = _settings(held, printable(str(folder / CONFIG)))
+    settings = _safe_settings(held, printable(str(folder / CONFIG)))
     processing = _processing(folder)
     advice = "A Hugging Face folder needs one more package: pip install 'hookscope[transformers]'"
     transformers = optional_package("transformers", advice)
@@ -85,8 +85,8 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     return replace(loaded, training=chosen.checkpoint.training if chosen.checkpoint else None)
 
 
-def _settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    """Return a configuration without what makes transformers load or run anything else."""
+def _safe_settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
+    """Return a configuration without the settings that make transformers load or run anything else."""
     kept: dict[str, Any] = {}
     for key, value in held.items():
         if key == "auto_map":
@@ -106,7 +106,7 @@ def _settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
         if key == "use_pretrained_backbone":
             kept[key] = False
         elif isinstance(value, dict):
-            kept[key] = _settings(value, shown)
+            kept[key] = _safe_settings(value, shown)
         else:
             kept[key] = value
     return kept
@@ -272,7 +272,7 @@ def _described(held: Mapping[str, Any], channels: int, name: str) -> tuple[Prepr
     if filtering is None:
         warnings.append(f"{name}: transformers resizes with a filter that hookscope lacks, so hookscope uses bilinear.")
     normalised = held.get("do_normalize", True) and held.get("image_mean") and held.get("image_std")
-    mean, std = (_numbers(held[key]) if normalised else () for key in ("image_mean", "image_std"))
+    mean, std = (_floats(held[key]) if normalised else () for key in ("image_mean", "image_std"))
     described = Preprocessing(
         resize=resize,
         crop=crop,
@@ -304,7 +304,7 @@ def _side(value: object) -> int:
     return value
 
 
-def _numbers(values: object) -> tuple[float, ...]:
+def _floats(values: object) -> tuple[float, ...]:
     if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
         raise TypeError
     return tuple(map(float, values))

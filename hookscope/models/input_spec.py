@@ -43,13 +43,13 @@ def infer_channels(module: nn.Module) -> int | None:
 def infer_input_shape(module: nn.Module) -> tuple[int, ...] | None:
     """Return an input shape with N = 1 that the first layer, by definition, takes; None if it cannot be inferred.
 
-    (1, C, 224, 224) for Conv2d, (1, C, 16, 112, 112) for Conv3d, (1, C, 224) for Conv1d, (1, features) for Linear,
-    unless a module before it has weights of its own, which may embed patches of a picture.
+    (1, C, H, W) of `picture_size` or (1, C, 224, 224) for Conv2d, (1, C, 16, 112, 112) for Conv3d, (1, C, 224) for
+    Conv1d, (1, features) for Linear, unless a module before it has weights of its own, which may embed patches.
     """
     first = _first_layer(module)
     match first:
         case nn.Conv2d(in_channels=channels):
-            return (1, channels, _IMAGE_PIXELS, _IMAGE_PIXELS)
+            return (1, channels, *(picture_size(module) or (_IMAGE_PIXELS, _IMAGE_PIXELS)))
         case nn.Conv3d(in_channels=channels):
             return (1, channels, _CLIP_FRAMES, _CLIP_PIXELS, _CLIP_PIXELS)
         case nn.Conv1d(in_channels=channels):
@@ -58,6 +58,28 @@ def infer_input_shape(module: nn.Module) -> tuple[int, ...] | None:
             before = takewhile(lambda layer: layer is not first, module.modules())
             has_weights = any(parameter.dim() > 1 for other in before for parameter in other.parameters(recurse=False))
             return None if has_weights else (1, features)
+    return None
+
+
+def picture_size(module: nn.Module) -> tuple[int, int] | None:
+    """Return the height and width that a network is built for, by an attribute; None if no attribute has them.
+
+    Read from the network and the modules before its first convolution: `img_size` or `image_size` (timm, torchvision),
+    `image_size` of the configuration (transformers), else `input_size` of timm's `default_cfg`.
+    """
+    first = _first_layer(module)
+    if not isinstance(first, nn.Conv2d):
+        return None
+    holders = [*takewhile(lambda layer: layer is not first, module.modules())]
+    owners = [owner for holder in holders for owner in (holder, attribute_of(holder, "config"))]
+    sizes = [attribute_of(owner, name) for owner in owners for name in ("img_size", "image_size")]
+    cfgs = [attribute_of(holder, "default_cfg") for holder in holders]
+    sizes += [cfg.get("input_size") for cfg in cfgs if isinstance(cfg, dict)]  # (C, H, W)
+    for size in sizes:
+        sides = (size, size) if isinstance(size, int) else size
+        is_size = isinstance(sides, tuple | list) and len(sides) in {2, 3}
+        if is_size and all(type(side) is int and side > 0 for side in sides):
+            return (sides[-2], sides[-1])
     return None
 
 
@@ -127,15 +149,16 @@ def time_first_warning(module: nn.Module) -> tuple[str, ...]:
 
 
 def default_preprocessing(module: nn.Module) -> Preprocessing:
-    """Return the preprocessing of a network that comes without any: ImageNet's in 1 or 3 channels, clips for Conv3d."""
+    """Return a network's default preprocessing: ImageNet's in 1 or 3 channels at its own size; clips for Conv3d."""
     waveform = waveform_of(module)
     axes = 1 if waveform is not None and waveform.channels is None else input_axes(module)
     defaults = Preprocessing(input_axes=axes, waveform=waveform)
     if infer_channels(module) == 1:
         defaults = with_channels(defaults, 1)
+    if size := picture_size(module):
+        defaults = replace(defaults, resize=max(size), crop=size)
     if isinstance(_first_layer(module), nn.Conv3d):
-        crop = (_CLIP_PIXELS, _CLIP_PIXELS)
-        defaults = replace(defaults, kind="video", frames=_CLIP_FRAMES, resize=_CLIP_PIXELS, crop=crop)
+        defaults = replace(defaults, kind="video", frames=_CLIP_FRAMES, resize=_CLIP_PIXELS, crop=(_CLIP_PIXELS,) * 2)
     return defaults
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from hookscope.hooks.attributes import attribute_of
 from hookscope.models.construction import seeded, silenced_known_warnings, skipped_initialisation
+from hookscope.models.input_spec import picture_size
 from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes, Sizes, pattern
 from hookscope.models.weight_sets import state_shapes
 from hookscope.models.zoo import build_torchvision
@@ -56,7 +57,7 @@ def timm_network(name: str) -> KnownNetwork:
 
 
 def pattern_of(network: KnownNetwork) -> NetworkPattern | None:
-    """Return the names and sizes of a network, built a few times for it without weights; None if it cannot be built."""
+    """Build a network a few times without weights; return its names and sizes, None if it cannot be built."""
     with seeded(0), silenced_known_warnings():
         published = _built(network)
         if published is None:
@@ -80,7 +81,7 @@ def pattern_of(network: KnownNetwork) -> NetworkPattern | None:
 def _built(
     network: KnownNetwork, arguments: Mapping[str, Any] | None = None, channels: int | None = None
 ) -> Built | None:
-    """Build a network on the meta device, where it can; None if it cannot be built so.
+    """Build a network, on the meta device if possible; None if it does not take the arguments.
 
     Networks of int8 are built in floating point, which has the same names: fusing and packing change the shapes.
     """
@@ -127,16 +128,16 @@ def _with_free_sizes(network: KnownNetwork, published: Shapes, kwargs: Mapping[s
             if not all(name.startswith(network.heads) for name in heads):
                 heads = []
         if shapes.keys() - published.keys() <= set(heads) and published.keys() <= shapes.keys():
-            sizes = {name: _freed(published.get(name), shape, network.class_count) for name, shape in shapes.items()}
+            sizes = {name: _sizes_of(published.get(name), shape, network.class_count) for name, shape in shapes.items()}
             if all(size is not None for size in sizes.values()):
                 return {name: size for name, size in sizes.items() if size is not None}, heads
     return published, []
 
 
-def _freed(
+def _sizes_of(
     published: tuple[int, ...] | None, changed: tuple[int, ...], class_count: int | None
 ) -> tuple[int | Free, ...] | None:
-    """Return a tensor's sizes, from those as published and with other counts; None if they follow in another way."""
+    """Compare published sizes with those for other counts: `Free` where they follow; None if they differ otherwise."""
     if published is not None and len(published) != len(changed):
         return None
     sizes: list[int | Free] = []
@@ -156,21 +157,15 @@ def _freed(
 
 
 def _grid(module: nn.Module) -> tuple[int, int] | None:
-    patches = attribute_of(module, "patch_embed", module)
-    patch, side = _side(patches, "patch_size"), _side(patches, "img_size") or _side(patches, "image_size")
-    return (patch, side) if patch and side and side >= patch else None
-
-
-def _side(module: object, name: str) -> int | None:
-    side = attribute_of(module, name)
-    side = side[0] if isinstance(side, tuple) and side else side
-    return side if isinstance(side, int) else None
+    patch, size = attribute_of(attribute_of(module, "patch_embed", module), "patch_size"), picture_size(module)
+    patch = patch[0] if isinstance(patch, tuple) and patch else patch
+    return (patch, size[0]) if type(patch) is int and size and size[0] >= patch > 0 else None
 
 
 def _with_patches(sizes: Sizes, shapes: Shapes, resized: Shapes, patch: int, side: int) -> Sizes:
-    """Return sizes with the number of patches `Free` that differs for pictures of twice the side; as given if not so.
+    """Return sizes with the numbers of patches `Free`, by the shapes for pictures of twice the side.
 
-    That is the second size of embeddings of the positions, (1, patches and more, D).
+    Only position embeddings, (1, patches and more, D), follow it; if anything else changes, no size is `Free`.
     """
     patches, patches_after = (side // patch) ** 2, (2 * side // patch) ** 2
     patched: dict[str, tuple[int | Free, ...]] = {}

@@ -31,7 +31,7 @@ _LONGEST_VALUE = 80  # a text that fits a line
 
 
 class TensorFacts(NamedTuple):
-    """What a listing says of a tensor, but for its name; `values` is None without data."""
+    """A listing's facts about a tensor, apart from its name; `values` is None without data."""
 
     shape: Sequence[int]
     dtype: str
@@ -112,7 +112,7 @@ def file_remarks(path: Path, content: object) -> list[str]:
 
 
 def shared_prefix(is_weights: bool, rows: Sequence[StoredTensor]) -> str:
-    """Return what all dotted names of weights start with, of whole parts; "" for nothing, and for a single name."""
+    """Return the dotted parts that all names of weights start with; "" for none, and for a single name."""
     ordered = sorted(row.key.split(".") for row in rows)
     ends = zip(ordered[0], ordered[-1], strict=False) if is_weights and len(rows) > 1 else ()
     return ".".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], ends))

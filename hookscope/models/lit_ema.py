@@ -21,8 +21,8 @@ _Value = TypeVar("_Value")
 class DotlessCopy:
     """An averaged copy in a state dict, whose names begin with `prefix`, "model_ema.".
 
-    `names` maps them to the weights that they are averages of, whose names begin with `around`, "model."; `counters`
-    are the names of what else is there.
+    `names` maps its names to those of the averaged weights, which begin with `around`, "model."; `counters` are its
+    other names.
     """
 
     prefix: str
@@ -39,14 +39,14 @@ class DotlessCopy:
         return {name: value for name, value in state.items() if name not in self.names and name not in self.counters}
 
     def taken_from(self, state: Mapping[str, _Value]) -> dict[str, _Value]:
-        """Return the copy by the names of the weights, with the buffers of these, of which there is no average."""
+        """Return the averages under the names of the weights, and the weights' buffers, which have no average."""
         averages = {name: state[copy] for copy, name in self.names.items()}
         weights = {name: value for name, value in state.items() if name.startswith(self.around)}
         return {name: averages.get(name, value) for name, value in self.left_out_of(weights).items()}
 
 
 def dotless_copy(state: Iterable[str]) -> DotlessCopy | None:
-    """Return the averaged copy among the names of a state dict; None if there is none, or what it is of is unclear."""
+    """Return the averaged copy among the names of a state dict; None if there is none, or its weights are unclear."""
     names = [*state]
     groups: dict[str, list[str]] = {}
     for name in names:

@@ -35,9 +35,9 @@ from hookscope.text import an, counted, exception_line, printable
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Tensors by name, detached, what else stands among them, and notes; the rest as in `Checkpoint`.
+    """Detached tensors and other values by name, and notes; other fields as in `Checkpoint`.
 
-    They are at `keys` of the file, where they may have LitEma's averaged copy among them: `copy`.
+    `keys` is their place in the file, `copy` is LitEma's averaged copy, which may stand among them.
     """
 
     state: "OrderedDict[str, Any]"
@@ -50,10 +50,10 @@ class Weights:
 
 
 def weights_in(content: object, name: str, key: str | None = None, *, may_trust: bool = True) -> Weights:
-    """Return the weights in what a file holds, `name` in messages.
+    """Return the weights in the content of a file, which messages call `name`.
 
-    `key` is their place: keys joined by dots, which keys may contain themselves; what all names of the weights start
-    with may follow, or be it. Where the caller `may_trust` the file, a note on code that was not run names the option.
+    `key` is their place: keys joined by dots, which keys may contain themselves; a prefix of all names of the weights
+    may follow, or stand alone. If the caller `may_trust` the file, a note on code that was not run names the option.
     Raises CheckpointError if there are no weights, or some without data, or that claim more than their storage has;
     UsageError if there are several and no `key`; NothingMatchedError if there is nothing at `key`; ModelError if a
     trusted Module raises.
@@ -61,7 +61,7 @@ def weights_in(content: object, name: str, key: str | None = None, *, may_trust:
     if part := part_of_zero(content):
         raise CheckpointError(f"{name} {part}.")
     if key is None:
-        keys, copies = _find(content, name)
+        keys, copies = _keys_of_weights(content, name)
         prefix = ""
     else:
         (keys, prefix), copies = resolved_key(content, key, name), []
@@ -69,7 +69,7 @@ def weights_in(content: object, name: str, key: str | None = None, *, may_trust:
     where = ".".join(filter(None, [dotted(keys), printable(prefix.rstrip("."), 80)]))
     module = stored if isinstance(stored, nn.Module) else None
     holds = f"{name} has at '{where}'" if where else f"{name} holds"
-    state = _checked(_state_dict(module, name) if module else stored, holds)
+    state = _checked_state(_state_dict(module, name) if module else stored, holds)
     state, copy = _without_dotless_copy(content, keys, prefix, state)
     rest = f"; ignored: {listed(ignored)}" if ignored else ""
     taken = f"{name}: weights taken from its key '{where}'{rest}."
@@ -93,8 +93,8 @@ def _state_dict(module: nn.Module, name: str) -> object:
         raise ModelError(f"{name} holds {an(kind)} without a state dict: {exception_line(error)}") from error
 
 
-def _find(content: object, name: str) -> tuple[Keys, list[str]]:
-    """Return the keys that lead to the only weights that are no averaged copy, () for the content, and the copies."""
+def _keys_of_weights(content: object, name: str) -> tuple[Keys, list[str]]:
+    """Return the keys of the only weights that are no averaged copy, () for the whole content, and of the copies."""
     if not isinstance(content, dict):
         return (), []
     if is_optimiser(content):
@@ -119,21 +119,21 @@ def _find(content: object, name: str) -> tuple[Keys, list[str]]:
 def _without_dotless_copy(
     content: object, keys: Keys, prefix: str, state: "OrderedDict[str, Any]"
 ) -> tuple["OrderedDict[str, Any]", DotlessCopy | None]:
-    """Return weights without LitEma's averaged copy, and what that is, or the copy itself if it is asked for."""
+    """Return weights without LitEma's averaged copy, and the copy; or the copy as weights if `prefix` is its own."""
     around, _ = entries_at(content, keys, "")
     names = [key for key in dict.keys(around) if isinstance(key, str)] if isinstance(around, dict) else []
     copy = dotless_copy(names)
     if copy is None or not isinstance(around, dict) or prefix not in ("", copy.prefix):
         return state, None
     if prefix:
-        return _checked(copy.taken_from(around), "an averaged copy"), None
+        return _checked_state(copy.taken_from(around), "an averaged copy"), None
     for name in state.keys() - copy.left_out_of(state).keys():
         del state[name]
     return state, copy
 
 
-def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
-    """Return a state dict of detached tensors, without what a file may have hung on it but module versions."""
+def _checked_state(state: object, where: str) -> "OrderedDict[str, Any]":
+    """Return a state dict of detached tensors, without the attributes that a file gave it, except module versions."""
     if not isinstance(state, dict):
         sequence = state if isinstance(state, list | tuple) else (state,)
         remedy = f" {holds_inputs()}" if any(isinstance(item, Tensor) for item in sequence) else ""

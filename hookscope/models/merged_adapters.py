@@ -48,7 +48,7 @@ class AdapterSettings:
 
 
 def unmergeable(names: Iterable[str]) -> str:
-    """Return the first name of a file of adapters if none is as `merge_adapter` needs it; "" if one is."""
+    """Return the first name of adapters if `merge_adapter` knows none of the names; else ""."""
     all_names = [*names]
     if any(_PART.fullmatch(name) for name in all_names):
         return ""
@@ -101,7 +101,7 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
     if odd := next((key for key in state if any(part in key for part in _UNSUPPORTED)), None):
         raise CheckpointError(f"{name} holds '{printable(odd, 80)}', which is not plain LoRA; merge it with peft.")
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    pairs, whole = _sorted_out(state)
+    pairs, whole = _pairs_and_whole(state)
     for layer, (down, up, is_embedding) in pairs.items():
         weight = tensors.get(f"{layer}.weight")
         if down is None or up is None:
@@ -142,7 +142,7 @@ def _replace(module: nn.Module, tensors: Mapping[str, Tensor], whole: Mapping[st
 _Pair = tuple[Tensor | None, Tensor | None, bool]
 
 
-def _sorted_out(state: Mapping[str, Any]) -> tuple[dict[str, _Pair], dict[str, Tensor]]:
+def _pairs_and_whole(state: Mapping[str, Any]) -> tuple[dict[str, _Pair], dict[str, Tensor]]:
     pairs: dict[str, _Pair] = {}
     whole: dict[str, Tensor] = {}
     for full, value in state.items():

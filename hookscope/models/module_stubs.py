@@ -1,8 +1,7 @@
 """Modules that stand for the layers of TorchScript and of exported programs: their classes, sizes and warnings.
 
-Such a layer knows the name of the class it was written as, but is none of its instances. Layer patterns, channel axes
-and input shapes all go by class, so it is made one, as far as torch's own layers are concerned: only their type and
-sizes are borrowed, nothing of what they do.
+Such a layer has the name of its original class, but is no instance of it. Layer patterns, channel axes and input
+shapes go by class, so a layer of torch's becomes an instance: it borrows the type and the sizes, no behaviour.
 """
 
 from collections.abc import Sequence
@@ -26,10 +25,10 @@ MODAL = {"batch_norm": 5, "dropout": 2, "dropout_": 2, "feature_dropout": 2, "fe
 
 @cache
 def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Module]:
-    """Return a subclass of `behaviour` that is named as, and where possible is an instance of, the class named.
+    """Return a subclass of `behaviour` with the name of the layer's original class, and also of it if it is torch's.
 
-    The methods of `behaviour` win over the borrowed class's. `qualified_name` is that of the class the layer was
-    written as, "torch.nn.modules.conv.Conv2d"; it may come from a file, and nothing is imported by it.
+    The methods of `behaviour` win over the borrowed class's. `qualified_name` is "torch.nn.modules.conv.Conv2d"; it may
+    come from a file, and nothing is imported by it.
     """
     home, _, name = qualified_name.rpartition(".")
     in_torch: Any = getattr(nn, name, None) if home.startswith("torch.nn.modules") else None

@@ -46,7 +46,7 @@ def model_names(pattern: str | None = None) -> list[str]:
 
 
 def refuse_by_form(text: str) -> None:
-    """Raise UsageError for a MODEL that is a picture, or a Python file without the name of what builds the network."""
+    """Raise UsageError for a MODEL that is a picture, or a Python file without the name of a factory."""
     if text.lower().endswith((*PICTURE_SUFFIXES, *HEIF_SUFFIXES)):  # MODEL and IMAGE were swapped
         raise UsageError(
             f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures (in `check`: "
@@ -69,7 +69,7 @@ def _defined_in(file: Path) -> list[str]:
 
 
 def torchvision_names() -> list[str]:
-    """Return what `torchvision.models.list_models()` does, from its source; where that is not there, ask it."""
+    """Return the names of `torchvision.models.list_models()`, from torchvision's source where it is installed."""
     package = find_spec("torchvision")
     folders = package.submodule_search_locations if package is not None else None
     files = [file for folder in folders or () for file in Path(folder, "models").rglob("*.py")]

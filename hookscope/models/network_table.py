@@ -23,7 +23,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Free(NamedTuple):
-    """A size that follows an argument: `number` for each class or input channel, or all patches and `number` more."""
+    """A size that follows an argument: `number` times the classes or input channels, or the patches plus `number`."""
 
     of: Literal["classes", "channels", "patches"]
     number: int
@@ -109,7 +109,7 @@ def table_name(library: Library) -> str:
 
 
 class _Nodes:
-    """The trees of all networks by the parts of names: each distinct node is stored once, after its parts."""
+    """The names of all networks as trees of their parts: each distinct node is stored once, after its children."""
 
     def __init__(self, parts: Sequence[Sequence[str]], nodes: Sequence[Any]) -> None:
         self._parts = parts

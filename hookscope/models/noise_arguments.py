@@ -20,10 +20,10 @@ _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 def noise_arguments(
     shapes: Sequence[NoiseShape], module: nn.Module, *, named: Collection[str], others: int = 0
 ) -> tuple[NoiseShape, ...]:
-    """Return noise with dtypes and bounds where they follow from the network.
+    """Return noise with the dtypes and bounds that follow from the network.
 
-    `named` are the names of arguments that are not noise, `others` counts the first arguments by position, which
-    pictures, tensors or files are. Raises UsageError if forward has no such argument, or one is given twice.
+    `named` are the names of arguments that are not noise; `others` counts the first arguments by position, which are
+    pictures, tensors or files. Raises UsageError if forward has no such argument, or one is given twice.
     """
     if not shapes:
         return ()
@@ -31,7 +31,7 @@ def noise_arguments(
     with suppress(TypeError, ValueError):  # of compiled code
         parameters = [*signature(unwrap(module).forward).parameters.values()]
     if parameters is not None:
-        _check(shapes, parameters, type(unwrap(module)).__name__, named, others)
+        _check_signature(shapes, parameters, type(unwrap(module)).__name__, named, others)
     first = next((parameter.name for parameter in parameters or () if parameter.kind in _BY_POSITION), None)
     is_first = [not others and first is not None and shape.name == first for shape in shapes]
     by_position = [index for index, shape in enumerate(shapes) if not shape.name]
@@ -42,22 +42,22 @@ def noise_arguments(
     for shape, at_first in zip(shapes, is_first, strict=True):
         dtype = shape.dtype or ("int64" if takes_tokens and at_first else "")
         is_complete = shape.below is not None or not dtype
-        completed.append(shape if is_complete else replace(shape, dtype=dtype, below=_bound(dtype, size)))
+        completed.append(shape if is_complete else replace(shape, dtype=dtype, below=_default_bound(dtype, size)))
     return tuple(completed)
 
 
-def _bound(dtype: str, size: int | None) -> int | None:
-    """Return below what whole numbers are drawn where no bound is given; None for other dtypes.
+def _default_bound(dtype: str, size: int | None) -> int | None:
+    """Return the number below which whole numbers are drawn by default; None for other dtypes.
 
-    That is the size of the smallest embedding, so that they are indices into all of them; else 256 for uint8, the dtype
-    of pictures, and 2, an index into anything.
+    It is the size of the smallest embedding, so that all are indices into every embedding; without embeddings 256 for
+    uint8, the dtype of pictures, else 2, for an index into anything.
     """
     if dtype not in WHOLE:
         return None
     return min(WHOLE[dtype], size or (WHOLE[dtype] if dtype == "uint8" else 2))
 
 
-def _check(
+def _check_signature(
     shapes: Sequence[NoiseShape], parameters: Sequence[Parameter], network: str, taken: Collection[str], others: int
 ) -> None:
     names = [

@@ -68,7 +68,7 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
             home = import_file(Path(source)) if is_file else import_module(source)
         made = find_attribute(home, factory, source)
         with seeded(options.seed), _watched_loading() as loads:
-            module = _make(made, options.arguments, name, on_meta=options.on_meta)
+            module = _module_made_by(made, options.arguments, name, on_meta=options.on_meta)
     chosen = options.file_weights() or ChosenWeights("not loaded" if options.on_meta else f"as built by {name}")
     built = _samples(module) if loads and chosen.checkpoint and not options.on_meta else {}
     loaded = load_named(name, chosen, options, lambda: module, lambda network: (default_preprocessing(network), (), ()))
@@ -77,7 +77,7 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
 
 @contextmanager
 def _watched_loading() -> Iterator[list[str]]:
-    """Collect the classes of the modules that get a state dict meanwhile."""
+    """Collect the class names of modules that load a state dict in the block."""
     loaded: list[str] = []
     load = nn.Module.load_state_dict
 
@@ -91,23 +91,23 @@ def _watched_loading() -> Iterator[list[str]]:
 
 def _samples(module: nn.Module) -> dict[str, Tensor]:
     return {
-        name: _first(parameter).clone()
+        name: _first_values(parameter).clone()
         for name, parameter in module.named_parameters()
         if not (nn.parameter.is_lazy(parameter) or parameter.is_meta)
     }
 
 
-def _first(parameter: Tensor) -> Tensor:
+def _first_values(parameter: Tensor) -> Tensor:
     return parameter.detach().reshape(-1)[:_COMPARED_VALUES]
 
 
 def _kept_remark(built: Mapping[str, Tensor], module: nn.Module, name: str) -> list[str]:
-    """Return how many parameters the builder had as they are now, in a sentence; nothing without any to compare.
+    """Return a sentence on how many parameters equal the file's as built; [] without any to compare.
 
     `load_state_dict(strict=False)` drops every name that does not fit without a word; the network then runs as it was
     initialised. Parameters of one value, as normalisation layers begin with, are not counted.
     """
-    now = {key: _first(parameter) for key, parameter in module.named_parameters() if key in built}
+    now = {key: _first_values(parameter) for key, parameter in module.named_parameters() if key in built}
     telling = {key: values for key, values in now.items() if len(values) and bool((values != values[0]).any())}
     if not telling:
         return []
@@ -120,7 +120,7 @@ def _kept_remark(built: Mapping[str, Tensor], module: nn.Module, name: str) -> l
     return [f"{name} loads weights itself; as built, {equal} of its {total} equal the file's, and not {changed}."]
 
 
-def _make(made: object, arguments: Mapping[str, Any], name: str, *, on_meta: bool) -> nn.Module:
+def _module_made_by(made: object, arguments: Mapping[str, Any], name: str, *, on_meta: bool) -> nn.Module:
     if isinstance(made, nn.Module):
         if arguments:
             raise UsageError(f"{name} is {an(type(made).__name__)} already: it takes no {arg('model_arg')}.")

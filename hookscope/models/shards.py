@@ -15,7 +15,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<su
 _MOST_SHARDS = 10_000  # to look for so many takes two seconds. The largest networks have a few hundred
 
 RESAVE_REMEDY = "save `model.state_dict()` where it was made"
-"""Advice about a file that runs code where nothing is to be run, for messages."""
+"""Advice for messages about a file that runs code, where it must not run."""
 
 
 def trust_remedy() -> str:
@@ -78,9 +78,10 @@ def read_index(path: Path) -> dict[Path, list[str]]:
 def surplus_names(
     index: str, listed: Mapping[Path, list[str]], held: Mapping[Path, Iterable[str]]
 ) -> dict[Path, list[str]]:
-    """Return the names of tensors that each shard holds and the `index`, called so in messages, does not list for it.
+    """Return the names of tensors that each shard holds and its index does not list.
 
-    Raises CheckpointError if a shard lacks a listed one, or holds one that the index lists for another.
+    Messages call the index `index`. Raises CheckpointError if a shard lacks a tensor that the index lists, or holds a
+    tensor that the index lists for another shard.
     """
     every = {name for names in listed.values() for name in names}
     surplus = {}

@@ -39,7 +39,7 @@ from hookscope.models.shards import shard_remark, trust_remedy
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
 from hookscope.models.weight_sets import state_shapes
-from hookscope.options import Arguments, ModelOptions, RunOptions
+from hookscope.options import Arguments, ModelOptions, Named, RunOptions
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import printable
@@ -101,8 +101,8 @@ def _by_form(text: str) -> ModelSpec | None:
 def load_model(
     model: str | Path,
     *,
-    weights: str = "auto",
-    arch: str | None = None,
+    weights: Named = "auto",
+    arch: Named | None = None,
     model_arguments: Arguments = (),
     seed: int = 0,
     options: FileOptions = FileOptions(),  # noqa: B008 - frozen
@@ -130,7 +130,8 @@ def load_model(
         UntrustedFileError: If reading the weights could run code, and they are not trusted.
         ModelError: If building the network raises.
     """
-    ModelOptions(weights=weights, arch=arch), RunOptions(seed=seed)  # which refuse what is no text and no seed
+    ModelOptions(weights=weights, arch=arch), RunOptions(seed=seed)  # which refuse other types
+    weights, arch = os.fspath(weights), None if arch is None else os.fspath(arch)
     if not isinstance(model, str | Path):
         raise UsageError(f"MODEL is of type {type(model).__name__}. Give the name of a network, or a file.")
     model = str(model)
@@ -241,7 +242,7 @@ def _network_of(
 ) -> tuple[ModelSpec, Mapping[str, Any], int | None, tuple[str, ...]]:
     """Return the network that weights belong to, with the arguments and input channels that make it fit, and notes.
 
-    `named` is the network that --arch names, None to recognise it; `arguments` by --model-arg win.
+    `named` is the network of --arch, None to recognise it; `arguments`, those of --model-arg, win.
     """
     if named is not None and named.form in ("file", "module"):
         return named, {}, None, ()
@@ -270,10 +271,10 @@ def _network_of(
             f"{arg('arch')} net.py:build{hint}.{near and f' Nearest: {near}.'}{inputs}"
         )
     chosen, named_by_file = candidates[0], False
-    if (declared := _told(checkpoint.architectures, candidates, shapes)) is not None:
+    if (declared := _declared_network(checkpoint.architectures, candidates, shapes)) is not None:
         chosen, named_by_file = declared, len(candidates) > 1 or declared.model != chosen.model
     elif len(candidates) > 1:
-        models = ", ".join(_distinguished([candidate.model for candidate in candidates]))
+        models = ", ".join(_with_differences([candidate.model for candidate in candidates]))
         raise UsageError(
             f"{checkpoint.name} fits several networks with equal names and shapes: {models}; name the right one "
             f"with {arg('arch')}, such as {arg('arch')} {candidates[0].model}."
@@ -283,7 +284,7 @@ def _network_of(
     return parse_model(chosen.model), chosen.arguments, chosen.input_channels, (note,)
 
 
-def _told(
+def _declared_network(
     names: Sequence[str], candidates: Sequence[architecture.Candidate], shapes: Mapping[str, tuple[int, ...]]
 ) -> architecture.Candidate | None:
     for name in names:
@@ -296,13 +297,13 @@ def _told(
     return None
 
 
-# Networks that are built to say what tells them apart, and classes of layers that are named.
+# How many networks are built to tell them apart, and how many classes of layers a sentence names.
 _BUILT_TO_COMPARE = 4
 _NAMED_CLASSES = 3
 
 
-def _distinguished(models: Sequence[str]) -> list[str]:
-    """Return networks by name, each with what not all of them have: classes of layers, or else their preprocessing."""
+def _with_differences(models: Sequence[str]) -> list[str]:
+    """Return the names of networks with what tells them apart: classes of layers, or else their preprocessing."""
     if len(models) > _BUILT_TO_COMPARE:
         return [*models]
     built = {model: build_on_meta(model) for model in models}
@@ -312,11 +313,11 @@ def _distinguished(models: Sequence[str]) -> list[str]:
         none = f"no {' or '.join(differing[:_NAMED_CLASSES])}"
         traits = {name: ", ".join(sorted(names - shared)[:_NAMED_CLASSES]) or none for name, names in classes.items()}
     else:
-        traits = {name: _prepared(loaded.preprocessing) for name, loaded in built.items()}
+        traits = {name: _preprocessing_text(loaded.preprocessing) for name, loaded in built.items()}
     return [f"{name} ({text})" for name, text in traits.items()] if len({*traits.values()}) > 1 else [*models]
 
 
-def _prepared(preprocessing: Preprocessing) -> str:
+def _preprocessing_text(preprocessing: Preprocessing) -> str:
     size = preprocessing.crop or preprocessing.resize
     pixels = f"{size[0]}x{size[1]} pixels" if isinstance(size, tuple) else f"{size} pixels"
     return f"{pixels}, mean {' '.join(f'{mean:g}' for mean in preprocessing.mean)}"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hookscope.errors import MisfitError
 from hookscope.models.construction import FileOptions
 from hookscope.models.network_table import COUNTER
-from hookscope.models.weight_sets import is_averaged
+from hookscope.models.weight_sets import is_averaged, listed
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.parameters import arg
 from hookscope.text import printable
@@ -33,8 +33,8 @@ def named_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 def fits(module: nn.Module, state: Mapping[str, Any]) -> bool:
     """Return whether `state` has exactly the names and shapes that `module` has, wrapping prefixes aside."""
-    expected = {name: _form(value) for name, value in module.state_dict().items()}
-    actual = {name: _form(value) for name, value in state.items()}
+    expected = {name: _shape_or_type(value) for name, value in module.state_dict().items()}
+    actual = {name: _shape_or_type(value) for name, value in state.items()}
     return any(expected == {new: actual[old] for old, new in mapping.items()} for _, mapping in stripped_forms(actual))
 
 
@@ -62,7 +62,7 @@ def load_into(
     state = _without_transient(module, target, state)
     memory = _SharedMemory(target)
     is_complete = partial(_is_complete, target, memory, options)
-    removed, mapping = _best_form(target, state, options, misfit, is_complete)
+    removed, mapping = _best_reading(target, state, options, misfit, is_complete)
     added = ""
     if not set(mapping.values()) <= target.keys() and (prefixed := _with_prefix(target, state, is_complete)):
         removed, added, mapping = prefixed
@@ -124,8 +124,8 @@ def unfit_names(
 ) -> list[str]:
     """Return sentences about names that do not fit; raise MisfitError unless the options allow for all of them.
 
-    `names` are the weights' and how the error begins, `reshaped` says what differs by the names of tensors of another
-    shape, `original` has their names in the file, `unread` further names that are there.
+    `names` are the name of the weights and the beginning of the error. `reshaped` has a phrase for each tensor of
+    another shape, `original` these tensors' names in the file, `unread` further names in the file.
     """
     origin, misfit = names
     missing = [key for key in missing if not key.endswith(COUNTER)]
@@ -150,7 +150,7 @@ def unfit_names(
 
 
 def _without_transient(module: nn.Module, target: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out buffers that the network keeps out of its own state dict; TorchScript stores them all the same."""
+    """Leave out the network's non-persistent buffers, which TorchScript stores nevertheless."""
     transient = {name for name, _ in module.named_buffers() if name not in target} & state.keys()
     if not transient:
         return state
@@ -160,45 +160,37 @@ def _without_transient(module: nn.Module, target: Mapping[str, Any], state: Mapp
 
 
 class _SharedMemory:
-    """The tensors of a state dict that lie in one storage with another of them: tied weights, and views of weights."""
+    """The tensors of a state dict that share a storage: tied weights, and views of weights."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         by_storage: dict[int, dict[str, Tensor]] = {}
         for name, value in state.items():
-            if (storage := _storage(value)) is not None:
+            if (storage := _storage_id(value)) is not None:
                 by_storage.setdefault(storage, {})[name] = value
         self._neighbours = {name: held for held in by_storage.values() if len(held) > 1 for name in held}
 
     def filled(self, names: Iterable[str], loaded: AbstractSet[str]) -> set[str]:
-        """Return those of `names` all of whose elements are also elements of tensors that were loaded."""
-        complete = set()
-        for name in names:
+        """Return the names of tensors that lie wholly in the memory of loaded tensors."""
+
+        def is_filled(name: str) -> bool:
             held = self._neighbours.get(name, {})
-            others = [held[neighbour] for neighbour in held if neighbour in loaded]
-            if others and _bytes_taken(held[name], others).all():
-                complete.add(name)
-        return complete
+            others = [tensor for neighbour, tensor in held.items() if neighbour in loaded]
+            return bool(others) and bool(_shared_bytes(held[name], others).all())
 
-    def overwritten(self, values: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-        """Return the names whose given values are not in memory now, each with the given names that overwrote it."""
+        return {*filter(is_filled, names)}
+
+    def overwritten(self, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Yield each name whose value is not in memory any more, with the last name that overwrote it."""
         relevant = {name: held for name, held in self._neighbours.items() if name in values}
-        kept = {name for name, held in relevant.items() if _holds(held[name], values[name])}
-        return [
-            (
-                name,
-                [
-                    neighbour
-                    for neighbour in held
-                    if neighbour in kept and _bytes_taken(held[name], [held[neighbour]]).any()
-                ],
-            )
-            for name, held in relevant.items()
-            if name not in kept
-        ]
+        kept = [name for name, held in relevant.items() if _holds(held[name], values[name])]
+        for name in (name for name in relevant if name not in kept):
+            held = relevant[name]
+            if winners := [other for other in kept if other in held and _shared_bytes(held[name], [held[other]]).any()]:
+                yield name, winners[-1]
 
 
-def _storage(value: object) -> int | None:
-    """Return what identifies the storage of a dense tensor; None for what shares no memory by element."""
+def _storage_id(value: object) -> int | None:
+    """Return the identity of a dense tensor's storage; None for other values."""
     if not (isinstance(value, Tensor) and type(value) in (Tensor, nn.Parameter)):  # others may have no storage
         return None
     if value.layout is not torch.strided or value.is_quantized or value.is_nested or not value.numel():
@@ -210,8 +202,8 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
     return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
-def _bytes_taken(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """Return for each byte of a tensor whether it is also a byte of one of the others."""
+def _shared_bytes(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """Return for each byte of a tensor whether another tensor has it too; a single True for an equal layout."""
     if any(_place(other) == _place(tensor) for other in others):
         return torch.ones(1, dtype=torch.bool, device="cpu")
     taken = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.bool, device="cpu")
@@ -229,7 +221,7 @@ def _bytes_of(tensor: Tensor, taken: Tensor) -> Tensor:
 
 
 def _holds(tensor: Tensor, values: object) -> bool:
-    """Tell whether a tensor has the bits that copying the given values into it leaves; True without values."""
+    """Tell whether a tensor has the bits of `values` in its own dtype; True if either has no data."""
     if tensor.is_meta or not isinstance(values, Tensor) or values.is_meta:
         return True
     pair = (tensor.detach(), torch.empty_like(tensor).copy_(values))
@@ -247,23 +239,22 @@ def _is_complete(
 def _twice_given(
     memory: _SharedMemory, fitting: Mapping[str, Any], original: Mapping[str, str], origin: str
 ) -> Iterator[str]:
-    for lost, winners in memory.overwritten(fitting):
-        if winners:
-            names = [f"'{printable(original[name], 80)}'" for name in (lost, winners[-1])]
-            yield (
-                f"{origin}: {names[0]} and {names[1]} share memory in the network, but differ in the file; the network "
-                f"has the values of {names[1]}."
-            )
+    for lost, winner in memory.overwritten(fitting):
+        names = [f"'{printable(original[name], 80)}'" for name in (lost, winner)]
+        yield (
+            f"{origin}: {names[0]} and {names[1]} share memory in the network, but differ in the file; the network "
+            f"has the values of {names[1]}."
+        )
 
 
-def _best_form(
+def _best_reading(
     target: Mapping[str, Any],
     state: Mapping[str, Any],
     options: FileOptions,
     misfit: str,
     is_complete: Callable[[AbstractSet[str]], bool],
 ) -> tuple[str, dict[str, str]]:
-    """Return the first reading of the file's names that fits, else the one that fits most of them."""
+    """Return the first reading of the file's names that fits, else the reading by which most names fit."""
     forms = stripped_forms(state)
     used = [{new: old for old, new in mapping.items() if new in target} for _, mapping in forms]
 
@@ -296,9 +287,9 @@ def _best_form(
 def _with_prefix(
     target: Mapping[str, Any], state: Mapping[str, Any], is_complete: Callable[[AbstractSet[str]], bool]
 ) -> tuple[str, str, dict[str, str]] | None:
-    """Return the prefix removed, the prefix put in front, and the names by those in the file; None if not all fit so.
+    """Return the removed prefix, the added prefix, and new names by those in the file; None if not all of them fit.
 
-    A network that holds another, such as a classifier its backbone, has the inner names behind its attribute's.
+    A network that holds another, such as a classifier its backbone, puts the attribute's name before the inner names.
     """
     for removed, forms in stripped_forms(state):
         longest = max(forms.values(), key=len)  # which fewest names of the network end with
@@ -308,7 +299,7 @@ def _with_prefix(
             mapping = {old: prefix + new for old, new in forms.items()}
             names = set(mapping.values())
             alike = len(forms) == len(state) and names <= target.keys() and is_complete(names)
-            if alike and all(_form(state[old]) == _form(target[new]) for old, new in mapping.items()):
+            if alike and all(_shape_or_type(state[old]) == _shape_or_type(target[new]) for old, new in mapping.items()):
                 matches.append((removed, prefix, mapping))
         if len(matches) == 1:
             return matches[0]
@@ -348,7 +339,7 @@ def _unneeded(patterns: Sequence[str], names: Sequence[str], option: str, nothin
 
 
 def _copyable(value: object, target: object, name: str) -> bool:
-    if _form(value) != _form(target):
+    if _shape_or_type(value) != _shape_or_type(target):
         return False
     if not (isinstance(value, Tensor) and isinstance(target, Tensor)) or name.endswith(COUNTER):
         return True
@@ -358,16 +349,15 @@ def _copyable(value: object, target: object, name: str) -> bool:
 
 
 def _shown_form(value: object, other: object) -> str:
-    if _form(value) != _form(other) or not (isinstance(value, Tensor) and isinstance(other, Tensor)):
-        return _form(value)
+    if _shape_or_type(value) != _shape_or_type(other) or not (isinstance(value, Tensor) and isinstance(other, Tensor)):
+        return _shape_or_type(value)
     return str(value.dtype if value.layout is other.layout else value.layout).removeprefix("torch.")
 
 
-def _form(value: object) -> str:
-    """Return a tensor's shape, or what stands in its place; equal forms can be copied into each other."""
+def _shape_or_type(value: object) -> str:
+    """Return a tensor's shape as text, or the type of another value."""
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _group(phrase: str, members: Sequence[str]) -> str:
-    more = ", …" if len(members) > _LISTED else ""
-    return f"{len(members)} {phrase} ({', '.join(members[:_LISTED])}{more})" if members else ""
+    return f"{len(members)} {phrase} ({listed(members, _LISTED)})" if members else ""

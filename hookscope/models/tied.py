@@ -28,18 +28,15 @@ class Layout:
 
 
 def tied_to(places: Sequence[tuple[str, str]], layouts: Sequence[Layout | None]) -> list[str]:
-    """Return for each tensor the name of the first other one that it shares an element with; "" for none.
+    """Return for each tensor the name of the first other tensor that shares an element with it; "" for none.
 
-    `places` are part and name of each; a layout is None for one that shares nothing.
+    `places` are the parts and names of the tensors. The layout of a tensor that shares nothing is None.
     """
-    storages: dict[object, list[int]] = {}
+    storages: dict[object, dict[int, Layout]] = {}
     for at, layout in enumerate(layouts):
         if layout is not None:
-            storages.setdefault(layout.storage, []).append(at)
-    owners: dict[int, int] = {}
-    for members in storages.values():
-        placed = {at: layout for at in members if (layout := layouts[at])}
-        owners |= _owners(placed) if len(placed) > 1 else {}
+            storages.setdefault(layout.storage, {})[at] = layout
+    owners = {at: owner for members in storages.values() for at, owner in _owners(members).items()}
     names = []
     for at, (part, _) in enumerate(places):
         where, name = places[owners.get(at, at)]
@@ -51,10 +48,8 @@ def _owners(layouts: Mapping[int, Layout]) -> dict[int, int]:
     owners: dict[int, int] = {}
     first: dict[Layout, int] = {}
     for at, layout in layouts.items():
-        if layout in first:
-            owners[at] = first[layout]
-        else:
-            first[layout] = at
+        if (earlier := first.setdefault(layout, at)) != at:
+            owners[at] = earlier
     spans = []
     for layout, at in first.items():
         axes = zip(layout.shape, layout.strides, strict=True)
@@ -73,13 +68,13 @@ def _owners(layouts: Mapping[int, Layout]) -> dict[int, int]:
 
 def _share_an_element(first: Layout, second: Layout) -> bool:
     try:
-        return bool(np.shares_memory(_elements(first), _elements(second), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]  # NumPy's stub knows no limits
+        return bool(np.shares_memory(_array_of(first), _array_of(second), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]  # NumPy's stub knows no limits
     except np.exceptions.TooHardError:
         return True
 
 
-def _elements(layout: Layout) -> Any:
-    """Return where the elements of a tensor lie, for NumPy, which reads none of them."""
+def _array_of(layout: Layout) -> Any:
+    """Return a layout as NumPy takes it; NumPy reads no element."""
     size = layout.item_bytes
     interface = {
         "data": (_BASE + layout.offset * size, True),

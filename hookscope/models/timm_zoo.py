@@ -14,6 +14,7 @@ from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError, ne
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
 from hookscope.models.download import DownloadError, download_remedy, fetch, is_cached, unreachable
+from hookscope.models.input_spec import picture_size
 from hookscope.models.names import import_timm
 from hookscope.models.weight_choice import (
     IMAGENET_CLASSES,
@@ -106,7 +107,7 @@ def _trained_weights(config: Any, *, on_meta: bool) -> ChosenWeights:
 
 
 def _weights_file(config: Any) -> Path:
-    """Return the file of trained weights, downloaded if need be; timm itself may unpickle what it downloads."""
+    """Return the file of trained weights, downloaded here because timm may unpickle its own downloads."""
     url = config.url if isinstance(config.url, str) and not config.url.endswith(".npz") else None
     if not config.hf_hub_id:
         if url is None:
@@ -139,7 +140,7 @@ def _weights_file(config: Any) -> Path:
 
 
 def _build_trained(name: str, checkpoint: Checkpoint, options: BuildOptions) -> nn.Module:
-    """Let timm put its weights in (it renames keys and drops background classes), but not read them."""
+    """Let timm load weights, as it renames keys and drops background classes, but not read their file."""
     config, arguments = published(name), options.arguments
     if options.input_channels is not None or arguments.get("num_classes", config.num_classes) != config.num_classes:
         raise UsageError(f"timm's weights of {name} are for {config.num_classes} classes and 3 input channels.")
@@ -162,8 +163,7 @@ def _categories(module: nn.Module) -> tuple[str, ...]:
 
 def _describe(name: str, has_names: bool, module: nn.Module) -> Description:
     config = importlib.import_module("timm.data").resolve_model_data_config(module)
-    built_for = getattr(getattr(module, "patch_embed", None), "img_size", None)
-    height, width = built_for if isinstance(built_for, tuple) else config["input_size"][1:]
+    height, width = picture_size(module) or config["input_size"][1:]
     scaled = tuple(math.floor(side / config["crop_pct"]) for side in (height, width))
     squashed = config["crop_mode"] == "squash"
     border = f"timm:{name}: timm pads pictures to a square; hookscope takes the centre instead."

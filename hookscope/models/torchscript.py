@@ -50,7 +50,7 @@ _ATTENTION = "aten::_native_multi_head_attention"
 
 
 class _Tensors(UserDict[str, Tensor]):
-    """The parameters or buffers of a script module, live: what either side assigns, the other has."""
+    """A live view of a script module's parameters or buffers: either side sees what the other assigns."""
 
     def __init__(self, view: Any) -> None:
         self.data = view  # torch's own, which lacks part of what a dictionary does
@@ -103,16 +103,16 @@ class ScriptLayer(nn.Module):
 
 
 _layers: WeakValueDictionary[Any, ScriptLayer] = WeakValueDictionary()
-"""What stands for a script module, by the latter's handle, whose hash and equality are those of the object."""
+"""Layers by the handles of their script modules, whose hash and equality are those of the object."""
 
 _raised: list[BaseException] = []
 """The exception of Python code called by a running script; the interpreter of scripts would turn it into text."""
 
-_numbers = count()  # of our operators, one for each way of returning
+_operator_numbers = count()  # of our operators, one for each way of returning
 
 
 def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return modules that stand for those of a script and run it with their hooks, and what a reader must be told.
+    """Return modules that stand for those of a script and run it with their hooks, and warnings.
 
     A list or dictionary that a layer takes or returns is copied on the way; where a layer changes one it was given, the
     call is left alone. `load` loads the script, a `RecursiveScriptModule` that has not run yet: its graphs are changed.
@@ -120,7 +120,7 @@ def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
     """
     script = load()
     try:
-        plan = _planned(script, cache(load))
+        plan = _plan_for(script, cache(load))
         for call in plan.calls:
             _reroute(*call, _operator(call[2]))
         for graph, node in plan.attentions:
@@ -152,7 +152,7 @@ def _library() -> torch.library.Library:
 
 @cache
 def _operator(returns: tuple[str, ...]) -> str:
-    name = f"call_{next(_numbers)}"
+    name = f"call_{next(_operator_numbers)}"
     written = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
     # Conservative: it may do anything, so torch neither drops nor moves nor merges it.
     schema = f"{name}(Any layer, str method, Any arguments) -> {written}"
@@ -199,17 +199,17 @@ def _cause_of(error: Exception) -> str:
 
 
 def _is_one_layer(script: Any) -> bool:
-    """Tell whether there is nothing but the root. Freezing takes the others away, and with them the root's mode."""
+    """Tell whether a script is a single layer. A frozen script has no other layers either, and no mode."""
     return not len(script._modules) and bool(script._c.hasattr("training"))
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What is to be done to the graphs of a script, and what cannot be.
+    """The changes to the graphs of a script, and the calls that stay as they are.
 
-    `calls` are to be made through Python: (graph, node, what the operator in its place returns, in the schema language:
-    one for each item of a longer tuple). `skipped` are the names of modules with a call that cannot be, `traced_away`
-    of those whose call tracing has emptied. `forced` operators are always in training mode; `attentions` are fused.
+    `calls` will go through Python: (graph, node, types that the operator in its place returns, in the schema language,
+    one for each item of a longer tuple). `skipped` are the names of modules with a call that cannot, `traced_away` of
+    modules whose call tracing has emptied. `forced` counts operators in training mode; `attentions` are fused.
     """
 
     calls: list[tuple[Any, Any, tuple[str, ...]]] = field(default_factory=list)
@@ -219,8 +219,8 @@ class _Plan:
     attentions: list[tuple[Any, Any]] = field(default_factory=list)
 
 
-def _planned(script: Any, twin: Callable[[], Any]) -> _Plan:
-    """Look through the graphs of a script; `twin` gives a second copy of it."""
+def _plan_for(script: Any, twin: Callable[[], Any]) -> _Plan:
+    """Plan the changes to the graphs of a script; `twin` returns a second copy of the script."""
     owners: dict[str, list[tuple[str, Any]]] = {}
     for name, module in script.named_modules():
         owners.setdefault(module._c._type().qualified_name(), []).append((name, module._c))
@@ -246,7 +246,7 @@ def _planned(script: Any, twin: Callable[[], Any]) -> _Plan:
 
 
 def _does_nothing(call: Any) -> bool:
-    """Tell whether nothing goes in or out: tracing leaves that of a layer that returned its input."""
+    """Tell whether a call takes and returns nothing, as tracing leaves the call of a layer that returns its input."""
     return len(list(call.inputs())) == 1 and call.output().type().kind() == "NoneType"
 
 
@@ -284,7 +284,7 @@ def _can_run_in_python(call: Any, owners: dict[str, list[tuple[str, Any]]], twin
 
 
 def _overwrites_containers(graph: Any) -> bool:
-    """Tell whether a graph changes a list or dictionary that it is given: Python would hand it a copy."""
+    """Tell whether a graph changes a list or dictionary among its arguments: through Python it would get a copy."""
     aliases = graph.alias_db()
     _, *arguments = graph.inputs()
     containers = [value for value in arguments if _holds_container(value.type())]
@@ -315,7 +315,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _return_types(kind: Any) -> tuple[str, ...]:
-    """Return how an operator's returns are written, given a call's type: a tuple of several items becomes several."""
+    """Return the schema types of an operator's returns: a call's tuple of several items becomes several returns."""
     items = kind.containedTypes() if kind.kind() == "TupleType" else []
     return tuple(map(_written_type, items)) if len(items) > 1 else (_written_type(kind),)
 
@@ -330,7 +330,7 @@ def _written_type(kind: Any) -> str:
 
 
 def _reroute(graph: Any, node: Any, returns: tuple[str, ...], operator: str) -> None:
-    """Put an operator, with returns as in `_Plan.calls`, in place of a call; it gets module, method and arguments."""
+    """Replace a call by an operator that takes module, method and arguments; `returns` are as in `_Plan.calls`."""
 
     def insert(kind: str, inputs: list[Any], count: int = 1) -> Any:
         made = graph.create(kind, inputs, count)
@@ -363,10 +363,9 @@ def _reroute(graph: Any, node: Any, returns: tuple[str, ...], operator: str) -> 
 
 
 def _define_weights(graph: Any, node: Any) -> None:
-    """Let fused attention return None where it returns no weights.
+    """Let fused attention return None in place of weights that the script does not ask for.
 
-    Unasked for, they are a tensor that does not exist, which fails on its way to Python. (Without a script, Python gets
-    None for it.)
+    These are an undefined tensor, which cannot pass to Python. (Without a script, Python gets None for it.)
     """
     weights, wanted = node.outputsAt(1), node.inputsAt(10)
     choice = graph.create("prim::If", [wanted], 1)
@@ -392,7 +391,7 @@ def _groups(script: Any) -> int | None:
 
 
 def _permutation(script: Any) -> list[int] | None:
-    """Return the order in which a permuting layer puts the axes: found like `groups`."""
+    """Return the order of axes of a permuting layer: an attribute if it was scripted, else from its graph."""
     order = getattr(script, "dims", None)
     for node in _forward_nodes(script, "aten::permute") if order is None else ():
         order = [value.toIValue() for value in node.inputsAt(1).node().inputs()]

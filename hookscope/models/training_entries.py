@@ -62,7 +62,7 @@ class TrainingEntries:
 
 def training_entries(content: object, weights: Weights, key: str | None) -> TrainingEntries:
     """Return the entries of a file other than the weights that were found at `key`."""
-    parts = [*_parts(content)]
+    parts = [*_states(content)]
     return TrainingEntries(
         tuple(part for part in parts if is_optimiser(part[1])),
         tuple(part for part in parts if dict.keys(part[1]) >= _SCALER),
@@ -93,8 +93,8 @@ def _count(value: object) -> int | None:
     return value if 0 <= value < _GREATEST_COUNT else None
 
 
-def _parts(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """Yield the states of optimisers, scalers and schedules, each with its place; what is inside one is left out."""
+def _states(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Yield the states of optimisers, scalers and schedules with their places, but no state inside another one."""
     waiting: deque[tuple[tuple[str, ...], object]] = deque([((), content)])
     for _ in range(_MEMBERS_LIMIT + 1):
         if not waiting:
@@ -136,7 +136,7 @@ def _tensors(entries: object) -> dict[str, Tensor]:
 
 
 def _listed_copies(content: object, state: Mapping[str, Any]) -> Iterator[AveragedCopy]:
-    """Yield the averaged copies that are lists, as torch_ema saves them: the parameters in their order, no buffers."""
+    """Yield averaged copies that are lists of the parameters in their order, as torch_ema saves them."""
     learnt = {
         name: value
         for name, value in state.items()

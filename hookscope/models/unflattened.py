@@ -28,7 +28,7 @@ from hookscope.models.module_stubs import MODAL, always_training, layer_class, s
 _torchs_own = importlib.import_module("torch.export.unflatten")
 
 
-# What has a graph: layers, and what ran under autocast or no_grad (a GraphModule, without layers).
+# Modules with a graph: layers, and blocks that ran under autocast or no_grad (GraphModules, without layers).
 _CALLED = (InterpreterModule, InterpreterModuleDispatcher, torch.fx.GraphModule)
 
 
@@ -51,7 +51,7 @@ class ProgramRoot(UnflattenedModule):
 
 
 class _Call:
-    """A further call of a layer: hooks see the layer, the graph is the call's own."""
+    """A further call of a layer, with its own graph; hooks see the layer."""
 
     def __init__(self, layer: nn.Module, body: nn.Module) -> None:
         self._layer, self._body = layer, body
@@ -65,7 +65,7 @@ class _Call:
 
 
 def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return modules that stand for the layers of an exported program, in eval mode, and what a reader must be told.
+    """Return modules that stand for the layers of an exported program, in eval mode, and warnings.
 
     Layers that left no operator in the graph are there, without ever being called. Trying the program on its own
     example inputs draws random numbers by `seed`.
@@ -106,17 +106,14 @@ def _laid_out(program: ExportedProgram) -> nn.Module | None:
 
 @contextmanager
 def _repeats_kept() -> Iterator[None]:
-    """Let each call of a layer keep its own graph.
-
-    torch 2.15 takes the graphs of two calls for the same when they differ only in the calls they make themselves.
-    """
+    """Keep the graphs of all calls of a layer: torch 2.15 merges two that differ only in the calls inside them."""
     patchable = hasattr(_torchs_own, "_deduplicate_modules")
     with replaced(_torchs_own, "_deduplicate_modules", lambda _: {}) if patchable else nullcontext():
         yield
 
 
 def _keep_constants(root: nn.Module) -> None:
-    """Make buffers of constant tensors, which as plain attributes would not move with the network."""
+    """Turn constant tensors into buffers: plain attributes would not move with the network."""
     for module in list(root.modules()):
         for name, value in list(vars(module).items()):
             if isinstance(value, Tensor):
@@ -125,11 +122,11 @@ def _keep_constants(root: nn.Module) -> None:
 
 
 def _join_calls(bodies: Sequence[nn.Module]) -> None:
-    """Make the children of a layer and its further calls (`bodies`) that stand for one layer into one, recursively."""
+    """Merge the children of all calls of a layer (`bodies`) that stand for one layer, recursively."""
     calls: dict[str, dict[int, nn.Module]] = {}
     for body in bodies:
         for name, child in body._modules.items():
-            layer, call = _split(name)
+            layer, call = _layer_and_call(name)
             if child is not None:
                 calls.setdefault(layer, {}).setdefault(call, child)
     children = {layer: _joined(layer, by_call, bodies) for layer, by_call in calls.items()}
@@ -155,8 +152,8 @@ def _joined(layer: str, by_call: Mapping[int, nn.Module], bodies: Sequence[nn.Mo
     return kept
 
 
-def _split(name: str) -> tuple[str, int]:
-    """Return layer and call: "relu@1" is the second call of "relu"."""
+def _layer_and_call(name: str) -> tuple[str, int]:
+    """Return ("relu", 1) for "relu@1", the second call of "relu"."""
     base, mark, call = name.rpartition("@")
     return (base, int(call)) if mark and call.isdigit() else (name, 0)
 

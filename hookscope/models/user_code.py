@@ -17,10 +17,9 @@ from hookscope.checkpoints.fileformat import open_regular
 from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError, nearest
 from hookscope.text import an, exception_line, printable, some_of
 
-_numbers = itertools.count()
+_import_numbers = itertools.count()
 
-
-# What a file's own folder gave to the last import. Another file's folder may have modules of the same names.
+# Modules that the last import took from the file's own folder. Another folder may have modules of these names.
 _siblings: set[str] = set()
 
 
@@ -77,7 +76,7 @@ def check_readable(path: Path) -> None:
 def import_file(path: Path) -> ModuleType:
     """Import a Python file under a name that no other module has. Raises ModelError for what its code raises."""
     shown = printable(str(path))
-    name = f"hookscope_model_{next(_numbers)}_{path.stem}"
+    name = f"hookscope_model_{next(_import_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - its name ends in .py
     module = importlib.util.module_from_spec(spec)
@@ -123,10 +122,10 @@ def user_code(event: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{event}: {_place(error)}{exception_line(error)}") from error
+        raise ModelError(f"{event}: {_raised_at(error)}{exception_line(error)}") from error
 
 
-def _place(error: BaseException) -> str:
+def _raised_at(error: BaseException) -> str:
     """Return "net.py:12: " for where the user's code raised: the innermost line outside installed packages."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: "

@@ -1,4 +1,4 @@
-"""Shared by all networks with a name: building, choice of weights, and the record."""
+"""Choose weights for networks with a name, build these networks, and record both."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -33,7 +33,7 @@ class BuildOptions:
 
     `weights` is "auto", "none", the name of trained weights, a state dict file, or one that has been read. `on_meta`
     builds what would be loaded, but without values, on the meta device, and downloads nothing; a quantised network,
-    which cannot live there, gets random values on the CPU. `input_channels` is C of the pictures, if it is another.
+    which cannot live there, gets random values on the CPU. `input_channels` is C of the pictures, if it is not 3.
     """
 
     weights: str | Checkpoint = "auto"
@@ -65,10 +65,10 @@ class BuildOptions:
         return ChosenWeights.of_file(read)
 
     def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]", others: str = "") -> "ChosenWeights":
-        """Return what "auto", "none" and a file stand for.
+        """Return the weights for "auto", "none" and a file.
 
-        `trained` returns those that the network's library recommends, or raises DownloadError. Raises UsageError for
-        the name of trained weights, with what `others` says of them.
+        `trained` returns the weights that the network's library recommends, or raises DownloadError. Raises UsageError
+        for the name of trained weights; the message has `others`, about the names that exist.
         """
         if (weights := self.weights_name) is not None:
             raise UsageError(f"{name} has no weights '{printable(weights)}'; {others}give auto, none or a file.")
@@ -92,9 +92,9 @@ class BuildOptions:
 class ChosenWeights:
     """The weights of a network that has a name, and their origin, for people and the record.
 
-    `published` is what a library has of its trained weights, which its builder loads and configures the network for:
-    torchvision's enum, timm's configuration. `checkpoint` is None for random weights, and when nothing is loaded;
-    `is_file`: the weights come from a file of the user's.
+    `published` is a library's description of its trained weights, for which its builder configures the network:
+    torchvision's enum, timm's configuration. `checkpoint` is None for random weights, and if nothing is loaded.
+    `is_file`: the weights are a file of the user's.
     """
 
     origin: str
@@ -129,7 +129,7 @@ class ChosenWeights:
 
 
 Description = tuple[Preprocessing, tuple[str, ...], tuple[str, ...]]
-"""What is known of a built network: its preprocessing, class names by index, and warnings."""
+"""The description of a built network: its preprocessing, class names by index, and warnings."""
 
 IMAGENET_CLASSES = 1000
 

@@ -50,10 +50,10 @@ class Part:
 
 
 def parts_of(content: object, name: str, key: str | None) -> list[Part]:
-    """Return the parts of what a file, called `name`, holds that have tensors: sets of weights, then everything else.
+    """Return the parts of a file's content that have tensors: sets of weights, then everything else.
 
-    What is at a `key`, as for `weights_in`, is the only part. Raises CheckpointError if there are no tensors,
-    NothingMatchedError if there is nothing at `key`.
+    Messages call the file `name`. With a `key`, as for `weights_in`, the content there is the only part. Raises
+    CheckpointError if there are no tensors, NothingMatchedError if there is nothing at `key`.
     """
     if key is None:
         sets = {id(weights): (_joined(keys), weights) for keys, weights in sets_of(content)}
@@ -62,7 +62,7 @@ def parts_of(content: object, name: str, key: str | None) -> list[Part]:
         content, _ = entries_at(content, keys, prefix)
         sets = {id(content): (".".join(filter(None, [_joined(keys), prefix.rstrip(".")])), content)}
     by_part: dict[tuple[str, bool], list[tuple[str, TensorLike]]] = {(where, True): [] for where, _ in sets.values()}
-    for place, path, tensor in _placed(content, {at: where for at, (where, _) in sets.items()}):
+    for place, path, tensor in _tensors_by_part(content, {at: where for at, (where, _) in sets.items()}):
         by_part.setdefault(place, []).append((path, tensor))
     states = {
         where: {name: value for name, value in dict.items(weights) if isinstance(name, str)}
@@ -81,7 +81,7 @@ def parts_of(content: object, name: str, key: str | None) -> list[Part]:
 
 
 def sets_of(content: object) -> list[tuple[Keys, object]]:
-    """Return the sets of weights in what a file holds, and the keys that lead to them: itself if it has none inside."""
+    """Return the sets of weights in a file's content with their keys; the content itself if it has none inside."""
     if is_optimiser(content):
         return []
     if isinstance(content, dict):
@@ -95,16 +95,14 @@ def sets_of(content: object) -> list[tuple[Keys, object]]:
 
 
 def _may_be_weights(keys: Keys, content: object) -> bool:
-    """Return whether a dict beside the weights may be another set: floating values with axes, no optimiser's."""
+    """Return whether a dict next to the weights may be another set: it has floating-point tensors, no optimiser's."""
     tensors = tensors_of(content) if isinstance(content, dict) else []
-    named_so = any("optim" in key.lower() for key in keys if isinstance(key, str))
-    return not named_so and any(
-        type(tensor).dim(tensor) > 0 and type(tensor).is_floating_point(tensor) for tensor in tensors
-    )
+    weights = [tensor for tensor in tensors if type(tensor).dim(tensor) > 0 and type(tensor).is_floating_point(tensor)]
+    return bool(weights) and not any("optim" in key.lower() for key in keys if isinstance(key, str))
 
 
-def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, TensorLike]]:
-    """Yield every tensor: which part it is of, its path there, and itself; `sets` has places of weights by id."""
+def _tensors_by_part(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, TensorLike]]:
+    """Yield every tensor with its part and its path there; `sets` has the places of weights by id."""
     seen: set[int] = set()
     waiting: list[tuple[object, tuple[str, bool], str]] = [(content, ("", False), "")]
     while waiting:
@@ -139,7 +137,7 @@ def _joined(keys: Keys) -> str:
 
 
 def entries_at(content: object, keys: Keys, prefix: str) -> tuple[object, list[str]]:
-    """Return the entries at `keys` that start with `prefix`, and, for a message, what remains."""
+    """Return the entries at `keys` whose names start with `prefix`, and the other keys for a message."""
     entries, ignored = content, []
     if keys and isinstance(content, dict):
         ignored = [shown_key(key) for key in dict.keys(content) if key is not keys[0]]
@@ -153,7 +151,7 @@ def entries_at(content: object, keys: Keys, prefix: str) -> tuple[object, list[s
 
 
 def weight_candidates(content: dict[Any, Any]) -> tuple[list[tuple[Keys, object]], list[Keys]]:
-    """Return what could be weights, the nearest first: dicts with tensors, and Modules; and the keys of usual names."""
+    """Return possible weights, the outermost first: dicts with tensors, and Modules; and the keys of usual names."""
     candidates = [*_candidates(content)]
     return candidates, [keys for keys, _ in candidates if keys[-1] in _WEIGHTS_KEYS]
 
@@ -194,7 +192,7 @@ def resolved_key(content: object, key: str, name: str) -> tuple[Keys, str]:
 
 
 def _ways_to(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
-    """Yield the ways to follow `dotted_key` into nested dicts, the longest keys first, and the rest: a prefix or ""."""
+    """Yield the keys by which `dotted_key` leads into nested dicts, longest first, and the remaining prefix or ""."""
     if not isinstance(content, dict):
         return
     keys = sorted((name for name in dict.keys(content) if isinstance(name, str)), key=len, reverse=True)
@@ -254,6 +252,6 @@ def shown_key(key: object) -> str:
     return printable(str(key), 40) if isinstance(key, str | int | float) else an(kind_of(key))
 
 
-def listed(members: Sequence[str]) -> str:
-    """Return the first members for a message."""
-    return f"{', '.join(members[:5])}{', …' if members[5:] else ''}"
+def listed(members: Sequence[str], most: int = 5) -> str:
+    """Return the first members for a message: "a, b, c, …"."""
+    return f"{', '.join(members[:most])}{', …' if members[most:] else ''}"

@@ -19,7 +19,7 @@ from hookscope.errors import CheckpointError, HookscopeError, UsageError
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import LoadedModel, replaced
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
-from hookscope.models.input_spec import set_input_channels
+from hookscope.models.input_spec import picture_size, set_input_channels
 from hookscope.models.names import DEMO, optional_package
 from hookscope.models.network_table import COLOURS
 from hookscope.models.statedict import fits
@@ -127,7 +127,7 @@ def _published(choices: type[WeightsEnum], sha256: str) -> WeightsEnum | None:
 
 
 def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) -> ChosenWeights:
-    """Return trained weights, which `on_meta` are not read; `probes` raises DownloadError if they could not be had."""
+    """Return trained weights, unread `on_meta`; with `probes`, raise DownloadError if no download is possible."""
     was_there = is_cached(enum.url)
     if on_meta:
         if probes and not was_there and (reason := unreachable(enum.url)):
@@ -144,9 +144,9 @@ def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) 
 
 
 def _build_with_weights(name: str, chosen: ChosenWeights, options: BuildOptions) -> nn.Module:
-    """Build the network that the weights belong to: as torchvision builds it untrained, or for its trained weights.
+    """Build the network that the weights fit: as torchvision builds it untrained, or for its trained weights.
 
-    The two differ in auxiliary heads (GoogLeNet, segmentation), frozen BatchNorm (detection) and size (ViT).
+    These two differ in auxiliary heads (GoogLeNet, segmentation), frozen BatchNorm (detection) and size (ViT).
     """
     build = partial(build_torchvision, name, options.arguments, input_channels=options.input_channels)
     if chosen.checkpoint is None:
@@ -227,9 +227,9 @@ def _preprocessing(kind: InputKind, enum: WeightsEnum, module: nn.Module) -> Pre
     transforms = enum.transforms()
     resize = transforms.resize_size  # [shorter side] or [height, width] or None
     crop = getattr(transforms, "crop_size", None)  # [side] or [height, width]; segmentation does not crop
-    size = getattr(module, "image_size", None)
-    if crop and isinstance(size, int) and size != crop[0]:  # ViT takes one size only, and was built for another
-        resize, crop = [size], [size]
+    size = picture_size(module)
+    if crop and size and size[0] != crop[0]:  # ViT takes one size only, and was built for another
+        resize, crop = [size[0]], [*size]
     return Preprocessing(
         kind=kind,
         resize=None if resize is None else resize[0] if len(resize) == 1 else (resize[0], resize[1]),

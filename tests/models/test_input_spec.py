@@ -1,12 +1,18 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torchvision
 from torch import nn
 
+import hookscope
+from hookscope.inputs.find_files import DEMO_PICTURE
 from hookscope.models.input_spec import (
     default_preprocessing,
     example_shape,
     infer_channels,
     infer_input_shape,
+    picture_size,
     with_channels,
 )
 from hookscope.models.spec import build_on_meta
@@ -63,6 +69,54 @@ def test_grey_network_gets_grey_preprocessing() -> None:
 def test_example_shape_is_what_the_weights_transforms_give(name: str, shape: tuple[int, ...]) -> None:
     loaded = build_on_meta(name, weights="none")
     assert example_shape(loaded.module, loaded.preprocessing) == shape
+
+
+class Wrapped(nn.Module):
+    """A network of the user's own around another, which alone has the size."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.network(pictures)
+        return result
+
+
+def with_attribute(name: str, value: object) -> nn.Module:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3))
+    setattr(network, name, value)
+    return network
+
+
+def test_vision_transformers_run_at_the_size_that_they_are_built_for() -> None:
+    timm = pytest.importorskip("timm")
+    vit = torchvision.models.VisionTransformer(32, 8, 1, 2, 16, 32)
+    for network, size in (
+        (vit, (32, 32)),
+        (Wrapped(vit), (32, 32)),
+        (timm.create_model("test_vit", img_size=(64, 48)), (64, 48)),
+    ):
+        preprocessing = default_preprocessing(network)
+        assert (preprocessing.resize, preprocessing.crop) == (max(size), size)
+        assert hookscope.activations(network, DEMO_PICTURE).rows
+        assert example_shape(network, preprocessing) == (1, 3, *size)
+        with torch.no_grad():
+            assert network(torch.zeros(1, 3, *size)).shape[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "size"),
+    [
+        ("default_cfg", {"input_size": (3, 160, 120)}, (160, 120)),
+        ("config", SimpleNamespace(image_size=30), (30, 30)),
+        ("image_size", [24, 40], (24, 40)),
+        *(("image_size", value, None) for value in (None, 0, True, "64", (64,), (8, -8), 3.5, torch.Size([]))),
+        *(("default_cfg", cfg, None) for cfg in ({}, {"input_size": (3,)}, 5)),
+    ],
+)
+def test_a_picture_size_is_two_numbers_of_pixels(name: str, value: object, size: tuple[int, int] | None) -> None:
+    assert picture_size(with_attribute(name, value)) == size
 
 
 def test_other_channels_are_normalised_by_the_average_of_the_former() -> None:

@@ -7,6 +7,7 @@ import torch
 import torchvision
 from torch import nn
 
+import hookscope
 from hookscope.errors import CheckpointError, InputError, ModelNotFoundError, UsageError
 from hookscope.models.construction import FileOptions, seeded
 from hookscope.models.spec import ModelSpec, build_on_meta, load_model, parse_model
@@ -106,6 +107,23 @@ def test_a_path_is_a_model_and_other_objects_are_none(tmp_path: Path) -> None:
             load_model(other)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--seed takes a whole number"):
         load_model("resnet18", seed="x")  # type: ignore[arg-type]
+
+
+def test_a_path_is_taken_wherever_a_file_is_named(tmp_path: Path) -> None:
+    ones = nn.Linear(2, 2)
+    nn.init.ones_(ones.weight)
+    weights, net = tmp_path / "w.pt", tmp_path / "net.py"
+    torch.save(ones.state_dict(), weights)
+    net.write_text("from torch import nn\ndef build():\n    return nn.Linear(2, 2)\n", "utf-8")
+    build = f"{net}:build"
+    for loaded in (load_model(build, weights=weights), load_model(weights, arch=Path(build))):
+        assert torch.equal(loaded.module.weight, torch.ones(2, 2))
+    sums = torch.tensor([[1.0, 2.0]])  # of ones, 3 and the bias
+    (row,) = hookscope.activations(build, sums, weights=weights).rows
+    assert row.mean == pytest.approx(3 + ones.bias.detach().mean().item(), abs=1e-6)
+    (output,) = hookscope.diff(build, build, sums, weights=weights, weights_b=weights).outputs
+    assert output.measures is not None
+    assert output.measures.max_abs == 0
 
 
 SMALL = "squeezenet1_1"

@@ -118,7 +118,7 @@ class _Team:
 
 @dataclass(slots=True)
 class _Host:
-    """A host, which speaks through its stdin and stdout, as its parent sees it."""
+    """A host as its parent sees it, which talks to it through its stdin and stdout."""
 
     process: "subprocess.Popen[bytes]"
     limits: Limits
@@ -186,7 +186,7 @@ def _descriptor(pipe: IO[bytes] | None) -> int:
 
 
 def _standard_error() -> int:
-    """Return the descriptor for what a worker prints; the parent process may have closed stderr."""
+    """Return the descriptor for a worker's output; the parent process may have closed stderr."""
     try:
         os.fstat(2)
     except OSError:
@@ -197,7 +197,7 @@ def _standard_error() -> int:
 def serve(preload: Sequence[str], limits: Limits, *, forks: bool) -> NoReturn:
     """Be a host: import, then answer requests from stdin on stdout until there are no more.
 
-    Without `forks` this process answers one itself, and no more. Its parent watches only the limit on seconds.
+    Without `forks` this process answers a single request itself, and its parent enforces only the limit on seconds.
     """
     requests, answers = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)

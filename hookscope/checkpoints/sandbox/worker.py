@@ -63,7 +63,7 @@ def _set_limit(kind: int, limit: int) -> None:
 
 
 def limit_memory(memory_bytes: int | None) -> None:
-    """Let this process, and what it forks, take so much memory on top of what it has; only on Linux.
+    """Limit the memory that this process and its forks take on top of what it has; only on Linux.
 
     None means as much as the system allows. The system counts what is mapped, not what is used: as address space, and
     as memory to write to, which leaves out what libraries have only reserved. What was freed before but is still mapped
@@ -182,7 +182,7 @@ def fork_worker(
 
 
 def _work_and_leave(work: Callable[[], Any], limits: Limits, writing: int, *, prints: bool) -> NoReturn:
-    """Answer, and leave without doing anything on the parent's behalf."""
+    """Do the work, answer and exit, without finalisers and exit handlers of the parent."""
     code = 1
     try:
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -206,7 +206,7 @@ def _work_and_leave(work: Callable[[], Any], limits: Limits, writing: int, *, pr
 
 
 def answer_to(work: Callable[[], Any], limits: Limits) -> bytes:
-    """Do the work within limits; return what came of it as a message, which `result_of` reads."""
+    """Do the work within limits; return its result or failure as a message for `result_of`."""
     try:
         limits.set()
         return json.dumps({"value": work()}).encode()
@@ -246,7 +246,7 @@ def result_of(message: bytes, limits: Limits) -> Any:
 
 
 def _own_error(parts: object) -> HookscopeError | None:
-    """Return the error that a worker names with its message, if it is one of hookscope's that takes a message only."""
+    """Return the error of the name and message in `parts`, if it is hookscope's and takes a message only."""
     match parts:
         case [str(name), str(message)]:
             kind = vars(errors).get(name)
@@ -276,8 +276,8 @@ def write_frame(descriptor: int, content: bytes) -> None:
 def read_frame(descriptor: int, deadline: float | None = None, parent: int | None = None) -> bytes | None:
     """Return what `write_frame` has written; None if the other side ends before all of it is there.
 
-    Raises TimeoutError if the deadline, by `time.monotonic`, passes. Through the pipe from a parent nothing is asked
-    before the answer is there, so whatever comes through it is its end, and the process group is killed.
+    Raises TimeoutError if the deadline, by `time.monotonic`, passes. A parent sends nothing before it has the answer:
+    if its pipe becomes readable, the parent has ended, and the process group is killed.
     """
     length = _read_exactly(descriptor, _LENGTH_BYTES, deadline, parent)
     return None if length is None else _read_exactly(descriptor, int.from_bytes(length, "big"), deadline, parent)

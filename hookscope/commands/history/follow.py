@@ -89,7 +89,7 @@ def follow(
         inputs=next((snapshot.inputs for snapshot in measured if snapshot.inputs), ()),
         scope=_scope(history_files, settings, searches=searches),
         searched=searches,
-        arch="" if settings.arch == NO_NETWORK else settings.arch or "recognised",
+        arch="" if settings.arch == NO_NETWORK else str(settings.arch or "recognised"),
         warnings=tuple(_warnings(history_files, rows)),
         notes=(*notes, *once_per_file([(file.label, text) for file in history_files for text in file.notes])),
         timings={"total": time.perf_counter() - began},

@@ -9,7 +9,7 @@ import timm
 import torch
 
 from hookscope.errors import UsageError
-from hookscope.models.checkpoint import told_architectures
+from hookscope.models.checkpoint import stored_architectures
 from hookscope.models.spec import load_model
 
 
@@ -29,7 +29,7 @@ from hookscope.models.spec import load_model
     ],
 )
 def test_names_of_networks_are_found_where_scripts_write_them(content: object, names: tuple[str, ...]) -> None:
-    assert told_architectures(content) == names
+    assert stored_architectures(content) == names
 
 
 def _torch(path: Path, state: dict[str, Any], name: str) -> Path:
