@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookscope.errors import UnfitInputError
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection import backward, forward
 from hookscope.inspection.differentiation import GradientOptions, LossFunction
 from hookscope.inspection.forward import ForwardOptions

@@ -32,7 +32,7 @@ from torchvision.models.video.resnet import BasicBlock as VideoBlock
 from torchvision.models.video.resnet import BasicStem, Conv3DSimple, VideoResNet
 from torchvision.models.video.swin_transformer import SwinTransformer3d
 
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.results.inputs import InputRecord
 
 

@@ -14,7 +14,7 @@ from hookscope.hooks.interrupts import interrupts_between_blocks
 
 if TYPE_CHECKING:
     from hookscope.commands.opening import Model
-    from hookscope.inputs import Batch
+    from hookscope.inputs.batches import Batch
     from hookscope.models.construction import LoadedModel
     from hookscope.results.network import ModuleTable
     from hookscope.results.noise_shapes import NoiseShape

@@ -13,22 +13,4 @@ Choices a reader should know, all recorded in `InputRecord.steps`:
   deeper colour is refused, because Pillow decodes it wrongly.
 - A PNG with a wrong checksum, and a picture that is cut off, are errors even where Pillow has been told to be lenient.
 - A tensor file is passed as it is; nothing but its dtype and a batch axis is touched.
-
-Nothing is imported here until it is used: which files are meant is known before torch is loaded, which takes seconds.
 """
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hookscope.inputs.batches import Batch
-
-__all__ = ["Batch"]
-
-
-def __getattr__(name: str) -> object:
-    if name != "Batch":
-        raise AttributeError(f"module 'hookscope.inputs' has no attribute {name!r}")
-    from hookscope.inputs.batches import Batch  # noqa: PLC0415 - imports torch
-
-    globals()[name] = Batch
-    return Batch

@@ -11,7 +11,7 @@ from hookscope.errors import ModelError
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.pytree import tensors_given
 from hookscope.hooks.step_gradients import StepWatch
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.differentiation import GradientOptions, GradientRun, LossFunction, run_batch, undo_batch
 from hookscope.inspection.gradient_rows import (
     GradientRecorder,

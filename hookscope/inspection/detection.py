@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.selection import unwrap
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 
 # By name, so that torchvision is not imported for other networks.
 _DETECTORS = frozenset(

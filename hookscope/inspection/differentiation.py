@@ -23,7 +23,7 @@ from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import SiteKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.failures import failure_message, locate, reraise_internal, reraise_of_own_loss
 from hookscope.inspection.gradient_rows import (
     Gradient,

@@ -15,8 +15,7 @@ from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import ModuleCall, Operation, physical_shape, shape_of
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import module_index
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import copied, copy_of
+from hookscope.inputs.batches import Batch, copied, copy_of
 from hookscope.inspection.failures import locate, reraise_internal
 from hookscope.inspection.network import BatchQueue
 from hookscope.inspection.state.preservation import preserved

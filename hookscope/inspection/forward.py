@@ -15,8 +15,7 @@ from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.selection import module_index, select_from, unwrap
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import copy_of
+from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inspection.execution import first_calls
 from hookscope.inspection.map_summaries import FEW_ROWS, MapRecorder, map_summaries
 from hookscope.inspection.network import count_parameters, inspected_network, queue_of

@@ -9,7 +9,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from hookscope.errors import HookscopeError, UsageError
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inputs.clips import Source, with_clips
 from hookscope.inputs.find_files import find_inputs
 from hookscope.inputs.loading import load_argument

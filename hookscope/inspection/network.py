@@ -14,8 +14,7 @@ from torch.nn.parameter import is_lazy
 from hookscope.errors import HookscopeError, UnfitInputError, UsageError
 from hookscope.hooks.observed import shape_of
 from hookscope.hooks.selection import module_index, owned_parameters, unwrap
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import length_of, part_of
+from hookscope.inputs.batches import Batch, length_of, part_of
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import with_inputs_first
 from hookscope.models.construction import LoadedModel, loaded_module

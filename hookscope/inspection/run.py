@@ -17,7 +17,7 @@ from hookscope.hooks.observed import Observation
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import ACTIVATIONS, exact_operation, is_operation_pattern, parse_operation_pattern
 from hookscope.hooks.selection import module_index, select_from
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.edit_placement import PlacedEdits, place_edits
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.execution import calls_in_operators, calls_of_forward, execution_order

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from hookscope.inputs import Batch
+    from hookscope.inputs.batches import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookscope.errors import ImageError
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import count_inputs, load_batches, part_of
+from hookscope.inputs.batches import Batch, count_inputs, load_batches, part_of
 from hookscope.inputs.loading import load_input
 from hookscope.inputs.noise import noise_batch
 from hookscope.results.inputs import InputRecord, Preprocessing

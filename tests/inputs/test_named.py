@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import in_batches, part_of
+from hookscope.inputs.batches import Batch, in_batches, part_of
 from hookscope.inputs.loading import load_input
 from hookscope.inputs.named import named_batch, named_inputs, read_named, with_named
 from hookscope.results.inputs import InputRecord, Preprocessing

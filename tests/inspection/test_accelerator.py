@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.backward import PassError
 from hookscope.inspection.forward import ForwardError
 from hookscope.results.activations import Activations

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookscope
 from hookscope.errors import ModelError, UsageError
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.backward import PassError
 from hookscope.inspection.losses.formulas import LossValue
 from hookscope.results.gradients import Gradients

@@ -13,7 +13,7 @@ from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, KeypointRCNNPredictor
 from torchvision.models.detection.ssd import SSD
 
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inputs.noise import noise_batch
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.results.inputs import InputRecord

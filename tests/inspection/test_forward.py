@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import UsageError
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import load_batches
+from hookscope.inputs.batches import Batch, load_batches
 from hookscope.inspection.forward import ForwardError, list_modules
 from hookscope.models.construction import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing

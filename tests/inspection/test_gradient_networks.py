@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import tests.networks
 from hookscope.hooks.selection import unwrap
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.backward import PassError
 from hookscope.results.gradients import Gradients
 from tests.inspection.test_networks import (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.commands.check.measuring.network_passes import measure
 from hookscope.commands.check.measuring.preparing import Prepared
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.models.construction import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo

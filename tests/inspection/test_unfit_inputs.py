@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import UnfitInputError
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.hooks.pytree import tensors_in
 from hookscope.hooks.selection import module_index, unwrap
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.backward import PassError
 from hookscope.inspection.forward import ForwardError
 from hookscope.results.activations import Activations, LayerRow

@@ -33,8 +33,7 @@ from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError
 from hookscope.hooks.attention import AttentionMode
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.running import unfused
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import copy_of
+from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.inspection.session import OnError, OnProgress, Session, input_count, provenance_of, session_batches

@@ -22,7 +22,7 @@ from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import exact_operation
 from hookscope.hooks.selection import module_index
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.results.attributions import Method
 from hookscope.results.concentration import Extent
 from hookscope.statistics.token_layout import TokenLayout

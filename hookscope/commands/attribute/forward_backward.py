@@ -21,8 +21,7 @@ from hookscope.hooks.observed import GradientSite, ModuleCall, RowKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.hooks.running import unfused
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import copy_of
+from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
 from hookscope.inspection.run import Break, run_batches

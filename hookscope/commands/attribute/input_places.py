@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from hookscope.errors import UsageError
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import copied
+from hookscope.inputs.batches import Batch, copied
 from hookscope.models.input_spec import first_layer_with_input
 from hookscope.parameters import arg
 from hookscope.results.attributions import input_word

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from hookscope.commands.attribute.input_places import place_axes, word_counts
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.hooks.observed import ModuleCall, RowKey
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.parameters import arg
 from hookscope.results.concentration import Extent
 from hookscope.results.network import row_label

@@ -31,8 +31,7 @@ from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.observed import RowKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import select_from
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import part_of
+from hookscope.inputs.batches import Batch, part_of
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.receptive_fields import ReceptiveField, ReceptiveFields
 from hookscope.inspection.run import split_patterns

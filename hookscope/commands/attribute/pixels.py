@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from hookscope.commands.attribute.guided import ActivationCalls, advice, ruled
 from hookscope.commands.attribute.input_places import InputPlaces, places_of, refuse_whole_numbers
 from hookscope.errors import ModelError, UsageError
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import copy_of
+from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inspection.verification import difference, outcome_of
 from hookscope.parameters import arg
 from hookscope.results.attributions import Method, input_word

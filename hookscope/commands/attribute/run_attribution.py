@@ -25,8 +25,7 @@ from hookscope.commands.attribute.scores import BatchTarget, batch_targets
 from hookscope.commands.attribute.targets import read_targets
 from hookscope.errors import UnfitInputError, UsageError, nearest
 from hookscope.hooks.forward_hooks import capture
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import part_of
+from hookscope.inputs.batches import Batch, part_of
 from hookscope.inspection.execution import execution_order
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
 from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches

@@ -27,8 +27,7 @@ from hookscope.commands.attribute.input_places import main_input, places_of
 from hookscope.commands.attribute.pixels import COMPLETENESS_LIMIT
 from hookscope.commands.attribute.scores import BatchTarget, probabilities, runner_up
 from hookscope.errors import HookscopeError, ModelError
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import copy_of
+from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inspection.state.preservation import preserved
 from hookscope.models.construction import copied_results
 from hookscope.parameters import arg

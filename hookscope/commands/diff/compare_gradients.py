@@ -12,7 +12,7 @@ from hookscope.commands.diff.hooked_network import HookedNetwork
 from hookscope.commands.diff.measures import Sums, sums_of
 from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters
 from hookscope.commands.diff.values import A, B, Compared, Spool, Value, Versions
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.differentiation import LossFunction

@@ -33,7 +33,7 @@ from hookscope.commands.diff.torch_compile import Compiled, compile_in_blocks
 from hookscope.commands.diff.values import A, B
 from hookscope.errors import ModelError, NothingMatchedError, UsageError
 from hookscope.hooks.selection import default_layers
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edit_placement import ParameterEdits, edit_parameters, split_edits

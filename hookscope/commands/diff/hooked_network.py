@@ -18,8 +18,7 @@ from hookscope.hooks.observed import ModuleCall, Operation, physical
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.selection import default_layers, owned_parameters
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import copy_of, to_device
+from hookscope.inputs.batches import Batch, copy_of, to_device
 from hookscope.inspection.device import cpu_threads, placement
 from hookscope.inspection.differentiation import GradientOptions
 from hookscope.inspection.edit_placement import PlacedEdits

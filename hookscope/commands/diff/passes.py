@@ -27,7 +27,7 @@ from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.observed import physical
 from hookscope.hooks.pytree import tensors_given
 from hookscope.hooks.tracing import eager
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.backward import PassError
 from hookscope.inspection.network import BatchQueue
 from hookscope.inspection.run import Break, run_batches

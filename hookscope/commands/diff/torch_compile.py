@@ -19,7 +19,7 @@ from hookscope.commands.diff.first_differences import exceeds, rounding_limit
 from hookscope.commands.diff.hooked_network import NEVER_CALLED, HookedNetwork, layers_to_hook, parameter_shapes
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.selection import default_layers
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.run import Break
 from hookscope.models.construction import copied_results

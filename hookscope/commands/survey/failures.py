@@ -21,7 +21,7 @@ from hookscope.commands.survey.classified_inputs import MOST_MEMBERS, Classified
 from hookscope.commands.survey.features import pooled
 from hookscope.commands.survey.judged_inputs import JudgedInputs
 from hookscope.commands.survey.pictures import path_of
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.network import queued
 from hookscope.inspection.session import Session

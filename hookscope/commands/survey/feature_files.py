@@ -19,8 +19,7 @@ from torch import Tensor
 from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of
 from hookscope.commands.survey.features import FeatureDtype, FeatureSpool, Pool, different_layers, different_shapes
 from hookscope.errors import UsageError
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import length_of, to_device
+from hookscope.inputs.batches import Batch, length_of, to_device
 from hookscope.inspection.device import placement
 from hookscope.inspection.forward import ForwardOptions, inspect
 from hookscope.models.construction import LoadedModel

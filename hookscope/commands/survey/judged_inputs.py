@@ -13,7 +13,7 @@ from torch.nn import functional
 from hookscope.commands.check.measuring.labelled_pictures import Classes, classes_of
 from hookscope.commands.check.measuring.outputs import class_scores, returned_tensors
 from hookscope.errors import UsageError
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inputs.labelled_files import LabelledFiles
 from hookscope.inspection.losses.formulas import class_probabilities
 from hookscope.inspection.losses.targets import Output

@@ -17,7 +17,7 @@ from hookscope.errors import HookscopeError, UnfitInputError
 from hookscope.hooks.embedding_rows import RowsUsed
 from hookscope.hooks.observed import version_of
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import ONE_TENSOR, several_by_name
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect

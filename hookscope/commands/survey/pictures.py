@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import load_batches, part_of
+from hookscope.inputs.batches import Batch, load_batches, part_of
 from hookscope.inputs.pictures import picture_name
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.preprocessing import thumbnails

@@ -13,7 +13,7 @@ from PIL.Image import Image
 from torch import nn
 
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inputs.clips import Clip, Source
 from hookscope.inspection.network import bytes_of, model_digest
 from hookscope.results.inputs import Preprocessing

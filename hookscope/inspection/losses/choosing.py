@@ -15,7 +15,7 @@ from hookscope.errors import ModelError, UsageError, is_out_of_memory, nearest
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import tensors_given, tensors_in
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.losses.formulas import LOSSES, OF_ONE, OVER_ALL, LossValue, differentiable, real
 from hookscope.inspection.losses.targets import (
     Output,

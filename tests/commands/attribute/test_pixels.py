@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.commands.attribute.pixels import COMPLETENESS_LIMIT, MOST_STEPS, PIXEL_METHODS, ScoredBatch, map_of
 from hookscope.errors import UsageError
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.results.attributions import Method
 from tests.networks import batch_of
 

@@ -126,7 +126,7 @@ from pathlib import Path
 import torch
 from torch import nn
 import hookscope
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.forward import ForwardOptions, inspect
 from hookscope.inspection.saved_tensors import TensorCollector
 

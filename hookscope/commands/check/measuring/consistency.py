@@ -14,8 +14,7 @@ from hookscope.commands.check.measuring.outputs import Returned, returned_tensor
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.pytree import tensors_given
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import copy_of, joined, part_of, with_changed
+from hookscope.inputs.batches import Batch, copy_of, joined, part_of, with_changed
 from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved

@@ -11,7 +11,7 @@ from torch import Tensor
 from hookscope.commands.check.measuring.outputs import class_scores, returned_tensors
 from hookscope.commands.check.measuring.preparing import Prepared
 from hookscope.errors import ModelError, UsageError, nearest
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inputs.labelled_files import LabelledFiles
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.losses.formulas import is_softmax

@@ -24,7 +24,7 @@ from hookscope.commands.check.measuring.signatures import OutputSignatures, weig
 from hookscope.commands.check.measuring.stored import stored_tensors
 from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.errors import UsageError
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inputs.find_files import TENSOR_SUFFIXES
 from hookscope.inputs.loading import read_tensor
 from hookscope.inspection.backward import PassError, inspect_gradients

@@ -16,8 +16,7 @@ from hookscope.hooks.observed import ModuleCall, Observation, RowKey
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import FILLING, parse_operation_pattern
 from hookscope.hooks.pytree import tensors_given
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import copy_of, in_batches
+from hookscope.inputs.batches import Batch, copy_of, in_batches
 from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved

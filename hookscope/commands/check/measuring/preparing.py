@@ -12,8 +12,7 @@ from torch import nn
 
 from hookscope.errors import CheckpointError
 from hookscope.hooks.selection import unwrap
-from hookscope.inputs import Batch
-from hookscope.inputs.batches import copy_of
+from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
 from hookscope.inputs.noise import noise_inputs
 from hookscope.inspection.device import move_to

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.hooks.observed import ModuleCall, version_of
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.rows import OnCall, OnTensor
 from hookscope.results.check import OutputSignature
 from hookscope.results.statistics import QUANTILE_LEVELS

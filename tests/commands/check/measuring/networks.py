@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hookscope.commands.check.measuring.network_passes import measure
 from hookscope.commands.check.measuring.preparing import Prepared
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.network import inspected_network
 from hookscope.models.construction import LoadedModel
 from hookscope.results.check import CheckMeasurements

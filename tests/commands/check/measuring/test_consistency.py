@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.commands.check.measuring.consistency import by_input, difference, greatest, part_of, with_a_mirrored_copy
 from hookscope.commands.check.measuring.network_passes import SMOOTH
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.results.inputs import InputRecord
 from tests.commands.check.measuring.networks import measure_network
 from tests.networks import Written

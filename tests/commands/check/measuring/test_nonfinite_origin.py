@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.commands.check.measuring.nonfinite_origin import locate_origin
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.network import inspected_network
 from hookscope.results.check import NonFiniteOrigin
 from hookscope.results.inputs import InputRecord

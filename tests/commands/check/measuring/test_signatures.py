@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.commands.check.measuring.signatures import OutputSignatures, weights_precision
-from hookscope.inputs import Batch
+from hookscope.inputs.batches import Batch
 from hookscope.results.check import OutputSignature
 from tests.inspections import inspect
 from tests.networks import batch_of
