@@ -462,7 +462,7 @@ def _writer(names: list[str], name: str) -> ArchiveKind:
         kind = "a Keras archive"
     else:
         kind = f"a zip archive of {printable(names[0], 60)}{', …' if names[1:] else ''}" if names else "an empty zip"
-    raise CheckpointError(f"{name} is {kind}, not one that torch.save wrote; save its weights or tensors with that.")
+    raise CheckpointError(f"{name} is {kind}, not one that torch.save wrote; give PyTorch weights or tensors.")
 
 
 def _check_name(member: zipfile.ZipInfo, name: str) -> None:

@@ -27,4 +27,4 @@ def test_predictions_of_a_state_dict_have_names_from_the_network_the_file_or_the
     shown = " ".join(few.stderr.replace("│", " ").split())
     assert "The output has 1,000 scores per input, but 2 class names are known, so none is shown." in shown
     wrong = run("activations", "demo", CAT, *quick, "--classes", CAT)
-    assert (wrong.code, "does not name classes: it is not UTF-8" in wrong.stderr) == (3, True)
+    assert (wrong.code, "is not UTF-8; give a file of class names" in wrong.stderr) == (3, True)

@@ -250,7 +250,7 @@ def answer(result: Differences) -> list[str]:
         sentences += [*_gradients_text(result), *([*_different_inputs(result)] or _rounding_or_equal(result))]
     sentences += _first_unequal(result)
     sentences += map(_output_text, result.outputs)
-    return [*sentences, *_errors_of_outputs(result)]
+    return [*sentences, *_errors_of_outputs(result)] or ["No row was compared."]
 
 
 def _gradients_text(result: Differences) -> Iterator[str]:
