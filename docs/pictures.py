@@ -55,7 +55,7 @@ def _draw() -> None:
 def _write_pages() -> None:
     layers = ("--layer", "_blocks.0._*", "--layer", "!padding")
     _hookscope("activations", "demo", _CAT, *layers, "--out", "run", "--report", str(_PAGES / "activations.html"))
-    _photograph(_PAGES / "activations.html", f"#layer={_LAYER}", "#panel figure.ready", "report.png")
+    _photograph(_PAGES / "activations.html", f"#layer={_LAYER}", "#panel figure.maps .chosen", "report.png")
     Path("deep.py").write_text(_DEEP, encoding="utf-8")
     shape = ("--input-shape", "4,3,8,8")
     _hookscope("grads", "deep.py:build", *shape, "--out", "deep", "--report", str(_PAGES / "grads.html"))

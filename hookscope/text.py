@@ -178,5 +178,5 @@ def position_text(position: tuple[int | None, ...]) -> str:
 
 
 def input_text(index: int, name: str) -> str:
-    """Return which input is meant: "2 ('cat.jpg')", "2" for one without a name."""
-    return f"{index} ('{name}')" if name else str(index)
+    """Return which input is meant: "2 ('cat.jpg')", "2" for one without a name, as a tensor in memory."""
+    return str(index) if name in ("", f"tensor[{index}]") else f"{index} ('{name}')"
