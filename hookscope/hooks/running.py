@@ -27,9 +27,9 @@ class ModuleInput:
 
     @cached_property
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Its input tensors, with the names of forward's parameters; "" for a single one."""
+        """Its input tensors but nested ones, with the names of forward's parameters; "" for a single one."""
         if len(self.args) == 1 and not self.kwargs and isinstance(self.args[0], Tensor):
-            return [("", self.args[0])]
+            return [] if self.args[0].is_nested else [("", self.args[0])]
         names = [*islice(inspect.signature(self.module.forward).parameters, len(self.args))]
         names += [""] * (len(self.args) - len(names))
         named_tensors = []
@@ -38,7 +38,7 @@ class ModuleInput:
                 named_tensors.append((name, value))
             elif isinstance(value, list | tuple | dict):
                 named_tensors += [(f"{name}{path}", tensor) for path, tensor in tensors_given((value,), {})]
-        return named_tensors
+        return [(name, tensor) for name, tensor in named_tensors if not tensor.is_nested]
 
     @cached_property
     def sequences(self) -> list[tuple[str, Tensor]]:

@@ -347,7 +347,7 @@ def _is_given_size(call: ModuleInput, grid: tuple[int, ...]) -> bool:
     high, wide = grid[-2:]
     before = ((high, wide), (2 * high, 2 * wide), (2 * high - 1, 2 * wide - 1))
     for argument in (*call.args, *call.kwargs.values()):
-        if isinstance(argument, Tensor):
+        if isinstance(argument, Tensor) and not argument.is_nested:
             if (
                 argument.is_floating_point()
                 and argument.dim() == 4
@@ -361,8 +361,8 @@ def _is_given_size(call: ModuleInput, grid: tuple[int, ...]) -> bool:
 
 def _has_swapped(call: ModuleInput, tokens: int) -> bool:
     """Tell whether a module was given as many channels as tokens with the two axes swapped (MLP-Mixer)."""
-    for argument in (*call.args, *call.kwargs.values()):
-        if isinstance(argument, Tensor) and argument.dim() == 3 and argument.shape[1:] == (tokens, tokens):
+    for _, argument in call.tensors:
+        if argument.dim() == 3 and argument.shape[1:] == (tokens, tokens):
             base = None if argument.is_inference() else argument._base  # noqa: SLF001
             if base is not None and base.dim() == 3 and argument.stride(1) < argument.stride(2):
                 return True

@@ -58,7 +58,7 @@ def map_size(inputs: Iterable[Any]) -> tuple[int, int] | None:
     """Return the size of the map that a module was given, (N, H, W, C), or (N, T, C) and (H, W); None if unknown."""
     values = [*inputs]
     tokens = next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
-    if tokens is None:
+    if tokens is None or tokens.is_nested:
         return None
     if tokens.dim() == 4:
         return tokens.shape[1], tokens.shape[2]

@@ -414,6 +414,34 @@ def test_copies_do_not_mend_a_backward_pass_that_fails_by_itself() -> None:
 # --- nested tensors ---
 
 
+class Padding(nn.Module):
+    """Takes nested tokens, and gives its layer padded ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, parts: Tensor) -> Tensor:
+        return self.mix(torch.nested.to_padded_tensor(parts, 0.0))
+
+
+class GivesNested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pad = Padding()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pad(torch.nested.as_nested_tensor([*x]))
+
+
+def test_tokens_are_measured_inside_a_module_that_is_given_nested_ones() -> None:
+    model, x = GivesNested(), torch.randn(2, 12, 8)
+    row = hookscope.activations(model, x)["pad.mix"]
+    assert row.mean == pytest.approx(model.pad.mix(x).mean().item(), abs=1e-6)
+    assert row.tokens is not None
+    assert row.tokens.max == pytest.approx(model.pad.mix(x).norm(dim=2).max().item(), rel=1e-5)
+
+
 class Padded(nn.Module):
     """In eval mode torch's encoder drops what is padding: its layers pass on nested tensors."""
 
