@@ -343,7 +343,7 @@ def path_beside(index: Path, file: str, name: str) -> Path:
 
 
 def version_of(path: Path) -> tuple[int, int, int]:
-    """Return a file's inode, size and time of writing, which change with its content."""
+    """Return a file's inode, size in bytes and modification time in ns: rewriting it changes one of them."""
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
     return status.st_ino, status.st_size, status.st_mtime_ns

@@ -86,7 +86,7 @@ def _is_run(folder: Path) -> bool:
 def natural_order(path: Path) -> tuple[str, str]:
     """Return the key that sorts paths in natural order: "2.pt" before "10.pt".
 
-    The key is a single string, because millions are held at once. Text ends with NUL, which no name holds; a number is
+    The key is one string, because a survey sorts millions. Text ends with NUL, which no file name contains; a number is
     the character 2, its count of digits, and the digits; the character 1 separates the parts of the path.
     """
     parts = ("".join(map(_piece, re.split(r"(\d+)", part))) for part in path.parts)

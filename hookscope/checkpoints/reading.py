@@ -315,7 +315,7 @@ def _value_of(path: Path, stored: Stored, how: ReadMode) -> object:
 
 
 def _read_bytes(content: bytes, name: str) -> Any:
-    """Return the content of a "torch" file's bytes, which name nothing but what torch's safe reader knows."""
+    """Return the content of a "torch" file from its bytes; torch's safe reader must know all names in them."""
     if _is_swapped(BytesIO(content)):
         raise CheckpointError(f"{name} was written on a machine of the other byte order, which hookscope cannot read.")
     with _torch_allow_list_only():
@@ -346,7 +346,7 @@ def _read_torch(path: Path, kind: FileKind) -> object:
 
 
 def _swap_untyped_values(content: object) -> None:
-    """Swap the bytes of tensors whose storages were saved without a dtype, in a file of the other byte order."""
+    """Swap the bytes of tensors in a file of the other byte order, if their storages were saved without a dtype."""
     tensors = [tensor for tensor in tensors_within(content) if tensor.dtype in _UNTYPED and tensor.numel()]
     for tensor in {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values():
         width = tensor.element_size() // (2 if tensor.is_complex() else 1)

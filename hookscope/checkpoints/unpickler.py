@@ -36,7 +36,7 @@ class Global:
 
 @dataclass(eq=False, repr=False, slots=True)
 class StandIn:
-    """The result of a call in a pickle, which was not made: its name, its arguments, and what was done to the result.
+    """Stands for the result of a call that the pickle asks for and nobody makes: its name, its arguments, its changes.
 
     If a result is called itself, "()" follows the name. `keywords` are those of NEWOBJ_EX, `state` is the argument of
     BUILD, `entries` are those of SETITEM, `elements` those of APPEND and ADDITEMS.

@@ -185,8 +185,8 @@ def _watch_script() -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line, given without the program's name, and return its exit code.
 
-    A message has been printed to stderr unless that is 0. Without arguments it prints a greeting in a terminal, and the
-    help elsewhere, which is a usage error.
+    Any code but 0 comes with a message on stderr. Without arguments it prints a greeting in a terminal; elsewhere it
+    prints the help and returns a usage error.
     """
     result = _result(arguments)
     return result if isinstance(result, int) else EXIT_DONE
@@ -276,7 +276,7 @@ def _hint_about_inputs(sentence: str, option: str, names: Collection[str], comma
 
 
 def _wrong_value(error: Any) -> str:
-    """Return the option whose value is wrong, and why: typer prints only pydantic's reason. "" for other errors."""
+    """Return the option with the wrong value and the reason, as typer prints the reason alone; "" for other errors."""
     from pydantic import ValidationError
 
     option = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")

@@ -46,7 +46,7 @@ class Checked:
 def check_workers(
     jobs: Sequence[CheckJob], limits: Limits, at_once: int, advance: Callable[[int, int], None]
 ) -> list[Checked]:
-    """Check checkpoints; call `advance` with the count of those that are finished, and that of all.
+    """Check checkpoints; call `advance` with the number finished and the number of all.
 
     `at_once` workers share the processor cores, unless OMP_NUM_THREADS limits each.
     """

@@ -64,7 +64,7 @@ def consoles(*, json: bool) -> "tuple[Console, Console]":
 
 
 class _WithoutTrailingBlanks:
-    """A pipe or file for Rich, whose lines lose their trailing blanks."""
+    """A pipe or file that Rich writes to, without trailing blanks."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

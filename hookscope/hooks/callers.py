@@ -68,7 +68,7 @@ def operation_name(func: Callable[..., Any]) -> str:
 
 
 def frames_around(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and those that called it, the innermost first."""
+    """Yield a frame and its callers, the innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -118,7 +118,7 @@ class _Team:
 
 @dataclass(slots=True)
 class _Host:
-    """A host as its parent sees it, which talks to it through its stdin and stdout."""
+    """The parent's side of a host process; the two talk through the host's stdin and stdout."""
 
     process: "subprocess.Popen[bytes]"
     limits: Limits

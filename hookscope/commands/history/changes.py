@@ -92,7 +92,7 @@ def _change(
 
 
 class _Pair:
-    """Two files that follow each other, and all the others."""
+    """A file and the file before it; the rows of all files are at hand for comparison."""
 
     def __init__(self, rows: Mapping[int, Row], places: Sequence[int], at: int) -> None:
         self.before, self.now = rows[places[at - 1]], rows[places[at]]

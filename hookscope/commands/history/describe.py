@@ -114,7 +114,7 @@ def _finding(verdict: HistoryFinding, result: History) -> FindingLine:
 
 
 def _spans(verdict: HistoryFinding, result: History) -> list[tuple[float, float]]:
-    """Return where each run of files with the verdict begins and how long it is, of 1,000; unread files part none."""
+    """Return the start and length, in thousandths, of each run of files with the verdict; unread files end no run."""
     read = [file.index for file in result.read]
     reaches = zip(read, [*read[1:], len(result.files)], strict=True)  # to the next file that was read
     runs = [[*run] for holds, run in groupby(reaches, lambda reach: reach[0] in verdict.files) if holds]

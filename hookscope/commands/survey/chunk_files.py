@@ -136,7 +136,7 @@ def write_chunk(
 
 
 def _document(files: ChunkFiles) -> Mapping[str, Any]:
-    """Return what a sidecar holds; ValueError, as for what is no JSON, if that is not what was written."""
+    """Return the content of a sidecar; raise ValueError if it is no JSON, or was changed after it was written."""
     document = parse_json(read_bounded(files.sidecar, _MOST_SIDECAR_BYTES, follow_links=False)) or {}
     if document.pop(_DIGEST, "") != _digest(document):
         raise ValueError("damaged")

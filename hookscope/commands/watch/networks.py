@@ -79,7 +79,7 @@ def watched_networks(model: Networks, patterns: Sequence[str], *, sharded: bool 
 
 
 def in_any(networks: Sequence[nn.Module], select: Callable[[nn.Module], Collection[T]]) -> list[Collection[T]]:
-    """Return what is selected in each network; raise LayerNotFoundError if that raises it in all of them."""
+    """Select in each network; raise LayerNotFoundError if no network has a match."""
     selected: list[Collection[T]] = []
     failures = []
     for network in networks:

@@ -108,7 +108,7 @@ class Ring:
         self.first_loss: float | None = None  # the first that is finite and above 0
 
     def before(self, step: TrainingStep) -> list[TrainingStep]:
-        """Return the steps before one, without those that were skipped."""
+        """Return the earlier steps that the optimiser did not skip."""
         return [past for past in self.steps if past.step < step.step and not past.skipped]
 
     def add(self, step: TrainingStep) -> tuple[Jump | None, Jump | None]:
