@@ -1,13 +1,11 @@
 """A run by its checkpoints as a document: what happened and since which file, the files, the layers over files."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
-from pathlib import PurePath
 from typing import Any
 
 from hookscope.commands.history.columns import (
@@ -30,6 +28,7 @@ from hookscope.reporting.document import (
     Table,
     line_of,
 )
+from hookscope.reporting.run_facts import input_names
 from hookscope.reporting.steps import HeatMap, heat_map
 from hookscope.results.history import (
     ActivationPoint,
@@ -260,18 +259,10 @@ def _layers_table(result: History) -> Iterator[Table]:
 def _classes_table(result: History) -> Iterator[Table]:
     files = [file for file in result.files if file.predictions]
     if files:
-        inputs = enumerate(_names_of_inputs(result)[:_MOST_POINTS])
+        inputs = enumerate(input_names(result.inputs)[:_MOST_POINTS])
         best = [Column("", name, shown=partial(_best_class, at), words=True) for at, name in inputs]
         label = Column("label", "file", rank=0, words=True)
         yield Table(title="Best class of each input", columns=[label, *best], rows=files, is_extra=True)
-
-
-def _names_of_inputs(result: History) -> list[str]:
-    """Return a name for each input, different ones for the parts of a tensor."""
-    counts = Counter(record.name for record in result.inputs)
-    return [
-        f"{record.name}[{at}]" if counts[record.name] > 1 else record.name for at, record in enumerate(result.inputs)
-    ]
 
 
 def _best_class(at: int, file: HistoryFile) -> str:
@@ -417,8 +408,8 @@ def _failures(result: History) -> Iterator[str]:
 def _best_classes(result: History) -> Iterator[str]:
     """Yield how the best class of the first few inputs changed over the files; inputs that changed alike together."""
     alike: dict[str, list[str]] = {}
-    for at, full_name in enumerate(_names_of_inputs(result)[:_MOST_INPUTS]):
-        name = printable(PurePath(full_name).name or full_name, _MOST_NAME)
+    for at, full_name in enumerate(input_names(result.inputs)[:_MOST_INPUTS]):
+        name = printable(full_name, _MOST_NAME)
         best = [
             (file.label, prediction.classes[0][0])
             for file in result.files
