@@ -22,5 +22,11 @@ def forked(tmp_path: Path, fork_server: ForkServer) -> Forked:
 
 @pytest.fixture
 def torchrun(forked: Forked) -> Forked:
-    """Run a script under torchrun, whose processes are forked too."""
-    return lambda *arguments, processes=2: forked(*TORCHRUN, processes, *arguments)
+    """Run a script under torchrun, whose processes are forked too; it must end well unless `code` says otherwise."""
+
+    def run(*arguments: object, processes: int = 2, code: int = 0) -> Finished:
+        done: Finished = forked(*TORCHRUN, processes, *arguments)
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run

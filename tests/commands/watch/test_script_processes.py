@@ -151,8 +151,7 @@ def test_a_process_that_dies_ends_all_with_the_message_of_torchrun(tmp_path: Pat
         "    loss.backward()\n", "    1 / (rank != 1 or step < 6)\n    loss.backward()\n"
     )
     (tmp_path / "train.py").write_text(source)
-    done = torchrun("-m", "hookscope", "watch", "train.py", "--out", "run", "--", "watched.pt", 0)
-    assert done.returncode == 1
+    done = torchrun("-m", "hookscope", "watch", "train.py", "--out", "run", "--", "watched.pt", 0, code=1)
     assert "ZeroDivisionError" in done.stderr
     assert "ChildFailedError" in done.stderr
     assert [step.step for step in read_training(tmp_path / "run").steps] == [1, 2, 3, 4, 5]
@@ -187,7 +186,7 @@ for step in range(1, 25):
     if step == 12 and AGAIN:
         often = torch.optim.SGD(first.parameters(), lr=1e-2)
 if rank == 0:
-    print(json.dumps(told))
+    print(json.dumps(told), flush=True)
 weights = [each.full_tensor() for each in (*first.state_dict().values(), *second.state_dict().values())]
 if rank == 0:
     torch.save([*weights, torch.get_rng_state()], TARGET)

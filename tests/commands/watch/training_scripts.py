@@ -282,11 +282,12 @@ for step in range(1, 13):
     })
     optimizer.zero_grad()
 if len(sys.argv) > 3 and rank == 0:
-    print(json.dumps(told))
+    print(json.dumps(told), flush=True)
 weights = [each.full_tensor() for each in network.state_dict().values()]
 if rank == 0:
     torch.save([*weights, torch.get_rng_state()], TARGET)
 torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 EDITED = """
