@@ -1147,3 +1147,6 @@ class Watch:
         section=FILES,
     )
     resume: bool = option(False, "Append to the log in --out, if there is one.", section=FILES)
+    strict: bool = shown(
+        False, "Exit with 1 if a problem or no training was seen in a script that itself ends with 0.", section=TERMINAL
+    )

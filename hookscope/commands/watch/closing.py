@@ -23,6 +23,7 @@ class Watched:
     first: TrainingFinding | None = None  # the first verdict
     problems: int = 0
     has_blind_spots: bool = False
+    has_failed: bool = False  # hookscope itself, and so it does not see what follows
 
     def add(self, record: TrainingRecord) -> None:
         """Count a record; a verdict that ends is not counted."""
@@ -58,7 +59,7 @@ def _verdict(watched: Watched) -> str:
     in_full = f" ({watched.in_full:,} measured in full)" if watched.in_full else ""
     steps = f"{counted(watched.steps, 'step')}{in_full}"
     if watched.first is None:
-        return f"No problems in {'what was seen of ' * watched.has_blind_spots}{steps}."
+        return f"No problems in {'what was seen of ' * (watched.has_blind_spots or watched.has_failed)}{steps}."
     at = f"step {watched.first.step:,}: {watched.first.rule}"
     where = f", at {at}." if watched.problems == 1 else f"; first at {at}."
     return f"{counted(watched.problems, 'problem')} in {steps}{where}"

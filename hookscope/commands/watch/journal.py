@@ -86,6 +86,11 @@ class Journal:
         """Print a line."""
         self._on_line(safe_text(line))
 
+    def say_failure(self, line: str) -> None:
+        """Print that hookscope failed; the last line then claims less."""
+        self._seen.has_failed = True
+        self.say(line)
+
     def say_once(self, topic: str, line: str) -> None:
         """Print a line, unless one about the same thing was printed."""
         if topic not in self._said:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hookscope import options
 from hookscope.commands.watch.closing import say
-from hookscope.errors import UsageError
+from hookscope.errors import EXIT_CHECK_FAILED, UsageError
 from hookscope.regular_files import open_regular
 from hookscope.text import exception_line, printable
 
@@ -43,6 +43,8 @@ class Script:
 
     def run(self) -> None:
         """Run the script; its exceptions are raised, and printed without frames of hookscope.
+
+        With `--strict`, a script that ends with 0 raises SystemExit(1) where a problem, or no training, was seen.
 
         Raises:
             UsageError: If a module cannot be found.
@@ -69,7 +71,10 @@ class Script:
                 raise
             _end_with(error, watching)
         except BaseException as error:  # noqa: BLE001 - any end of a script
-            _end_with(error, watching)
+            if not (self.option.strict and _is_success(error)):
+                _end_with(error, watching)
+        if self.option.strict and watching.ends_badly():
+            sys.exit(EXIT_CHECK_FAILED)
 
 
 @dataclass(slots=True)
@@ -96,6 +101,12 @@ class _Watching:
             raise SystemExit(error.exit_code) from None
         except Exception as error:  # noqa: BLE001 - never into a script
             say(f"Not watched, because hookscope failed: {exception_line(error)}.")
+
+    def ends_badly(self) -> bool:
+        """End the watch with the script, not with the process; tell whether a problem, or no training, was seen."""
+        atexit.unregister(self._end)
+        self._end()
+        return self.watch is None or self.watch.ends_badly
 
     def _end(self) -> None:
         if os.getpid() != self.process:
@@ -189,7 +200,7 @@ def _call_after(loader: Loader, imported: Callable[[], None]) -> None:
 
 def _end_with(error: BaseException, watching: _Watching) -> NoReturn:
     """Raise the error that ended the script; the interpreter prints it without frames of hookscope."""
-    watching.has_failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
+    watching.has_failed = not _is_success(error)
     if watching.watch is not None and not isinstance(error, SystemExit):
         watching.watch.end(exception_line(error), has_failed=True)
     shown = sys.excepthook
@@ -200,6 +211,10 @@ def _end_with(error: BaseException, watching: _Watching) -> NoReturn:
 
     sys.excepthook = excepthook
     raise error
+
+
+def _is_success(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _strip(error: BaseException, seen: set[int]) -> None:

@@ -88,8 +88,14 @@ class ScriptWatch:
         """Whether a training was seen, or the reason was printed."""
         return self._watch is not None or self.is_closed
 
+    @property
+    def ends_badly(self) -> bool:
+        """Whether a problem or no step was seen, or hookscope failed; False for all processes but the first."""
+        seen = self._shared.seen
+        return self._speaks and not _rank() and (seen.problems > 0 or not seen.steps or seen.has_failed)
+
     def _give_up(self, error: Exception) -> None:
-        self.is_closed = True
+        self.is_closed = self._shared.seen.has_failed = True
         self._found = ""
         if isinstance(error, HookscopeError):
             self._end_if_not_edited(str(error), error.exit_code)

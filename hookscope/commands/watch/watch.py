@@ -320,7 +320,7 @@ class Watch:
 
     def _give_up(self, error: Exception) -> None:
         edited = " Its edits stay." if self.edits else ""
-        self._journal.say(
+        self._journal.say_failure(
             f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.{edited}"
         )
         self._end(exception_line(error))

@@ -363,6 +363,53 @@ TRAINED = """
         optimizer.step()
     ENDING
 """
+
+STRICT = """
+    import torch
+    torch.manual_seed(0)
+    network = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = network(torch.randn(8, 4)).square().mean()
+        (loss * FACTOR).backward()
+        optimizer.step()
+    ENDING
+"""
+
+
+@pytest.mark.parametrize(
+    ("factor", "ending", "code"),
+    [
+        ("1.0", "print('done')", 0),
+        ("1.0", "raise SystemExit", 0),
+        ("float('nan')", "print('done')", 1),
+        ("float('nan')", "raise SystemExit", 1),
+        ("float('nan')", "raise SystemExit(3)", 3),
+        ("[][0]", "print('done')", 1),
+    ],
+    ids=["good", "exits", "nan", "nan exits", "nan fails", "raises"],
+)
+@pytest.mark.sample("good", "nan")
+def test_strict_fails_where_a_problem_was_seen(
+    tmp_path: Path, forked: Forked, factor: str, ending: str, code: int
+) -> None:
+    scripted(tmp_path, STRICT.replace("FACTOR", factor).replace("ENDING", ending))
+    strict, plain = (forked("-m", "hookscope", "watch", *options, "train.py") for options in (["--strict"], []))
+    assert strict.returncode == code
+    assert plain.returncode == (0 if code == 1 and factor != "[][0]" else code)
+    assert (strict.stdout, strict.stderr) == (plain.stdout, plain.stderr)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("source", ["import torch\nprint('done')", "print('done')"])
+def test_strict_fails_where_no_training_was_seen(tmp_path: Path, forked: Forked, source: str) -> None:
+    scripted(tmp_path, source)
+    done = forked("-m", "hookscope", "watch", "--strict", "train.py")
+    assert (done.returncode, done.stdout) == (1, "done\n")
+    assert said(done)[0].startswith("No training was seen")
+
+
 # In the backward pass, then in the forward pass: a traceback of both.
 RAISING = """try:
         torch.zeros(2).sum().backward()
@@ -512,9 +559,10 @@ from hookscope.commands.watch import discovery, script_watch, watch
 def fail(*_, **__):
     raise RuntimeError("broken")
 script_watch.{name if module == "discovery" else "Unused"} = {module}.{name} = fail
-sys.argv = ["hookscope", "watch", "train.py", "--every", "1"]
+sys.argv = ["hookscope", "watch", "train.py", "--every", "1", *sys.argv[1:]]
 main()
 """
+    assert forked("-c", program, "--strict").returncode == 1
     done = forked("-c", program)
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert "Watching ends, because hookscope failed: RuntimeError: broken. The training goes on." in said(done)

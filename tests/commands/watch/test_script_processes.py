@@ -31,7 +31,8 @@ SHARDED = (
 def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path: Path, torchrun: Forked) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS[name])
     torchrun("train.py", "plain.pt", 0)
-    watched = torchrun("-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0)
+    arguments = ["--every", 4, "--strict", "--out", "run", "--", "watched.pt", 0]
+    watched = torchrun("-m", "hookscope", "watch", "train.py", *arguments)
     assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
     first, *others, last = said(watched)
     assert first.startswith(
@@ -55,7 +56,8 @@ def test_a_batch_that_breaks_on_the_second_process_is_named_at_its_step(
     name: str, tmp_path: Path, torchrun: Forked
 ) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS[name])
-    torchrun("-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 7)
+    arguments = ["--every", 4, "--strict", "--out", "run", "--", "watched.pt", 7]
+    torchrun("-m", "hookscope", "watch", "train.py", *arguments, code=1)
     first = read_training(tmp_path / "run").verdicts[0]
     assert (first.step, first.rule) == (7, "non-finite-gradient")
     assert "or the loss of another process, which is not seen, was not finite" in first.message
