@@ -154,7 +154,7 @@ def refused(
     if isinstance(error, MisfitError):
         broken, reason = "architecture", "the weights do not fit the network"
     elif isinstance(error, CheckpointError | UntrustedFileError):
-        broken, reason = "integrity", "the file could not be read"
+        broken, reason = "integrity", "no weights could be read"
     outcomes = {name: RuleOutcome(name, "off") for name in RULES}
     outcomes |= {name: RuleOutcome(name, "skipped", reason=reason) for name in RULES if name in wanted}
     if broken in wanted:
