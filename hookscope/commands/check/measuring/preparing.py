@@ -35,8 +35,8 @@ _NOISE_INPUTS = 2  # one would not show whether an output depends on its input, 
 class Prepared:
     """A network on its device, and its inputs.
 
-    Every call of `batches` reads the inputs again: first those of the settings, then those of expectations, every path
-    once. `data_batches` reads the labelled pictures of `data`.
+    Every call of `batches` reads the inputs again: the inputs of the settings, then the pictures of expectations, every
+    path once. `data_batches` reads the labelled pictures of `data`.
     """
 
     loaded: LoadedModel
