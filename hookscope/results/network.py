@@ -239,3 +239,9 @@ def row_label(layer: str, call: int, slot: str) -> str:
     """
     called = f"#{call}" if call else "()" if layer and slot.startswith(".") else ""
     return f"{layer or '(model)'}{called}{slot}"
+
+
+def is_output_of_key(label: str, key: str) -> bool:
+    """Tell whether a user means the network's output "(model)['logits']" by "logits", ".logits" or its label."""
+    path, name = label.removeprefix("(model)"), key.removeprefix("(model)")
+    return path in (name, f"[{name!r}]", f".{name}", f"[{name}]")

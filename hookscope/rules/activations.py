@@ -261,8 +261,9 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         below = terms.limit("below", output_of(row))
         symptom = f"channels stay below {below:g} in magnitude over {_inputs_words(measured, row)}"
         most = terms.limit("max_fraction", output_of(row))
-        fed = inputs.get(row.inputs[0]) if row.inputs else None
-        yield from _above(most, _quiet_share(peaks, row, below, fed), row, f"of its {peaks.size} {symptom}")
+        greatest_input = inputs.get(row.inputs[0]) if row.inputs else None
+        share = _quiet_share(peaks, row, below, greatest_input)
+        yield from _above(most, share, row, f"of its {peaks.size} {symptom}")
 
 
 @rule("saturated-activation", "warn", "forward", ("non-finite-activation",), followers="layer")
@@ -317,14 +318,14 @@ def _has_values_of(stats: TensorStatistics, other: TensorStatistics) -> bool:
 _CLOSED_BELOW = -1.0
 
 
-def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float, fed: float | None) -> float:
-    """Return the share of quiet channels; `fed` is the greatest input of the layer, None if it is unknown.
+def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float, greatest_input: float | None) -> float:
+    """Return the share of quiet channels; `greatest_input` is None if it is unknown.
 
     If all outputs are small, the layer works where the function is linear, and `below` becomes a share of its peak. A
     layer without positive outputs, whose inputs are far below 0, is closed: then `below` stays as it is.
     """
     all_negative = row.activation.max is not None and row.activation.max <= 0
-    closed = all_negative and (fed is None or fed < _CLOSED_BELOW)
+    closed = all_negative and (greatest_input is None or greatest_input < _CLOSED_BELOW)
     scale = 1.0 if closed else min(1.0, float(peaks.max()))
     return float((peaks < below * scale).mean())
 

@@ -256,10 +256,10 @@ def _mismatch(
     pruned = _pruned_share(measured)
     if pruned:
         message += f" {pruned:.0%} of the weights are 0, as pruning leaves them: the statistics may be older than that."
-    begun = judged.layer.start_share > _MOST_OF_START
-    if begun:
+    is_young = judged.layer.start_share > _MOST_OF_START
+    if is_young:
         message += f" After so few batches {judged.layer.start_share:.0%} of its statistics are still the initial ones."
-    return RuleFinding(target if stray is None else stray.target, message, "warn" if pruned or begun else "fail")
+    return RuleFinding(target if stray is None else stray.target, message, "warn" if pruned or is_young else "fail")
 
 
 def is_as_new(norm: Any) -> bool:

@@ -108,8 +108,8 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
     by_label = {row.label: row for row in baseline.rows}
     dtypes, weights = {baseline.dtype, forward.dtype}, {baseline.weights_precision, measured.weights_precision}
     may_round = len(dtypes) > 1 and dtypes <= _LIMITS.keys()
-    changed: list[tuple[FindingTarget, str, str]] = []
-    of_gradients: list[tuple[FindingTarget, str, str]] = []
+    changed: list[tuple[FindingTarget, str]] = []
+    of_gradients: list[tuple[FindingTarget, str]] = []
     furthest = 0.0
     for row, now in measured_rows(measured):
         target, before = output_of(row), by_label.pop(now.label, None)
@@ -124,15 +124,15 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
             change = "; ".join(filter(None, (change, moved.words if changed or moved.beyond_rounding > usual else "")))
             if baseline.gradients and measured.gradients and terms.is_on(target):
                 gradient = _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"])
-                of_gradients += [(target, now.kind, gradient)] if gradient else []
+                of_gradients += [(target, gradient)] if gradient else []
         furthest = max(furthest, moved.furthest)
         if change and terms.is_on(target):
-            changed.append((target, now.kind, change))
-    gone = [(_gone_target(row), row.kind, "it is in the baseline and does not run") for row in by_label.values()]
-    changed += [missing for missing in gone if terms.is_on(missing[0])]
+            changed.append((target, change))
+    gone = [*map(_gone_target, by_label.values())]
+    changed += [(target, "it is in the baseline and does not run") for target in gone if terms.is_on(target)]
     remark = _moved_inputs(baseline, measured, terms) if changed else ""
-    for index, (target, kind, change) in enumerate(changed or reversed(of_gradients)):
-        name = f"'{printable(target.where)}' ({printable(kind)})"
+    for index, (target, change) in enumerate(changed or reversed(of_gradients)):
+        name = f"'{printable(target.where)}' ({printable(target.kind)})"
         begins = f"Drift from the baseline begins at {name}: {change}{remark}."
         yield RuleFinding(target, f"{name} drifts from the baseline: {change}." if index else begins)
 

@@ -338,17 +338,15 @@ def _class_count(measured: CheckMeasurements) -> Iterator[RuleFinding]:
 
 
 def _chosen(measured: CheckMeasurements, key: str | None) -> OutputValues:
-    outputs = measured.outputs
-    listed = printable(", ".join(output.label for output in outputs)) or "none"
+    from hookscope.results.network import is_output_of_key
+
+    chosen = [output for output in measured.outputs if key is None or is_output_of_key(output.label, key)]
+    if len(chosen) == 1 or (chosen and key is not None):
+        return chosen[0]
+    listed = printable(", ".join(output.label for output in measured.outputs)) or "none"
     if key is None:
-        if len(outputs) != 1:
-            which = f"name it with {arg('output_key')}: {listed}."
-            raise UsageError(f"shape and dtype in [output] ask about one output; {which}")
-        return outputs[0]
-    path = key.removeprefix("(model)")
-    for output in outputs:
-        if output.label.removeprefix("(model)") in (path, f"[{path!r}]", f".{path}", f"[{path}]"):
-            return output
+        which = f"name it with {arg('output_key')}: {listed}."
+        raise UsageError(f"shape and dtype in [output] ask about one output; {which}")
     raise UsageError(f"{arg('output_key')} '{printable(key, 80)}' names no output; there is: {listed}.")
 
 

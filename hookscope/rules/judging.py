@@ -106,8 +106,7 @@ def _idle(settings: CheckSettings, baseline: Baseline | None) -> set[str]:
 def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
     """Judge one forward and backward pass by the rules of `hookscope grads`: failures first, then as in `GRADS_RULES`.
 
-    Of a pass that raised, only the loss and the activations are judged. Limits are by name, as `limits_of_grads` has
-    them.
+    If the pass raised, only the loss and the activations are judged. Limits are named as in `limits_of_grads`.
     """
     all_limits = grads_limits()
     changed: dict[str, dict[str, float]] = {}
@@ -154,7 +153,7 @@ def refused(
     if isinstance(error, MisfitError):
         broken, reason = "architecture", "the weights do not fit the network"
     elif isinstance(error, CheckpointError | UntrustedFileError):
-        broken, reason = "integrity", "the file could not be read"
+        broken, reason = "integrity", "no weights could be read"
     outcomes = {name: RuleOutcome(name, "off") for name in RULES}
     outcomes |= {name: RuleOutcome(name, "skipped", reason=reason) for name in RULES if name in wanted}
     if broken in wanted:
@@ -236,7 +235,7 @@ def _matching(option: str, patterns: Iterable[str]) -> set[str]:
 
 
 def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[RuleFinding]]:
-    """Return findings by rule, without the rules that an earlier one silences; gradients are those of `_for_rules`."""
+    """Return findings by rule, without the rules that an earlier one silences; gradients come from `_for_rules`."""
     gradients = measured.gradients
     complete = gradients is not None and gradients.loss is not None and gradients.failure is None
     by_rule: dict[str, list[RuleFinding]] = {}
@@ -271,7 +270,7 @@ def _outcome(rule: str, unsorted: Iterable[Finding]) -> RuleOutcome:
 
 
 class _Judging:
-    """The outcomes so far, and the findings of all gradient rules, of which even those that are off silence others."""
+    """The outcomes so far, and the findings of all rules about gradients: rules that are off silence others, too."""
 
     def __init__(self, measured: CheckMeasurements, terms: Mapping[str, RuleTerms]) -> None:
         self.measured, self.terms = measured, terms
@@ -323,8 +322,8 @@ class _Judging:
     def _unjudged(self, terms: RuleTerms, reason: str) -> RuleOutcome:
         """Return the outcome of a rule that cannot be judged: skipped, or a failure if it was asked for by name."""
         message = f"This rule could not run: {reason.rstrip('.')}."
-        is_told = any(finding.message == message for outcome in self.outcomes.values() for finding in outcome.findings)
-        if terms.rule.level != "off" or is_told or _error(self.measured) or self.measured.no_network:
+        earlier = (finding.message for outcome in self.outcomes.values() for finding in outcome.findings)
+        if terms.rule.level != "off" or message in earlier or _error(self.measured) or self.measured.no_network:
             return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
         return _outcome(terms.rule.identifier, terms.findings([RuleFinding(WHOLE_NETWORK, message)]))
 

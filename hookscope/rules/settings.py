@@ -108,7 +108,7 @@ _RUN_SETTINGS = {
 def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     """Return the settings, overridden by the options that are given.
 
-    Pictures take the place of those in the configuration and of noise; the shape of noise takes that of pictures.
+    Pictures replace the pictures or the noise of the configuration; the shape of noise replaces pictures.
 
     Raises:
         UsageError: If pictures and a shape of noise are given, if an expected class lacks its picture, or if an option

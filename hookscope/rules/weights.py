@@ -302,9 +302,9 @@ def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, Store
         layers.setdefault(layer, {})[leaf] = values
         positions[layer] = at
     return [
-        (positions[name], held)
-        for name, held in layers.items()
-        if all(len(tensor.shape) < 2 for tensor in held.values())
+        (positions[name], tensors)
+        for name, tensors in layers.items()
+        if all(len(tensor.shape) < 2 for tensor in tensors.values())
     ]
 
 

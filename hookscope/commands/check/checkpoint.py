@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from hookscope.commands.check.measuring.file_alone import STATE_DICT, measure_read, measure_state, read_file_alone
+from hookscope.commands.check.measuring.file_alone import STATE_DICT, measure_read, read_alone
 from hookscope.commands.check.measuring.network_passes import measure, measure_layers
 from hookscope.commands.check.measuring.preparing import Prepared, prepare
 from hookscope.errors import (
@@ -40,7 +40,7 @@ from hookscope.inspection.device import full_float32
 from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg, listing
 from hookscope.results.accuracy import Accuracy
-from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, CheckReport, OverviewParts, checks_to_json
 from hookscope.results.grids import Grid
 from hookscope.results.json_form import json_form
@@ -86,8 +86,8 @@ def check_checkpoint(
     prepared, measured = None, None
     try:
         if isinstance(model, Mapping):
-            reason = "there is no network: a state dict is checked without one"
-            report = judge(name, measure_state(model, settings, reason), settings, wanted)
+            reason = "a state dict is checked without one"
+            report = _judged_alone(model, name, settings, wanted, reason, trust=trust)
         elif settings.arch == NO_NETWORK:
             report = _judged_alone(model, name, settings, wanted, f"{arg('arch')} none", trust=trust)
         else:
@@ -122,14 +122,12 @@ def check_checkpoint(
         report = alone if alone is not None and is_whole else refused(name, refusal, wanted, alone)
     if measured is not None:
         forward = measured.forward
-        rows = () if forward is None else forward.rows
-        best = () if forward is None else forward.predictions
-        report = replace(report, overview_parts=OverviewParts(rows, failing_rows(report, forward), predictions=best))
+        report = replace(report, overview_parts=_overview_parts(report, forward))
         if on_measured is not None and forward is not None and forward.failure is None:
             on_measured(measured)
     report = replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
     if evidence is not None and not report.passed:
-        report = _with_evidence(report, evidence, prepared, settings, measured)
+        report = _with_evidence(report, evidence, prepared, settings)
     return report
 
 
@@ -141,7 +139,7 @@ def _name_of(model: str | nn.Module | LoadedModel | Mapping[str, Any]) -> str:
 
 
 def _judged_alone(
-    model: str | nn.Module | LoadedModel,
+    model: str | nn.Module | LoadedModel | Mapping[str, Any],
     name: str,
     settings: CheckSettings,
     wanted: AbstractSet[str],
@@ -149,10 +147,10 @@ def _judged_alone(
     *,
     trust: bool | None,
 ) -> CheckReport:
-    if not isinstance(model, str):
+    if not isinstance(model, str | Mapping):
         raise UsageError(f"{arg('arch')} none needs a weights file; {name} is already a network.")
     began = time.perf_counter()
-    read = read_file_alone(model, settings, trust=trust)
+    read = read_alone(model, settings, trust=trust)
     return judge(name, measure_read(read, f"there is no network: {reason}", began), settings, wanted)
 
 
@@ -193,11 +191,7 @@ def _lack_of_memory(name: str, where: str = "") -> InputError:
 
 
 def _with_evidence(
-    report: CheckReport,
-    folder: Path,
-    prepared: Prepared | None,
-    settings: CheckSettings,
-    measured: CheckMeasurements | None,
+    report: CheckReport, folder: Path, prepared: Prepared | None, settings: CheckSettings
 ) -> CheckReport:
     """Write an overview, `report.json`, and `rows.csv` and `grids/` of the failing layers; all or nothing.
 
@@ -211,15 +205,12 @@ def _with_evidence(
     from hookscope.reporting.tables import rows_to_csv  # noqa: PLC0415 (likewise)
 
     updated = replace(report, evidence=str(folder))
-    forward = measured.forward if measured is not None else None
     parts = updated.overview_parts or OverviewParts()
     rows = parts.failing
     grids: Sequence[Grid] = ()
     try:
         with new_run(folder, arg("evidence")) as run:
-            seen = None
-            if rows and prepared is not None and forward is not None:
-                seen = measure_layers(prepared, settings, rows[:_MOST_DRAWN])
+            seen = measure_layers(prepared, settings, rows[:_MOST_DRAWN]) if rows and prepared is not None else None
             if prepared is not None and updated.accuracy is not None:
                 parts = replace(parts, pictures=_wrong_pictures(prepared, updated.accuracy))
             maps = () if seen is None else seen.map_summaries
@@ -229,8 +220,8 @@ def _with_evidence(
             overview = draw_document(describe_check(updated), wrong_pictures(updated))
             overview.save(run.path / OVERVIEW, compress_level=6)
             (run.path / "report.json").write_text(checks_to_json([updated]), encoding="utf-8")
-            if seen is not None and forward is not None:
-                failing = replace(forward, rows=rows, uncalled=())
+            if seen is not None:
+                failing = replace(seen, rows=rows, uncalled=())
                 (run.path / "rows.csv").write_text(rows_to_csv(failing), encoding="utf-8")
                 drawn = {row.label for row in rows[:_MOST_DRAWN]}
                 shown = [layer_maps for layer_maps in seen.feature_maps if layer_maps.label in drawn]
@@ -259,12 +250,15 @@ def _wrong_pictures(prepared: Prepared, accuracy: Accuracy) -> tuple[NDArray[np.
     return tuple(pictures)
 
 
-def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[LayerRow, ...]:
-    """Return the rows of layers with a finding of level "fail" about their outputs or parameters."""
-    rows = forward.rows if forward is not None else ()
+def _overview_parts(report: CheckReport, forward: Activations | None) -> OverviewParts:
+    """Return all rows, and the rows of layers with a finding of level "fail" about their outputs or parameters."""
+    if forward is None:
+        return OverviewParts()
+    rows = forward.rows
     names = {row.label for row in rows} | {row.layer for row in rows}
     failures = (finding for finding in report.findings if finding.level == "fail")
     places = {place for finding in failures for place in finding.places if place}
     # "layer1.0.conv1.weight" is about layer1.0.conv1, "weight" about the whole model.
     about = {place if place in names else place.rpartition(".")[0] or "(model)" for place in places}
-    return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
+    failing = tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
+    return OverviewParts(rows, failing, predictions=forward.predictions)

@@ -78,7 +78,7 @@ def describe_checks(
         evidence: Evidence by its folder.
         seconds: As in `summary`.
     """
-    ordered = [*_told_once(by_severity(reports))]
+    ordered = [*_each_error_once(by_severity(reports))]
     documents = [describe_check(report, (evidence or {}).get(report.evidence)) for report in ordered]
     if len(documents) == 1:
         return documents[0]
@@ -104,14 +104,14 @@ def describe_checks(
     )
 
 
-def _told_once(reports: Sequence[CheckReport]) -> Iterator[CheckReport]:
+def _each_error_once(reports: Sequence[CheckReport]) -> Iterator[CheckReport]:
     """Yield reports; an error that differs from an earlier one only in the checkpoint's name refers to it."""
     names: dict[str, str] = {}
     for report in reports:
         error = untold_error(report).replace(PurePath(report.checkpoint).name, "")
         first = names.setdefault(error, report.checkpoint)
-        is_told = error and first != report.checkpoint
-        yield replace(report, error=f"the same as for {first}") if is_told else report
+        is_repeated = error and first != report.checkpoint
+        yield replace(report, error=f"the same as for {first}") if is_repeated else report
 
 
 def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Document:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookscope.commands.check.checkpoint import check_checkpoint
-from hookscope.commands.check.measuring.file_alone import measure_read, read_file_alone
+from hookscope.commands.check.measuring.file_alone import measure_read, read_alone
 from hookscope.commands.check.measuring.training_state import groups_of, moves_by
 from hookscope.commands.diff.alignment import match_names
 from hookscope.commands.history.drift import norm_of
@@ -98,7 +98,7 @@ def measure_history_file(
     began = time.perf_counter()
     try:
         path = Path(file.name)
-        read = read_file_alone(file.name, settings, trust=None)
+        read = read_alone(file.name, settings, trust=None)
         measured = measure_read(read, f"there is no network: {arg('arch')} names one", began)
         shapes = {name: (tuple(tensor.shape),) for name, tensor in named_tensors(read.state)}
         matched = {} if like is None else match_names(like, shapes)

@@ -27,6 +27,7 @@ from hookscope.inspection.losses.targets import (
     value_target,
 )
 from hookscope.parameters import arg
+from hookscope.results.network import is_output_of_key
 from hookscope.text import exception_line, safe_text, shape_text
 
 # A loss of one output takes the output with the first of these names, as torchvision, timm and Hugging Face use them.
@@ -148,9 +149,8 @@ def output_at(outputs: Sequence[Output], key: str) -> Output:
     Raises:
         UsageError: If there is none; the message lists what there is.
     """
-    path = key.removeprefix("(model)")
     for output in outputs:
-        if output.path and output.path in (path, f"[{path!r}]", f".{path}", f"[{path}]"):
+        if output.path and is_output_of_key(output.path, key):
             return output
     paths = ", ".join(output.path for output in outputs if output.path)
     hint = f"It has {safe_text(paths)}." if paths else "It has a single one or none: leave the key out."

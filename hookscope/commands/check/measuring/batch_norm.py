@@ -97,7 +97,7 @@ def _stores_statistics(module: nn.Module) -> bool:
 
 
 def _start_share(norm: nn.Module) -> float:
-    """Return the share of the initial values in the statistics, of which a batch leaves 1 - momentum; 0 if unknown."""
+    """Return the share of the initial values in the statistics, (1 - momentum)**batches; 0 if it is unknown."""
     batches, momentum = attribute_of(norm, "num_batches_tracked"), attribute_of(norm, "momentum")
     if not isinstance(batches, Tensor) or batches.numel() != 1 or not isinstance(momentum, float):
         return 0.0

@@ -52,34 +52,24 @@ class Convolution(_ConvNd):
     groups = 1
 
 
-def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None = False) -> Checkpoint:
-    """Read a weights file without its network, for `measure_read`.
+def read_alone(model: str | Mapping[str, Any], settings: CheckSettings, *, trust: bool | None = False) -> Checkpoint:
+    """Read a weights file, a state dict, or the dict of a training script that holds one, for `measure_read`.
 
     Raises:
-        UsageError: If `path` is no weights file but another form of MODEL.
+        CheckpointError: If there are no tensors by name.
+        UsageError: If `model` is another form of MODEL, or holds several sets of weights and the settings name none.
         HookscopeError: As `read_checkpoint` raises it.
     """
-    if parse_model(path).form != "weights":
-        raise UsageError(f"{arg('arch')} none needs a weights file; MODEL '{printable(path)}' is a network.")
-    if not os.path.lexists(path):
-        raise CheckpointError(f"{printable(path)} does not exist.")
-    return read_checkpoint(Path(path), FileOptions(trust, settings.key, allowed_globals=tuple(settings.allow_global)))
-
-
-def measure_state(content: Mapping[str, Any], settings: CheckSettings, reason: str) -> CheckMeasurements:
-    """Measure a state dict, or the dict of a training script that holds one, as `measure_read` measures a file.
-
-    Raises:
-        CheckpointError: If there are no tensors by name, or names without values.
-        UsageError: If it holds several sets of weights, and the settings name none, or a missing one.
-    """
-    began = time.perf_counter()
-    held = content if isinstance(content, dict) else dict(content)
-    weights = weights_in(held, STATE_DICT, settings.key)
-    training = training_entries(held, weights, settings.key)
-    return measure_read(
-        Checkpoint(STATE_DICT, weights.state, "", notes=weights.notes, training=training), reason, began
-    )
+    if isinstance(model, Mapping):
+        content = model if isinstance(model, dict) else dict(model)
+        weights = weights_in(content, STATE_DICT, settings.key)
+        training = training_entries(content, weights, settings.key)
+        return Checkpoint(STATE_DICT, weights.state, "", notes=weights.notes, training=training)
+    if parse_model(model).form != "weights":
+        raise UsageError(f"{arg('arch')} none needs a weights file; MODEL '{printable(model)}' is a network.")
+    if not os.path.lexists(model):
+        raise CheckpointError(f"{printable(model)} does not exist.")
+    return read_checkpoint(Path(model), FileOptions(trust, settings.key, allowed_globals=tuple(settings.allow_global)))
 
 
 def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasurements:
@@ -174,9 +164,9 @@ def as_named(state: Mapping[str, Any]) -> nn.Module:
         prefix, _, leaf = name.rpartition(".")
         owners.setdefault(prefix, {})[leaf if prefix else name] = tensor
     root = nn.Module()
-    for prefix, held in owners.items():
-        module = _empty_module(held)
-        for leaf, tensor in held.items():
+    for prefix, tensors in owners.items():
+        module = _empty_module(tensors)
+        for leaf, tensor in tensors.items():
             is_buffer = leaf in _STATISTICS or "mask" in leaf.lower()
             is_parameter = not is_buffer and (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
             kept: dict[str, Any] = module._parameters if is_parameter else module._buffers
@@ -194,11 +184,11 @@ def _with_ties(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Ten
         yield name, seen.setdefault(where, tensor)
 
 
-def _empty_module(held: Mapping[str, Tensor]) -> nn.Module:
+def _empty_module(tensors: Mapping[str, Tensor]) -> nn.Module:
     """Return an empty module of the class that tensors of these names and shapes suggest."""
-    weight, bias = held.get("weight"), held.get("bias")
+    weight, bias = tensors.get("weight"), tensors.get("bias")
     kind: type[nn.Module] = nn.Module
-    if {"running_mean", "running_var"} <= held.keys():
+    if {"running_mean", "running_var"} <= tensors.keys():
         kind = BatchNorm
     elif weight is not None and (bias is None or bias.shape == weight.shape[:1]):
         # A transposed kernel, whose outputs are on axis 1, is only known by its bias.

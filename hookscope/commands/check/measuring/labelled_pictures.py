@@ -108,8 +108,9 @@ def classes_of(
     in_order = sorted(labels)
     if not matched and are_numbers and max(map(int, labels)) < class_count:
         numbers = {label: (int(label),) for label in labels}
-        otherwise = in_folders and len(labels) == class_count and [*map(int, in_order)] != [*range(class_count)]
-        remark = f", not in sorted order, where '{in_order[2]}' is class 2" if otherwise else ""
+        moved = [place for place, label in enumerate(in_order) if int(label) != place]
+        otherwise = in_folders and len(labels) == class_count and moved
+        remark = f", not in sorted order, where '{in_order[moved[0]]}' is class {moved[0]}" if otherwise else ""
         return numbers, f"labels are indices of classes{remark}"
     if not matched and in_folders and len(labels) == class_count:
         first = f"'{printable(in_order[0], 80)}' is class 0" + (f", '{categories[0]}'" if categories else "")

@@ -65,12 +65,12 @@ SMOOTH = frozenset(
         *("SiLU", "SiLUActivation", "Swish", "Mish", "MishActivation", "Softplus"),
     }
 )
-_SMOOTH_FUNCTIONS = frozenset({"gelu", "silu", "mish", "softplus"})
+_SMOOTH_OPERATIONS = frozenset({":gelu", ":silu", ":mish", ":softplus"})  # the ends of their labels
 
 
 def _smooth_labels(subject: InspectedNetwork) -> frozenset[str]:
     modules = (row_label(name, 0, "") for name, module in subject.modules.items() if type(module).__name__ in SMOOTH)
-    return frozenset(modules) | _SMOOTH_FUNCTIONS
+    return frozenset(modules) | _SMOOTH_OPERATIONS
 
 
 def _note_peaks(
@@ -78,7 +78,7 @@ def _note_peaks(
 ) -> None:
     """Update the greatest magnitude of each channel, (C,), if a smooth layer or operation made the output."""
     layer = label.partition("#")[0]
-    if smooth.isdisjoint((layer, layer.rpartition(":")[2])) or channel_axis is None:
+    if smooth.isdisjoint((layer, "".join(layer.rpartition(":")[1:]))) or channel_axis is None:
         return
     if not tensor.is_floating_point() or tensor.layout != torch.strided or not tensor.numel():
         return

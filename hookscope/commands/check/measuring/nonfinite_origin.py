@@ -104,7 +104,7 @@ def _position(tensor: Tensor) -> tuple[int | None, ...]:
 
 
 class _Counts(NamedTuple):
-    """Counts of values that are not finite; `broken` tells of NaN or +Inf, because -Inf alone may be a mask."""
+    """Counts of values that are not finite; `broken`: NaN or +Inf is among them, for -Inf alone may be a mask."""
 
     nan: int = 0
     inf: int = 0

@@ -35,8 +35,8 @@ _NOISE_INPUTS = 2  # one would not show whether an output depends on its input, 
 class Prepared:
     """A network on its device, and its inputs.
 
-    Every call of `batches` reads the inputs again: first those of the settings, then those of expectations, every path
-    once. `data_batches` reads the labelled pictures of `data`.
+    Every call of `batches` reads the inputs again: the inputs of the settings, then the pictures of expectations, every
+    path once. `data_batches` reads the labelled pictures of `data`.
     """
 
     loaded: LoadedModel
@@ -85,9 +85,8 @@ def prepare(
     option = taken(InputOptions, settings, input_shape=shapes or None)
     session = open_session(loaded, images, option, began=began, seed=settings.seed, noise=_NOISE_INPUTS)
     loaded = replace(session.loaded, notes=(*notes, *session.loaded.notes))
-    files = [*session.inputs.files]
-    once = [file for at, file in enumerate(files) if isinstance(file, Image) or file not in files[:at]]
-    inputs = replace(session.inputs, files=once)
+    once = {id(file) if isinstance(file, Image) else file: file for file in session.inputs.files}
+    inputs = replace(session.inputs, files=[*once.values()])
     named = (*inputs.named, *noise_inputs([shape for shape in inputs.noise if shape.name], settings.seed))
     labelled = replace(inputs, files=[*map(Path, data.labels)] if data else [], batch=None, noise=(), named=named)
 

@@ -30,6 +30,7 @@ _FLOAT8_VANISHES = 2.0**-10
 _FLOAT8_OVERFLOWS = 464.0
 
 _PIECE_ELEMENTS = 2**16  # they stay in a processor's own cache while they are read several times
+_UNMEASURED_BY_TORCH = (torch.bool, torch.uint16, torch.uint32, torch.uint64)  # no least and greatest value
 _GREATEST_INTEGER = 2**15  # weights are quantised to 16 bits at most; beyond 2**23 all of float32's numbers are whole
 _EPS = 1e-5  # default of torch's BatchNorm; programs and state dicts do not store it
 
@@ -60,8 +61,8 @@ def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[
             try:
                 values = _measure(entry)
             except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                remarks.append(f"The values of '{entry.name}' cannot be read: {reason}")
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0].removesuffix(".")
+                remarks.append(f"The values of '{entry.name}' cannot be read: {reason}.")
                 continue
             measured.append(replace(values, twin_of=_twin_of(entry, values, seen)))
     return tuple(measured), tuple(remarks)
@@ -162,8 +163,8 @@ class _Totals:
             self.nan_count += int(piece.isnan().sum())
             self.inf_count += int((piece.isinf() & ~piece.isnan()).sum())
             piece = piece[piece.isfinite()].to(torch.complex128).abs()  # whose modulus may be larger than its parts
-        elif piece.dtype == torch.bool:
-            piece = piece.to(torch.uint8)
+        elif piece.dtype in _UNMEASURED_BY_TORCH:
+            piece = piece.double()
         elif piece.is_floating_point() and piece.itemsize < 2:  # float8 has no arithmetic
             piece = piece.float()
         if not piece.numel():

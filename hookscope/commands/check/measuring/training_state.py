@@ -167,7 +167,7 @@ def _plain(value: object) -> list[float]:
 
 
 def copy_values(entries: TrainingEntries | None) -> Iterator[CopyValues]:
-    """Measure averaged copies of the weights, and compare their names and shapes with those of the weights."""
+    """Measure averaged copies of the weights, and compare their names and shapes with the weights."""
     if entries is None:
         return
     loaded = {name: value for name, value in (entries.state or {}).items() if isinstance(value, Tensor)}

@@ -1,6 +1,7 @@
 """How outputs are compared, what belongs to which input, and the peaks of smooth activation functions."""
 
 import math
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,11 @@ def test_other_activations_have_none(kind: type[nn.Module]) -> None:
     assert measure_network(nn.Sequential(nn.Linear(2, 2), kind()), torch.ones(1, 2), wanted=WANTED).channel_peaks == {}
     smooth = nn.Sequential(nn.Linear(2, 2), nn.GELU())  # which is measured only if wanted
     assert measure_network(smooth, torch.ones(1, 2), wanted={"forward"}).channel_peaks == {}
+
+
+def test_a_module_that_is_only_called_like_a_smooth_function_has_no_peaks() -> None:
+    network = nn.Sequential(OrderedDict(gelu=nn.Linear(2, 2), silu=nn.GELU()))
+    assert [*measure_network(network, torch.ones(1, 2), wanted=WANTED).channel_peaks] == ["silu"]
 
 
 @pytest.mark.parametrize("kind", [nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus])

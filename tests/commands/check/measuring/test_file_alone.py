@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from hookscope.commands.check.measuring.file_alone import as_named, measure_read, read_file_alone
+from hookscope.commands.check.measuring.file_alone import as_named, measure_read, read_alone
 from hookscope.commands.check.measuring.stored import stored_tensors
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.results.check import CheckMeasurements, StoredValues
@@ -94,7 +94,7 @@ def test_masks_are_buffers_and_packed_weights_are_looked_into() -> None:
 
 
 def measured_file(path: str, key: str | None = None) -> CheckMeasurements:
-    return measure_read(read_file_alone(path, CheckSettings(key=key)), "there is none", 0.0)
+    return measure_read(read_alone(path, CheckSettings(key=key)), "there is none", 0.0)
 
 
 @pytest.mark.exhaustive

@@ -224,6 +224,8 @@ def test_numbers_in_folders_are_indices_and_it_is_said_where_sorting_would_diffe
     assert expected["10"] == (10,)
     assert how == "labels are indices of classes, not in sorted order, where '10' is class 2"
     assert classes_of(labels[:10], (), 10, in_folders=True)[1] == "labels are indices of classes"
+    how = "labels are indices of classes, not in sorted order, where '01' is class 0"
+    assert classes_of(["1", "01"], (), 2, in_folders=True) == ({"1": (1,), "01": (1,)}, how)
 
 
 def test_as_many_folders_as_classes_are_sorted() -> None:

@@ -52,6 +52,14 @@ def test_counts_and_bounds_are_over_the_finite_values() -> None:
     assert actual == StoredValues("value", "Module", "parameter", (2, 3), "float32", 6, 1, 2, 1, -3.0, 2.0, 3.0, 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int64])
+def test_whole_numbers_of_every_dtype_are_measured(dtype: torch.dtype) -> None:
+    greatest = torch.iinfo(dtype).max
+    actual = measured(torch.tensor([0, greatest, 0], dtype=dtype))
+    assert (actual.nan_count, actual.zero_count) == (0, 2)
+    assert (actual.min, actual.max, actual.max_abs) == (0.0, float(greatest), float(greatest))
+
+
 def test_nothing_finite_leaves_no_bounds() -> None:
     actual = measured(torch.tensor([math.nan, math.inf]))
     assert (actual.nan_count, actual.inf_count, actual.min, actual.max, actual.max_abs) == (1, 1, None, None, None)
