@@ -219,6 +219,12 @@ def _wrong_arrays(_: RunRecord, result: Any) -> Iterator[str]:
                 yield f"quantiles of '{row.label[:_MOST_SHOWN]}' of its {name} cannot be"
 
 
+def _wrong_parts(_: RunRecord, result: Activations | Survey) -> Iterator[str]:
+    cost, accuracy = getattr(result, "cost", None), getattr(result, "accuracy", None)
+    if (cost is not None and not cost.modules) or (accuracy is not None and not accuracy.classes):
+        yield f"a cost without modules, or an accuracy without labels, in its {RESULT} cannot be"
+
+
 def _wrong_pictures_of_rows(record: RunRecord, result: Activations | Gradients | Differences) -> Iterator[str]:
     rows = result.gradients if isinstance(result, Gradients) else result.rows
     indices, input_count = {row.index for row in rows}, len(result.inputs)
@@ -341,11 +347,11 @@ def _with_names(survey: Survey) -> Survey:
 
 
 RESULT_KINDS: Mapping[str, tuple[type, Sequence[Callable[[RunRecord, Any], Iterator[str]]]]] = {
-    "activations": (Activations, (_wrong_arrays, _wrong_pictures_of_rows, _wrong_predictions)),
+    "activations": (Activations, (_wrong_arrays, _wrong_parts, _wrong_pictures_of_rows, _wrong_predictions)),
     "grads": (Gradients, (_wrong_arrays, _wrong_pictures_of_rows, _wrong_predictions)),
     "attribute": (Attributions, (_wrong_maps,)),
     "attention": (Attention, (_wrong_maps,)),
     "diff": (Differences, (_wrong_pictures_of_rows, _wrong_predictions)),
     "history": (History, (_wrong_files, _wrong_predictions)),
-    "survey": (Survey, (_wrong_arrays, _wrong_channels)),
+    "survey": (Survey, (_wrong_arrays, _wrong_parts, _wrong_channels)),
 }
