@@ -129,7 +129,6 @@ class FusedReducer:
         )
 
     def _make_room(self, layout: Layout) -> None:
-        """Enlarge the buffers that compiled code writes to, for a tensor of this layout."""
         self._nonzero = np.empty(max(layout.channels, self._nonzero.size, _FEWEST_CHANNELS))
         self._kept = np.empty(max(layout.kept_count, self._kept.size), np.float32)
         self._results.__init__(  # type: ignore[misc]  # in place: compiled code knows its address

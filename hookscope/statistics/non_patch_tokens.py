@@ -223,7 +223,6 @@ def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int
 
 
 def _has_room_for_words(count: int, words: int, grids: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether a count is enough for a grid seen before and `words` words."""
     return any(count - grid[-2] * grid[-1] >= words for grid in grids if len(grid) > 1)
 
 

@@ -163,10 +163,9 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _check_version(folder: Path, name: str, document: dict[str, Any]) -> None:
-    version = document.get("schema_version")
-    if version == SCHEMA_VERSION and not isinstance(version, bool):
+    if (version := document.get("schema_version")) == SCHEMA_VERSION:
         return
-    earlier = isinstance(version, int) and not isinstance(version, bool) and 0 < version < SCHEMA_VERSION
+    earlier = isinstance(version, int) and 0 < version < SCHEMA_VERSION
     remedy = (
         "Make the run again with this hookscope." if earlier else "Make the run and its report with the same hookscope."
     )
