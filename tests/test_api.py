@@ -303,7 +303,7 @@ def test_edits_are_compared_and_verdicts_given() -> None:
     assert result.comparison.losses[1] == 0
     assert "Effect of 3:output:zero" in str(result.comparison)
     assert {verdict.rule for verdict in result.verdicts} == {"zero-gradient"}
-    assert result.comparison.to_pandas().set_index("what", append=True).loc[("3", "activation"), "l2_after"] == 0
+    assert result.comparison.to_pandas().set_index("quantity", append=True).loc[("3", "activation"), "l2_after"] == 0
     quiet = hookscope.grads(small(), pictures(), limit={"vanishing": 1e-30})
     assert quiet.provenance is not None
     assert quiet.provenance.settings["limits"]["vanishing"] == 1e-30

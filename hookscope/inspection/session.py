@@ -421,10 +421,10 @@ def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[s
         session.inputs.preprocessing,
         named,
         tuple(text for error in session.unusable for text in _one_by_one(error)),
-        session.inputs.pictures,
         settings,
         package_versions(),
         torch.get_num_threads(),
+        session.inputs.pictures,
         session.inputs.photographs,
     )
 

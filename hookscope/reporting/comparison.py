@@ -20,7 +20,7 @@ def comparison_parts(comparison: Comparison) -> list[Part]:
     changes = comparison.changes
     most = sorted(range(len(changes)), key=lambda position: _log_ratio(changes[position]), reverse=True)[:_FEW_ROWS]
     lines = [_changed_words(comparison)]
-    lines += [_ratio_line(kind, changes) for kind in dict.fromkeys(change.what for change in changes)]
+    lines += [_ratio_line(kind, changes) for kind in dict.fromkeys(change.quantity for change in changes)]
     if comparison.losses is not None:
         lines.append(f"loss {number_text(comparison.losses[0])} → {number_text(comparison.losses[1])}")
     lines += [line for pair in zip(*comparison.predictions, strict=False) for line in _predictions(*pair)]
@@ -56,7 +56,7 @@ def _before_and_after(key: str, rank: int) -> list[Column]:
 
 CHANGES = (
     Column("label", "changed", "row or parameter", 0, words=True),
-    Column("what", "what", "what of it", 2, words=True),
+    Column("quantity", "quantity", "activation or gradient", 2, words=True),
     *_before_and_after("l2", 3),
     Column("l2_ratio", "ratio", "L2 with the edits over that without", 1),
     *_before_and_after("mean", 10),
@@ -74,7 +74,7 @@ def _log_ratio(change: Change) -> float:
 
 def _ratio_line(kind: str, changes: Sequence[Change]) -> str:
     """Return a line on all rows of a kind: the smallest and the largest ratio of their L2 norms, and where."""
-    rows = [change for change in changes if change.what == kind]
+    rows = [change for change in changes if change.quantity == kind]
     ratios = [(row.l2_ratio, row.label) for row in rows if row.l2_ratio is not None]
     line = f"{kind}: {counted(len(rows), 'row')}"
     if not ratios:

@@ -132,7 +132,8 @@ class Attributions(NetworkResult[AttributionMap]):
         layers: Labels of the layers that were mapped; () for methods that map the pixels.
         maps: By input, then target, then layer, in the order given.
         sanity: Checks over all maps of the run; () with `sanity="none"`.
-        given: The first inputs as the network got them, (C, *size) float32, for drawing; only signals and volumes.
+        input_values: The first inputs as the network got them, (C, *size) float32, for drawing; signals and volumes
+            only.
         unchanged: Activations to which guided backpropagation could not apply its rule, by label, with the reason.
     """
 
@@ -142,7 +143,7 @@ class Attributions(NetworkResult[AttributionMap]):
     maps: tuple[AttributionMap, ...]
     sanity: tuple[SanityCheck, ...] = ()
     unchanged: Mapping[str, str] = field(default_factory=dict)
-    given: Mapping[int, NDArray[np.float32]] = field(default_factory=dict, repr=False, metadata=UNSTORED)
+    input_values: Mapping[int, NDArray[np.float32]] = field(default_factory=dict, repr=False, metadata=UNSTORED)
 
     _noun = "map"
 

@@ -38,12 +38,12 @@ class Change:
 
     Attributes:
         label: The row's label, or the parameter's name.
-        what: "activation", "grad_output", "grad_input", or "gradient" of a parameter.
+        quantity: "activation", "grad_output", "grad_input", or "gradient" of a parameter.
         before: None if the row is only in the second run, as `after` if it is only in the first.
     """
 
     label: str
-    what: str
+    quantity: str
     before: TensorStatistics | None
     after: TensorStatistics | None
 

@@ -30,17 +30,14 @@ class PlacedMap(Protocol):
     @property
     def values(self) -> NDArray[np.float32]:
         """(h, w)."""
-        ...
 
     @property
     def extent(self) -> Extent:
         """The area that the cells fill."""
-        ...
 
     @property
     def box(self) -> tuple[float, float, float, float] | None:
         """A box to frame, (left, top, right, bottom) as shares of the network's input."""
-        ...
 
 
 class MapValues:

@@ -127,7 +127,7 @@ class DifferenceRow(TensorDifference):
             input differ, None if it is not known.
         arriving_relative_l2: As `input_relative_l2`, without parameters, buffers and other tensors of modules.
         source: The line that calls an operation of A, "net.py:14"; "" for a module.
-        given: Arguments that differ beside outputs of layers: "given 1.0 in A and 1.3 in B", "with an edited input".
+        arguments: Constants and stored tensors that differ: "given 1.0 in A and 1.3 in B"; or "with an edited input".
         added: B's layer on A's input, compared with A's output: the difference that this layer adds by itself; None
             without `--shadow`.
         error: L2 norm of A minus the reference over that of the reference; None without it. `error_b` is B's.
@@ -151,7 +151,7 @@ class DifferenceRow(TensorDifference):
     input_relative_l2: float | None = None
     arriving_relative_l2: float | None = None
     source: str = ""
-    given: str = ""
+    arguments: str = ""
     added: Measures | None = None
     error: float | None = None
     error_b: float | None = None

@@ -140,23 +140,35 @@ class InputRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
+class StoredProvenance:
     """How a run was made, besides the facts in the result itself.
 
     Attributes:
+        patterns: As given with `--layer`.
         preprocessing: How files became inputs; None where no file did.
         named_inputs: Inputs by name: the value, or the record of the file it was read from.
-        pictures: The first pictures as the network saw them, (H, W, 3) or (H, W) uint8.
+        unusable_inputs: A sentence for each.
         settings: Further options of the command, by name: "edits", "limits", "autocast".
+        threads: torch's; None where nothing ran.
+    """
+
+    patterns: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
+    named_inputs: Mapping[str, Any] = field(default_factory=dict)
+    unusable_inputs: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance(StoredProvenance):
+    """How a run was made, with what is drawn of its inputs.
+
+    Attributes:
+        pictures: The first pictures as the network saw them, (H, W, 3) or (H, W) uint8.
         photographs: Reads again what an input was made of, given the inputs of the run and the position of one.
     """
 
-    patterns: tuple[str, ...]
-    preprocessing: Preprocessing | None
-    named_inputs: Mapping[str, Any] = field(default_factory=dict)
-    unusable_inputs: tuple[str, ...] = ()
     pictures: Mapping[InputRecord, NDArray[np.uint8]] = field(default_factory=dict, repr=False)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    threads: int = 1
     photographs: Callable[[Sequence[InputRecord], int], Photograph] | None = field(default=None, repr=False)

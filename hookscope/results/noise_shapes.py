@@ -83,13 +83,10 @@ def parse_noise_shapes(specs: NoiseShapes | Sequence[NoiseShape]) -> tuple[Noise
 def _several(specs: Any) -> tuple[NoiseShape, ...]:
     if specs and isinstance(specs, Mapping):
         return tuple(_one(value, str(name)) for name, value in specs.items())
-    if not isinstance(specs, str) and isinstance(specs, Sequence) and specs and all(map(_is_nested, specs)):
-        return tuple(_one(spec) for spec in specs)
+    is_list = isinstance(specs, Sequence) and not isinstance(specs, str) and bool(specs)
+    if is_list and all(isinstance(spec, str | Sequence | NoiseShape) for spec in specs):
+        return tuple(map(_one, specs))
     return (_one(specs),)
-
-
-def _is_nested(value: object) -> bool:
-    return isinstance(value, str | Sequence | NoiseShape)
 
 
 def _one(spec: Any, name: str = "") -> NoiseShape:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,6 +154,13 @@ class ChannelArrays:
         return dead
 
 
+# Numbers of a channel that are an array of the same name.
+_NUMBERS = (
+    *("firing_inputs", "firing_positions", "mean", "std", "min", "max"),
+    *("nonfinite_count", "selectivity", "correlation"),
+)
+
+
 class ChannelPlace(NamedTuple):
     """A position of a channel on an input."""
 
@@ -190,36 +197,27 @@ class Channels(Sequence[SurveyChannel]):
     def __getitem__(self, channel: slice) -> list[SurveyChannel]: ...
 
     def __getitem__(self, channel: int | slice) -> SurveyChannel | list[SurveyChannel]:
-        if isinstance(channel, slice):
-            return [self._made(index) for index in range(len(self))[channel]]
-        return self._made(range(len(self))[channel])
+        places = range(len(self))[channel]
+        return self._made(places) if isinstance(places, int) else [self._made(place) for place in places]
 
     def _made(self, at: int) -> SurveyChannel:
         arrays = self.arrays
         assert arrays is not None  # noqa: S101 - else there is no channel of this number
         best, twin = int(arrays.best_class[at]), int(arrays.duplicate_of[at])
-        halves = [self._listed(half, at) for half in range(2)]
+        numbers: dict[str, Any] = {name: getattr(arrays, name)[at].item() for name in _NUMBERS}
+        numbers |= {name: None for name, number in numbers.items() if math.isnan(number)}
+        halves = [self._top(arrays, half, at) for half in range(2)]
         ranked = sorted((pair for half in halves for pair in half), key=lambda pair: (-pair[1].value, pair[0]))
         return SurveyChannel(
             channel=at,
-            firing_inputs=_number(arrays.firing_inputs[at]),
-            firing_positions=float(arrays.firing_positions[at]),
-            mean=_number(arrays.mean[at]),
-            std=_number(arrays.std[at]),
-            min=_number(arrays.min[at]),
-            max=_number(arrays.max[at]),
-            nonfinite_count=int(arrays.nonfinite_count[at]),
             best_class=self.classes[best] if 0 <= best < len(self.classes) else "",
-            selectivity=_number(arrays.selectivity[at]),
             duplicate_of=twin if twin >= 0 else None,
-            correlation=_number(arrays.correlation[at]),
             top=tuple(top for _, top in ranked[: arrays.top_inputs.shape[2]]),
             halves=(tuple(top for _, top in halves[0]), tuple(top for _, top in halves[1])),
+            **numbers,
         )
 
-    def _listed(self, half: int, at: int) -> list[tuple[int, TopInput]]:
-        arrays = self.arrays
-        assert arrays is not None  # noqa: S101
+    def _top(self, arrays: ChannelArrays, half: int, at: int) -> list[tuple[int, TopInput]]:
         columns = (array[half, at].tolist() for array in (arrays.top_values, arrays.top_inputs, arrays.top_positions))
         return [
             (
@@ -231,10 +229,6 @@ class Channels(Sequence[SurveyChannel]):
             for value, number, places in zip(*columns, strict=True)
             if number >= 0
         ]
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

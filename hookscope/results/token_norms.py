@@ -1,6 +1,7 @@
 """How long the tokens of a layer's output are, which stand out, and single values that do; no torch."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,20 +127,14 @@ class TokenMap:
     norms: tuple[float, ...]
     limit: float
 
+    # As a map over a photograph: it fills the input, and no place is framed.
+    extent: ClassVar = (0.0, 0.0, 1.0, 1.0)
+    box: ClassVar = None
+
     @property
     def values(self) -> NDArray[np.float32]:
         """Norms on the grid, (h, w)."""
         return np.array(self.norms[len(self.prefix) :], np.float32).reshape(self.grid)
-
-    @property
-    def extent(self) -> tuple[float, float, float, float]:
-        """The area that the grid fills: all of the input."""
-        return 0.0, 0.0, 1.0, 1.0
-
-    @property
-    def box(self) -> None:
-        """No place is framed."""
-        return
 
     @property
     def prefix_norms(self) -> list[tuple[str, float]]:

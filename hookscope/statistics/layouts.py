@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hookscope.errors import UsageError
 from hookscope.hooks.attributes import attribute_of
 from hookscope.parameters import arg
-from hookscope.statistics.windows import Windows, cuts_windows, pair, window_size
+from hookscope.statistics.windows import Windows, pair, window_size
 from hookscope.text import counted, safe_text
 
 # Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4); half as many as the grid
@@ -18,19 +18,6 @@ from hookscope.text import counted, safe_text
 MAX_EXTRA_TOKENS = 8
 # A pyramid halves its grid at most this often below the first one seen.
 MAX_HALVINGS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """How tokens lie on the input: those of a grid, row by row, between `prefix` and `suffix` others without a place.
-
-    Attributes:
-        grid: (l,), (h, w) or (d, h, w).
-    """
-
-    prefix: int
-    grid: tuple[int, ...]
-    suffix: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +65,7 @@ _TOKENS = re.compile(
 )
 
 
-def parse_tokens(text: str) -> Tokens:
+def parse_tokens(text: str) -> Layout:
     """Read `--tokens`: "prefix=1,grid=14x14", height first; "grid=7x7" or "grid=7x7,suffix=12"; of a signal "grid=49".
 
     Raises:
@@ -91,7 +78,7 @@ def parse_tokens(text: str) -> Tokens:
             f"{arg('tokens')} '{safe_text(text)}' is not of the form prefix=1,grid=14x14 (height x width). For "
             "tokens behind the grid add suffix=12."
         )
-    return Tokens(int(match["prefix"] or 0), grid, int(match["suffix"] or 0))
+    return Layout(grid, 2, int(match["prefix"] or 0), suffix=int(match["suffix"] or 0))
 
 
 def known_prefix(network: nn.Module) -> int | None:
@@ -132,7 +119,7 @@ def layout_of(
     *,
     axes: int = 2,
     prefix: int | None = None,
-    tokens: Tokens | None = None,
+    tokens: Layout | None = None,
     size: tuple[int, int] | None = None,
 ) -> Layout | str:
     """Return where the input lies in an output, or in words why it has no place there.
@@ -165,14 +152,14 @@ def _of_tokens(
     grids: Sequence[tuple[int, ...]],
     axes: int,
     prefix: int | None,
-    tokens: Tokens | None,
+    tokens: Layout | None,
     size: tuple[int, int] | None,
 ) -> Layout | str:
     if tokens is not None:
-        fits = length == tokens.prefix + math.prod(tokens.grid) + tokens.suffix
+        front = tokens.prefix or 0
         grid = "x".join(map(str, tokens.grid)) + (f" + {tokens.suffix}" if tokens.suffix else "")
-        not_these = f"has {length} tokens, not the {tokens.prefix} + {grid} of {arg('tokens')}"
-        return Layout(tokens.grid, 2, tokens.prefix, suffix=tokens.suffix) if fits else not_these
+        fits = length == front + math.prod(tokens.grid) + tokens.suffix
+        return tokens if fits else f"has {length} tokens, not the {front} + {grid} of {arg('tokens')}"
     if length - (prefix or 0) < (2 if axes == 1 else _MIN_GRID):
         return _FLAT
     return _of_known_grid(length, grids, prefix) or _of_unknown_grid(length, axes, prefix, size)
@@ -222,48 +209,41 @@ def square_patches(count: int, size: tuple[int, int]) -> tuple[int, int] | None:
     return grid if side and (grid[0] * side, grid[1] * side) == size and grid[0] * grid[1] == count else None
 
 
-@dataclass(slots=True)
-class WindowedLayers:
-    """The layers of a network inside of blocks that cut maps into windows.
+def windows_of(
+    blocks: Mapping[str, nn.Module],
+    layer: str,
+    shape: Sequence[int],
+    count: int,
+    channel_axis: int | None,
+    grids: Sequence[tuple[int, ...]],
+) -> Layout | None:
+    """Return where windows lie in an output (count * windows, tokens, C); None if it holds none, or padded ones.
 
-    Attributes:
-        network: Its blocks are looked up once.
+    How a block shifts its map is read from it now: a map that is one window is not shifted.
+
+    Args:
+        blocks: The network's blocks that cut maps into windows, by name.
+        layer: Dotted name of the layer, or "MODULE:OPERATION".
+        shape: Of the output.
+        count: Inputs in the batch.
+        channel_axis: As `statistics.channel_axis.AxisReader` gave it.
+        grids: As in `layout_of`; without any, the map is a square.
     """
-
-    network: nn.Module
-    _blocks: dict[str, nn.Module] | None = None
-
-    def layout(
-        self, layer: str, shape: Sequence[int], count: int, channel_axis: int | None, grids: Sequence[tuple[int, ...]]
-    ) -> Layout | None:
-        """Return where windows lie in an output (count * windows, tokens, C); None if it holds none, or padded ones.
-
-        How a block shifts its map is read from it now: a map that is one window is not shifted.
-
-        Args:
-            layer: Dotted name of the layer, or "MODULE:OPERATION".
-            shape: Of the output.
-            count: Inputs in the batch.
-            channel_axis: As `statistics.channel_axis.AxisReader` gave it.
-            grids: As in `layout_of`; without any, the map is a square.
-        """
-        if len(shape) != _SEQUENCE_AXES or channel_axis == 1 or shape[0] <= count or shape[0] % count:
-            return None
-        if self._blocks is None:
-            self._blocks = {name: module for name, module in self.network.named_modules() if cuts_windows(module)}
-        block = next((part for name, part in self._blocks.items() if layer.startswith(f"{name}.")), None)
-        shift = None if block is None else pair(block.shift_size)
-        size = None if block is None else window_size([block], shape[1])
-        if shift is None or size is None:
-            return None
-        windows = Windows(size, shift)
-        side = math.isqrt(shape[0] // count * shape[1])
-        for halvings in range(MAX_HALVINGS + 1):
-            for grid in reversed(grids or [(side, side)]):
-                halved = tuple(side >> halvings for side in grid)
-                if len(halved) == len(size) and windows.counts(halved) == shape[0] // count:
-                    return Layout(halved, 2, None, windows)
+    if len(shape) != _SEQUENCE_AXES or channel_axis == 1 or shape[0] <= count or shape[0] % count:
         return None
+    block = next((part for name, part in blocks.items() if layer.startswith(f"{name}.")), None)
+    shift = None if block is None else pair(block.shift_size)
+    size = None if block is None else window_size([block], shape[1])
+    if shift is None or size is None:
+        return None
+    windows = Windows(size, shift)
+    side = math.isqrt(shape[0] // count * shape[1])
+    for halvings in range(MAX_HALVINGS + 1):
+        for grid in reversed(grids or [(side, side)]):
+            halved = tuple(side >> halvings for side in grid)
+            if len(halved) == len(size) and windows.counts(halved) == shape[0] // count:
+                return Layout(halved, 2, None, windows)
+    return None
 
 
 def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:

@@ -64,7 +64,7 @@ class FusedReducer:
         """
         self._kernel = load_kernel()
         self._threads = torch.get_num_threads()
-        self._found = np.empty(library.FOUND)
+        self._numbers = np.empty(library.FOUND)
         self._nonzero, self._kept = np.empty(0), np.empty(0, np.float32)
         # Memory that is never written to is not taken.
         shape = (min(self._threads, library.MAX_THREADS), library.BINS, library.COUNTERS)
@@ -98,7 +98,7 @@ class FusedReducer:
         outcome = self._kernel.reduce(address, layout.address, self._results_address)
         if outcome == library.RARE:
             return None
-        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = self._found.tolist()
+        mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = self._numbers.tolist()
         if nonzero is not None and outcome & library.WITH_ZEROS:
             nonzero = self._nonzero[: nonzero.size].copy()
         count, distribution = layout.count, None
@@ -129,11 +129,10 @@ class FusedReducer:
         )
 
     def _make_room(self, layout: Layout) -> None:
-        """Enlarge the buffers that compiled code writes to, for a tensor of this layout."""
         self._nonzero = np.empty(max(layout.channels, self._nonzero.size, _FEWEST_CHANNELS))
         self._kept = np.empty(max(layout.kept_count, self._kept.size), np.float32)
         self._results.__init__(  # type: ignore[misc]  # in place: compiled code knows its address
-            self._found.ctypes.data,
+            self._numbers.ctypes.data,
             self._nonzero.ctypes.data,
             None if self._tables is None else self._tables.ctypes.data,
             self._values.ctypes.data,

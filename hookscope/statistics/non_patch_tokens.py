@@ -4,6 +4,7 @@ import re
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ _NOT_LEARNED = re.compile(r"pos$|position|bias|proj", re.IGNORECASE)
 _LAYERS_OUT = 4
 
 
-@dataclass(slots=True)
+@dataclass
 class NonPatchTokens:
     """Tells, along one forward pass, why tokens have no place on the picture.
 
@@ -49,7 +50,10 @@ class NonPatchTokens:
     network: nn.Module
     _own: dict[int, str] = field(default_factory=dict)
     _memories: "dict[int, weakref.ref[Tensor]]" = field(default_factory=dict)
-    _learned: frozenset[int] | None = None
+
+    @cached_property
+    def _learned(self) -> frozenset[int]:
+        return frozenset(_learned_counts(self.network))
 
     def restart(self, *, keeps_counts: bool) -> None:
         """Begin another forward pass; counts of tokens without a place may be kept."""
@@ -119,16 +123,11 @@ class NonPatchTokens:
                 self._own[count] = LEARNED
             if count in self._own:
                 return LEARNED
-            if count in self._learned_counts():
+            if count in self._learned:
                 return WORDS if _words(running, count, grids) == WORDS else LEARNED
-        elif len(running) <= 2 and count in self._learned_counts():  # in the network's own forward: heads of a decoder
+        elif len(running) <= 2 and count in self._learned:  # in the network's own forward: heads of a decoder
             return LEARNED
         return _words(running, count, grids)
-
-    def _learned_counts(self) -> frozenset[int]:
-        if self._learned is None:
-            self._learned = frozenset(_learned_counts(self.network))
-        return self._learned
 
 
 class _Decoder(NamedTuple):
@@ -224,7 +223,6 @@ def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int
 
 
 def _has_room_for_words(count: int, words: int, grids: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether a count is enough for a grid seen before and `words` words."""
     return any(count - grid[-2] * grid[-1] >= words for grid in grids if len(grid) > 1)
 
 

@@ -18,15 +18,14 @@ from hookscope.hooks.running import ModuleInput, running_modules
 from hookscope.parameters import arg
 from hookscope.statistics.layouts import (
     Layout,
-    Tokens,
-    WindowedLayers,
     known_prefix,
     layout_of,
     square_patches,
     unknown_grid,
+    windows_of,
 )
 from hookscope.statistics.non_patch_tokens import NonPatchTokens
-from hookscope.statistics.windows import map_size, padded_to, pair
+from hookscope.statistics.windows import cuts_windows, map_size, padded_to, pair
 
 # Differences of mean cosines that show a single other token behind the patches, and that show anything. Ours.
 _CLEARLY, _SOMEWHAT = 0.2, 0.02
@@ -55,10 +54,9 @@ class TokenLayout:
     """
 
     network: nn.Module
-    stated: Tokens | None = None
+    stated: Layout | None = None
     pictures: tuple[int, int, int] | None = None
     _off: NonPatchTokens = field(init=False)
-    _windows: WindowedLayers = field(init=False)
     _widths: dict[int, int] = field(default_factory=dict)
     _patches: Tensor | None = None
     _guessed: list[tuple[int, int]] = field(default_factory=list)
@@ -67,11 +65,15 @@ class TokenLayout:
 
     def __post_init__(self) -> None:
         """Prepare to examine the network, at its first tokens."""
-        self._off, self._windows = NonPatchTokens(self.network), WindowedLayers(self.network)
+        self._off = NonPatchTokens(self.network)
 
     @cached_property
     def _names(self) -> dict[int, str]:
         return {id(module): name for name, module in self.network.named_modules()}
+
+    @cached_property
+    def _blocks(self) -> dict[str, nn.Module]:
+        return {name: module for name, module in self.network.named_modules() if cuts_windows(module)}
 
     @cached_property
     def _prefix(self) -> int | None:
@@ -155,7 +157,7 @@ class TokenLayout:
         axes: int,
     ) -> Layout | str:
         shape = tuple(values.shape)
-        windows = self._windows.layout(layer, shape, count, channel_axis, grids or self._cut_grids())
+        windows = windows_of(self._blocks, layer, shape, count, channel_axis, grids or self._cut_grids())
         if windows is not None:
             return windows
         running: Sequence[ModuleInput] = ()

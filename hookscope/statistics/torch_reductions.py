@@ -119,7 +119,6 @@ def _bins(dtype: torch.dtype) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
 
 @cache
 def _bins_on(dtype: torch.dtype, device: torch.device) -> tuple[NDArray[np.int32], Tensor]:
-    """Return `_bins` with the values on a device."""
     keys, smallest = _bins(dtype)
     with torch.inference_mode(False):
         return keys, torch.from_numpy(smallest).to(device)

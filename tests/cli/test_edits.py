@@ -73,7 +73,7 @@ def test_zeroed_gradients_of_biases_are_exactly_zero_and_all_others_unchanged(ru
     assert actual.keys() == plain.keys()
     assert all(torch.equal(actual[name], plain[name]) for name in plain)
     [change] = table(tmp_path / "edited" / "changes.csv")
-    assert (change["label"], change["what"], change["l2_after"]) == ("fc1.bias", "gradient", "0.0")
+    assert (change["label"], change["quantity"], change["l2_after"]) == ("fc1.bias", "gradient", "0.0")
     assert record_of(tmp_path / "edited")["settings"]["edits"] == ["fc*bias:grad:zero"]
     assert not (tmp_path / "plain" / "changes.csv").exists()
 
@@ -91,7 +91,7 @@ def test_channels_of_an_output_are_zeroed_and_the_effect_is_shown(
         without = network.fc1(network.flat(kept))
         kept[:, [3, 7]] = 0
         output = network.fc1(network.flat(kept))
-    changes = {(each["what"], each["label"]): each for each in table(tmp_path / "out" / "changes.csv")}
+    changes = {(each["quantity"], each["label"]): each for each in table(tmp_path / "out" / "changes.csv")}
     fc1 = changes["activation", "fc1"]
     assert float(fc1["l2_before"]) == pytest.approx(without.norm().item(), rel=1e-5)
     assert float(fc1["l2_after"]) == pytest.approx(output.norm().item(), rel=1e-5)

@@ -47,7 +47,7 @@ def test_rows_are_compared_with_those_of_the_same_place_and_the_equal_ones_left_
     before = passed({"a": 1, "b": 2}, {"a": 3, "b": 4}, {"a.w": 5, "b.w": 6}, 7)
     after = passed({"a": 1, "b": 1}, {"a": 6, "b": 4}, {"a.w": 0, "b.w": 6}, 8)
     comparison = compare(before, after, ["first", "second"])
-    assert [(change.what, change.label, change.l2_ratio) for change in comparison.changes] == [
+    assert [(change.quantity, change.label, change.l2_ratio) for change in comparison.changes] == [
         ("activation", "b", 0.5),
         ("grad_output", "a", 2.0),
         ("gradient", "a.w", 0.0),

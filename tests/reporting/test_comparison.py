@@ -28,7 +28,7 @@ def lines(of: Comparison, *, width: int = 80, full: bool = False) -> list[str]:
 def test_a_row_says_what_it_was_and_what_it_is() -> None:
     shown = lines(comparison([change("layer1.conv", 4, 1), change("fc.bias", 3, 0, "gradient")]))
     assert shown[0] == "2 of 120 rows changed."
-    assert shown[1].split() == ["changed", "what", "L2", "ratio", "mean"]
+    assert shown[1].split() == ["changed", "quantity", "L2", "ratio", "mean"]
     assert " ".join(shown[3].split()) == "layer1.conv grad_output 4.000 → 1.000 0.2500 2.000 → 0.5000"
     assert " ".join(shown[4].split()) == "fc.bias gradient 3.000 → 0 0 1.500 → 0"
     assert shown[5] == "Effect of relu:grad:clamp(min=0)"

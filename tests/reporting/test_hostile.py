@@ -104,7 +104,16 @@ def comparison(name: str) -> Comparison:
 
 def page(name: str) -> str:
     """Return the page of a run."""
-    record = RunRecord("grads", name, {name: name}, name, 1, (name,), settings={"edits": (name,)}, overview=name)
+    record = RunRecord(
+        verb="grads",
+        command=name,
+        versions={name: name},
+        platform=name,
+        threads=1,
+        patterns=(name,),
+        settings={"edits": (name,)},
+        overview=name,
+    )
     return report_html(StoredRun(Path(), record, gradients(name)))
 
 

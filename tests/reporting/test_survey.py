@@ -129,7 +129,8 @@ def test_the_page_rounds_as_the_terminal_does_and_once(survey: Survey, tmp_path:
     means = np.array([-0.3642469769816864, 0.7127523422241211, 1.00149999, 0, 1e-45, np.nan])
     channels = replace(row.channels, arrays=replace(arrays, firing_positions=shares, firing_inputs=shares, mean=means))
     made = replace(survey, rows=(replace(row, channels=channels),))
-    page = document_html(describe_survey(made, RunRecord("survey")), StoredRun(tmp_path, RunRecord("survey"), made))
+    record = RunRecord(verb="survey")
+    page = document_html(describe_survey(made, record), StoredRun(tmp_path, record, made))
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     at = [column["key"] for column in data["columns"]]
     texts = {key: [channel[at.index(key)] for channel in data["channels"]] for key in ("firing_positions", "mean")}

@@ -178,19 +178,21 @@ def expected_repeats(model: nn.Module, args: tuple[Any, ...]) -> dict[str, str]:
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs = [tensor for _, tensor in tensors_in((args, kwargs))]
-        began.append((module, inputs, [version(each) for each in inputs]))
+        began.append((module, inputs, [version(tensor) for tensor in inputs]))
 
     def after(name: str, module: nn.Module, output: object) -> None:
         while began[-1][0] is not module:
             began.pop()
         _, inputs, versions = began.pop()
-        untouched = versions == [version(each) for each in inputs]
+        untouched = versions == [version(tensor) for tensor in inputs]
         for slot, tensor in tensors_in(output):
             label = row_label(name, calls[name], slot)
             earlier = [
-                each for expected, then, each in shown if expected is tensor and then == version(tensor) is not None
+                shown_label
+                for expected, then, shown_label in shown
+                if expected is tensor and then == version(tensor) is not None
             ]
-            if earlier and untouched and any(each is tensor for each in inputs):
+            if earlier and untouched and any(value is tensor for value in inputs):
                 actual[label] = earlier[0]
             shown.append((tensor, version(tensor), label))
         calls[name] += 1
@@ -210,7 +212,7 @@ def expected_repeats(model: nn.Module, args: tuple[Any, ...]) -> dict[str, str]:
 
 
 CHOSEN = ("vit", "vgg11_bn", "googlenet")
-MANY = {**BY_HAND, **{name: each for name, each in TORCHVISION.items() if name in CHOSEN}}
+MANY = {**BY_HAND, **{name: TORCHVISION[name] for name in CHOSEN}}
 
 
 @pytest.mark.parametrize("name", MANY)

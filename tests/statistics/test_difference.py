@@ -26,7 +26,7 @@ def _variant(request: pytest.FixtureRequest) -> object:
         yield
 
 
-def found(a: Tensor, b: Tensor, channel_axis: int | None = None) -> SquaredSums:
+def sums_of(a: Tensor, b: Tensor, channel_axis: int | None = None) -> SquaredSums:
     sums = squared_sums(a, b, channel_axis)
     assert sums is not None
     return sums
@@ -34,7 +34,7 @@ def found(a: Tensor, b: Tensor, channel_axis: int | None = None) -> SquaredSums:
 
 def check(a: Tensor, b: Tensor, channel_axis: int | None = None) -> NDArray[np.float64] | None:
     """Compare what is found with NumPy's sums over the elements that are finite on both sides; return the squares."""
-    result = found(a, b, channel_axis)
+    result = sums_of(a, b, channel_axis)
     one, other = a.numpy().astype(np.float64), b.numpy().astype(np.float64)
     counted = np.isfinite(one) & np.isfinite(other)
     same = (one == other) | (np.isnan(one) & np.isnan(other))
@@ -106,7 +106,7 @@ def test_what_is_not_dense_float32_laid_out_alike_is_left(a: Tensor, b: Tensor) 
 
 
 def test_a_single_value_has_its_place() -> None:
-    assert found(torch.tensor(2.0), torch.tensor(0.5)) == (4.0, 0.25, 1.0, 2.25, 1.5, 1, 0, (), None, 2.0)
+    assert sums_of(torch.tensor(2.0), torch.tensor(0.5)) == (4.0, 0.25, 1.0, 2.25, 1.5, 1, 0, (), None, 2.0)
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 3, 3), (4, 5)])
@@ -115,5 +115,5 @@ def test_a_channel_with_what_is_not_finite_has_no_squares(shape: tuple[int, ...]
     a[0, 3], b[1, 3] = math.inf, math.nan
     squares = check(a, b, 1)
     assert squares is not None
-    each = float(a.numel() / 5)
-    assert np.where(np.isfinite(squares), squares, -1).tolist() == [each, each, each, -1, each]
+    count = float(a.numel() / 5)
+    assert np.where(np.isfinite(squares), squares, -1).tolist() == [count, count, count, -1, count]

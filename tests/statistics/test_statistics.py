@@ -352,7 +352,7 @@ def test_the_zeros_of_a_huge_sparse_tensor_are_counted_without_being_stored() ->
     tensor = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2], [5, 6, 7]]), [1.0, 2.0, 3.0], (side, side))
     reduction = reduce_tensor(tensor)
     assert reduction.distribution is not None
-    assert [each.tolist() for each in reduction.distribution.binned()] == [
+    assert [array.tolist() for array in reduction.distribution.binned()] == [
         [0, key_of(0), key_of(1), key_of(1) + 16],  # 1, 2 and 3, which is 2 and half of 2 more
         [side**2 - 3, 1, 1, 1],
     ]
@@ -638,7 +638,7 @@ def test_float64_values_whose_squares_it_cannot_hold_are_measured(scale: float, 
     zeros = merge(reduce_tensor(torch.zeros(count, dtype=torch.float64)), reduce_tensor(values))
     for statistics in summarise([reduce_tensor(values), merge(first, second), merge(second, first)]):
         actual = (statistics.mean, statistics.std, statistics.mean_abs, statistics.l2)
-        assert [each / scale for each in actual] == pytest.approx([0.5, std, 1.5, l2], rel=near)
+        assert [number / scale for number in actual] == pytest.approx([0.5, std, 1.5, l2], rel=near)
     (halved,) = summarise([zeros])
     assert halved.l2 / scale == pytest.approx(l2, rel=near)
     assert halved.std / scale == pytest.approx(1.6875**0.5, rel=near)

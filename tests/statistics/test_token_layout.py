@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hookscope.errors import UsageError
-from hookscope.statistics.layouts import Layout, Tokens, layout_of, parse_tokens, square_patches
+from hookscope.statistics.layouts import Layout, layout_of, parse_tokens, square_patches
 
 
 def test_tokens_lie_on_the_grid_of_a_convolution_behind_those_in_front() -> None:
@@ -42,7 +42,7 @@ def test_square_patches_fill_the_picture(count: int, size: tuple[int, int], grid
 
 
 def test_the_user_s_word_counts_more() -> None:
-    inputs = Tokens(1, (2, 8))
+    inputs = Layout((2, 8), 2, 1)
     assert layout_of((1, 17, 64), 1, 2, [(4, 4)], prefix=1, tokens=inputs) == Layout((2, 8), 2, 1)
     assert layout_of((1, 18, 64), 1, 2, [(4, 4)], tokens=inputs) == "has 18 tokens, not the 1 + 2x8 of --tokens"
 
@@ -56,13 +56,13 @@ def test_tokens_become_maps_row_by_row() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (" grid = 7x9 ", Tokens(0, (7, 9))),
-        ("grid=49", Tokens(0, (49,))),
-        ("prefix=1,grid=8x7x7", Tokens(1, (8, 7, 7))),
-        ("grid=8x8,suffix=12", Tokens(0, (8, 8), 12)),
+        (" grid = 7x9 ", Layout((7, 9), 2, 0)),
+        ("grid=49", Layout((49,), 2, 0)),
+        ("prefix=1,grid=8x7x7", Layout((8, 7, 7), 2, 1)),
+        ("grid=8x8,suffix=12", Layout((8, 8), 2, 0, suffix=12)),
     ],
 )
-def test_tokens_are_read(text: str, expected: Tokens) -> None:
+def test_tokens_are_read(text: str, expected: Layout) -> None:
     assert parse_tokens(text) == expected
 
 

@@ -14,7 +14,7 @@ from hookscope.hooks.attention_rows import AttentionRows
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.running import ModuleInput
 from hookscope.parameters import arg
-from hookscope.statistics.layouts import Layout, Tokens, class_token_count, layout_of
+from hookscope.statistics.layouts import Layout, class_token_count, layout_of
 from hookscope.statistics.token_layout import TokenLayout, unrolled_halvings
 from hookscope.statistics.windows import cut, cuts_windows, map_size, padded_to, pair, window_size
 from hookscope.text import counted
@@ -247,7 +247,7 @@ class Arrangement(NamedTuple):
     remark: str = ""
 
 
-def arrangement_of(network: nn.Module, tokens: Tokens | None) -> Arrangement:
+def arrangement_of(network: nn.Module, tokens: Layout | None) -> Arrangement:
     """Return how a network's tokens lie, before anything ran."""
     remark = ""
     if tokens is None and unrolled_halvings(network):

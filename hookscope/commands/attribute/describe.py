@@ -98,7 +98,7 @@ def _map(number: int, heat_map: AttributionMap, result: Attributions) -> InputMa
     facts = [("score", number_text(heat_map.target.score)), ("cells", " × ".join(map(str, heat_map.values.shape)))]
     if box is not None:
         facts.append(("half of the heat is", _where_words(box, result.inputs[heat_map.input_index])))
-    values = result.given.get(heat_map.input_index)
+    values = result.input_values.get(heat_map.input_index)
     drawn = None if heat_map.values.ndim == PICTURE_AXES else partial(draw_given, values, heat_map)
     title = _target_words(heat_map.target)
     return InputMap(title=title, where=heat_map.layer, facts=facts, map=heat_map, number=number, draw=drawn)

@@ -19,7 +19,7 @@ from hookscope.parameters import arg
 from hookscope.results.attributions import input_word
 from hookscope.results.concentration import Extent
 from hookscope.results.inputs import PICTURE_AXES
-from hookscope.statistics.layouts import Tokens
+from hookscope.statistics.layouts import Layout
 from hookscope.text import printable, shape_text
 
 # (N, L) has no axis for channels; (N, C, L), (N, C, H, W) and (N, C, D, H, W) have one.
@@ -77,7 +77,7 @@ def place_axes(batch: Batch) -> int:
     return 2 if tensor is None else max(tensor.dim() - 2, 1)
 
 
-def check_token_axes(tokens: Tokens | None, axes: int) -> None:
+def check_token_axes(tokens: Layout | None, axes: int) -> None:
     """Refuse a grid of `--tokens` with more or fewer axes than the input has axes of place.
 
     Raises:

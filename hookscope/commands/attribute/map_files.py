@@ -82,7 +82,7 @@ def _write_map(
     heat_map, name = named
     drawn = f"overlays/{name}.png"
     if isinstance(heat_map, AttributionMap) and heat_map.values.ndim != PICTURE_AXES:
-        data = result.given.get(heat_map.input_index) if isinstance(result, Attributions) else None
+        data = result.input_values.get(heat_map.input_index) if isinstance(result, Attributions) else None
         draw_given(data, heat_map, WIDE).save(folder / drawn)
     else:
         # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
@@ -92,7 +92,7 @@ def _write_map(
 
 def photograph_of(result: Activations | Attributions | Attention, index: int) -> Photograph:
     """Return the photograph under an input's maps; grey where it is not known, a drawing of what is no picture."""
-    data = result.given.get(index) if isinstance(result, Attributions) else None
+    data = result.input_values.get(index) if isinstance(result, Attributions) else None
     if data is not None:
         return whole_photograph(np.asarray(draw_given(data, None, WIDE)), given_remark(data))
     provenance = result.provenance

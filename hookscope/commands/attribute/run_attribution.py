@@ -52,7 +52,7 @@ class _Gathered:
     unchanged: dict[str, str] = field(default_factory=dict)
     without: dict[int, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
-    given: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    input_values: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
     def add(self, batch: Batch, explained: Explained) -> None:
         """Add the maps of a batch, by input, then by target, then by layer."""
@@ -73,7 +73,7 @@ class _Gathered:
             self.layers.setdefault(layer.label, choice)
         axes, size = explained.maps[0][0].dim() - 1, input_size(self.network, batch)
         if axes != PICTURE_AXES and len(size) == axes:
-            self.given |= _first_inputs(self.network, batch, first)
+            self.input_values |= _first_inputs(self.network, batch, first)
         for place in range(len(batch.records)):
             for target, by_layer, pixels in zip_longest(targets, explained.maps, explained.pixels):
                 wanted = target.targets[place]
@@ -161,7 +161,7 @@ def run_attribution(
         maps=tuple(gathered.maps),
         warnings=tuple(dict.fromkeys((*inspected.warnings, *failed, *gathered.warnings(), *queue.remarks))),
         sanity=checks,
-        given=gathered.given,
+        input_values=gathered.input_values,
         unchanged=gathered.unchanged,
         notes=(*inspected.notes, *map_layers.notes, *gathered.notes, *checking.notes),
         seed=session.seed,

@@ -231,7 +231,7 @@ def _with_evidence(
             for index, pixels in enumerate(parts.pictures):
                 if pixels is not None:
                     (run.path / f"pictures/{index}.png").write_bytes(encode_png(Image.fromarray(pixels)))
-            run.finish(json_form(RunRecord("check", overview=OVERVIEW, grids=tuple(grids))))
+            run.finish(json_form(RunRecord(verb="check", overview=OVERVIEW, grids=tuple(grids))))
     except OutputError as error:
         worse = report.error_code in (0, EXIT_CHECK_FAILED)
         return replace(report, error=str(error), error_code=error.exit_code) if worse else report

@@ -55,8 +55,8 @@ def _remarks(usual: tuple[str, str], row: DifferenceRow) -> str:
         parts.append(MATCHES[row.matched])
     if row.dtype != row.dtype_b and (row.dtype, row.dtype_b) != usual:
         parts.append(f"{row.dtype} / {row.dtype_b}")
-    if row.given:
-        parts.append(row.given)
+    if row.arguments:
+        parts.append(row.arguments)
     if row.channel is not None:
         parts.append(f"channel {row.channel.channel}: {row.channel.fraction:.0%}")
     return "; ".join([*parts, *_nonfinite_remarks(row), *([row.note] if row.note else [])])
@@ -143,7 +143,7 @@ def difference_columns(result: Differences) -> tuple[Column, ...]:
         *_measures(dict.fromkeys(("cosine", "sqnr_db", "max_abs", "max_at", "ulps"), 0) | _MORE, "added", "_added"),
         Column("channel").on(attrgetter("channel")),
         Column("fraction").on(attrgetter("channel"), key="channel_fraction"),
-        *machine_columns("limit", "source", "given", "note"),
+        *machine_columns("limit", "source", "arguments", "note"),
         Column("", "remarks", "where it comes from, and its partner", 6, shown=partial(_remarks, usual), words=True),
     )
 

@@ -312,16 +312,16 @@ def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool)
         shows = f"{'its output' if is_own else f'{first.row}{line}'} is the first to show it, {amount}"
         alone = _called_on_one_side(first.layer, result)
         return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
-    inputs = "" if row is None else _inputs_text(row) if is_first else f", {row.given}" if row.given else ""
+    inputs = "" if row is None else _inputs_text(row) if is_first else f", {row.arguments}" if row.arguments else ""
     channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
 
 
 def _inputs_text(row: DifferenceRow) -> str:
     """Return how far the inputs of a layer differ, and which constants or tensors of modules do; "" if not known."""
-    if row.given:
+    if row.arguments:
         others = row.arriving_relative_l2
-        return f", {row.given}" + (f", its other inputs differ by {number_text(others, 3)}" if others else "")
+        return f", {row.arguments}" + (f", its other inputs differ by {number_text(others, 3)}" if others else "")
     before = row.input_relative_l2
     if before == 0:
         return ", its inputs are equal"

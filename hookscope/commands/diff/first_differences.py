@@ -148,7 +148,7 @@ def _first_difference(rows: Sequence[DifferenceRow], at: int) -> FirstDifference
     calls = {other.layer: other for other in reversed(rows[at:])}  # a module around the row finishes after it
     while around and not (around in calls and not exceeds(calls[around].arriving_relative_l2, row.limit)):
         around = around.rpartition(".")[0]
-    if around and calls[around].given:  # an edited input
+    if around and calls[around].arguments:  # an edited input
         return FirstDifference(around, calls[around].label, in_own_code=False, relative_l2=calls[around].relative_l2)
     return FirstDifference(around, row.label, in_own_code=True, relative_l2=row.relative_l2)
 

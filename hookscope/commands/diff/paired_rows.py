@@ -35,7 +35,7 @@ def paired_rows(
             paired = _row(listed, form, other, partner[1], row)
             if any(edit.place == "input" for edit in networks[B].edits.by_name.get(other.layer, ())):
                 # The input before the edit is not known.
-                paired = replace(paired, given="with an edited input", arriving_relative_l2=None)
+                paired = replace(paired, arguments="with an edited input", arriving_relative_l2=None)
             rows.append(paired)
             listed += networks[A].has_rows(form.layer)
     return rows
@@ -61,7 +61,7 @@ def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: R
         input_relative_l2=total,
         arriving_relative_l2=arriving,
         source="" if form.operation is None else form.operation.source,
-        given=words,
+        arguments=words,
         added=None if row.added is None else row.added.measured(row.output.dtype),
         error=error,
         error_b=error_b,

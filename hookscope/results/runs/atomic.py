@@ -15,6 +15,9 @@ from hookscope.text import safe_text
 
 Kind = Literal["file", "folder"]
 
+# Errors that mean a failed write even without a file name.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+
 
 def new_token() -> str:
     """Return a unique token for the name of an unfinished file or folder: "4711-0a1b2c3d"."""
@@ -95,16 +98,30 @@ def reason_of(error: OSError) -> str:
 
 
 @contextmanager
-def reported(path: Path, option: str = "", kind: Kind = "file", remedy: str = "") -> Iterator[None]:
-    """Turn an error of the operating system into an OutputError about what an option names."""
+def reported(
+    path: Path, option: str = "", kind: Kind = "file", remedy: str = "", within: Path | None = None
+) -> Iterator[None]:
+    """Turn an error of the operating system into an OutputError about what an option names.
+
+    With `within`, only errors about files in that folder, or about a full disk.
+    """
     try:
         yield
     except OSError as error:
+        if within is not None and error.errno not in _NO_ROOM and not _concerns(error, within):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = remedy or (f"Free some space, or name another {kind}" if full else "")
         raise refusal(path, reason_of(error), option, kind, remedy) from error
     except ValueError as error:
-        if not isinstance(error, UnicodeError) and "embedded null" not in str(error):
+        if within is not None or (not isinstance(error, UnicodeError) and "embedded null" not in str(error)):
             raise
         raise refusal(path, f"no {kind} can have such a name", option, kind) from error
+
+
+def _concerns(error: OSError, folder: Path) -> bool:
+    named = isinstance(error.filename, str | bytes | os.PathLike)
+    return named and Path(os.fsdecode(error.filename)).is_relative_to(folder)
 
 
 def refusal(path: Path, reason: str, option: str = "", kind: Kind = "file", remedy: str = "") -> OutputError:

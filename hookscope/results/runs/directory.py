@@ -26,7 +26,7 @@ from hookscope.errors import UsageError
 from hookscope.regular_files import NotRegularError, read_bounded
 from hookscope.results.grids import Grid
 from hookscope.results.json_form import SCHEMA_VERSION
-from hookscope.results.runs.atomic import check_writable, new_token, reason_of, refusal, sync
+from hookscope.results.runs.atomic import check_writable, new_token, refusal, reported, sync
 from hookscope.text import slug, strict_json
 
 if sys.platform != "win32":
@@ -54,9 +54,6 @@ _MOST_BYTES = 200
 # Files that desktops drop into folders they show.
 _LITTER = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 
-# Errors that mean a failed write even without a file name.
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-
 # How long to wait for another process to finish looking at a target; a suspended one would block for ever.
 # Going on costs no data: at worst the write fails.
 _LOCK_SECONDS = 10.0
@@ -69,7 +66,7 @@ class Run:
     Attributes:
         path: The folder to write into until `finish`.
         previous: Where an earlier run at `target` waits while this one takes its place.
-        given: The target as it was given, relative or not.
+        user_path: The target as the user gave it, relative or not.
         option: The option that named the target, for errors; "" for none.
         numbered: Whether the run goes to `target-2` and so on where the target holds a run of another command.
     """
@@ -77,7 +74,7 @@ class Run:
     path: Path
     target: Path
     previous: Path
-    given: Path
+    user_path: Path
     option: str
     numbered: bool
 
@@ -85,10 +82,10 @@ class Run:
         """Write `run.json`, move the run to its target. Nothing can be written into `path` afterwards.
 
         Besides `metadata`, `run.json` has the mark and the list of files. Raises OutputError if something cannot be
-        written, or the target has become something else than a hookscope run. Returns where the run is, as `given`.
+        written, or the target has become something else than a hookscope run. Returns the run's path, like `user_path`.
         """
-        user_path, target = self.given, self.target
-        with _reported(self.target, self.option):
+        user_path, target = self.user_path, self.target
+        with reported(self.target, self.option, "folder"):
             files = sorted(_files(self.path))
             for path in self.path.rglob("*"):
                 sync(path)
@@ -169,7 +166,7 @@ def new_run(path: str | Path, option: str = "", *, numbered: bool = False) -> It
     run = Run(_beside(target, "partial", token), target, _beside(target, "previous", token), path, option, numbered)
     absent = [folder for folder in target.parents if not folder.exists()]
     try:
-        with _claimed(run), _reported(target, option, within=run.path):
+        with _claimed(run), reported(target, option, "folder", within=run.path):
             yield run
     finally:
         try:
@@ -186,14 +183,12 @@ def check_target(target: Path, option: str = "") -> None:
         OutputError: If `target` is a file, a link, a mount point, the current folder or one above it, holds something
             that hookscope did not write, lies where nothing can be written, or has too long a name.
     """
-    try:
+    with reported(target, option, "folder"):
         target = _absolute(target)
-        with _reported(target, option):
+        with reported(target, option, "folder"):
             with _locked(target.parent):
                 _refuse_foreign(target, option)
             check_writable(target, option, "folder", beside=_beside(target, "previous", new_token()))
-    except ValueError as error:
-        raise refusal(target, "no file can have such a name", option, "folder") from error
 
 
 def default_run_path(verb: str, *names: str) -> Path:
@@ -306,7 +301,7 @@ def _files(folder: Path) -> set[str]:
 def _claimed(run: Run) -> Iterator[None]:
     """Clean up after dead processes beside the target, make the hidden folder and hold its lock."""
     with ExitStack() as stack:
-        with _reported(run.target, run.option):
+        with reported(run.target, run.option, "folder"):
             run.target.parent.mkdir(parents=True, exist_ok=True)
             with _locked(run.target.parent):
                 _settle_leftovers(run.target)
@@ -386,21 +381,3 @@ def _discard(folder: Path) -> None:
     with suppress(OSError):
         (folder / _RECORD).unlink()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _reported(target: Path, option: str, within: Path | None = None) -> Iterator[None]:
-    """Turn an operating system error into one line about the run; of those `within` a folder, or about a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if within is not None and error.errno not in _NO_ROOM and not _concerns(error, within):
-            raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "Free some space, or name another folder" if full else "Name another folder"
-        raise refusal(target, reason_of(error), option, remedy=remedy) from error
-
-
-def _concerns(error: OSError, folder: Path) -> bool:
-    named = isinstance(error.filename, str | bytes | os.PathLike)
-    return named and Path(os.fsdecode(error.filename)).is_relative_to(folder)

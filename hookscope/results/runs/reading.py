@@ -163,10 +163,9 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _check_version(folder: Path, name: str, document: dict[str, Any]) -> None:
-    version = document.get("schema_version")
-    if version == SCHEMA_VERSION and not isinstance(version, bool):
+    if (version := document.get("schema_version")) == SCHEMA_VERSION:
         return
-    earlier = isinstance(version, int) and not isinstance(version, bool) and 0 < version < SCHEMA_VERSION
+    earlier = isinstance(version, int) and 0 < version < SCHEMA_VERSION
     remedy = (
         "Make the run again with this hookscope." if earlier else "Make the run and its report with the same hookscope."
     )
@@ -217,6 +216,12 @@ def _wrong_arrays(_: RunRecord, result: Any) -> Iterator[str]:
                 yield f"its {ARRAYS} does not fit '{row.label[:_MOST_SHOWN]}' of its {name}"
             if not all(map(math.isfinite, statistics.quantiles or ())):  # they are of the finite values
                 yield f"quantiles of '{row.label[:_MOST_SHOWN]}' of its {name} cannot be"
+
+
+def _wrong_parts(_: RunRecord, result: Activations | Survey) -> Iterator[str]:
+    cost, accuracy = getattr(result, "cost", None), getattr(result, "accuracy", None)
+    if (cost is not None and not cost.modules) or (accuracy is not None and not accuracy.classes):
+        yield f"a cost without modules, or an accuracy without labels, in its {RESULT} cannot be"
 
 
 def _wrong_pictures_of_rows(record: RunRecord, result: Activations | Gradients | Differences) -> Iterator[str]:
@@ -341,11 +346,11 @@ def _with_names(survey: Survey) -> Survey:
 
 
 RESULT_KINDS: Mapping[str, tuple[type, Sequence[Callable[[RunRecord, Any], Iterator[str]]]]] = {
-    "activations": (Activations, (_wrong_arrays, _wrong_pictures_of_rows, _wrong_predictions)),
+    "activations": (Activations, (_wrong_arrays, _wrong_parts, _wrong_pictures_of_rows, _wrong_predictions)),
     "grads": (Gradients, (_wrong_arrays, _wrong_pictures_of_rows, _wrong_predictions)),
     "attribute": (Attributions, (_wrong_maps,)),
     "attention": (Attention, (_wrong_maps,)),
     "diff": (Differences, (_wrong_pictures_of_rows, _wrong_predictions)),
     "history": (History, (_wrong_files, _wrong_predictions)),
-    "survey": (Survey, (_wrong_arrays, _wrong_channels)),
+    "survey": (Survey, (_wrong_arrays, _wrong_parts, _wrong_channels)),
 }

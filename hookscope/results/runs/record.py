@@ -1,12 +1,11 @@
 """`run.json`: how a run was made, and which pictures its folder holds. The result is in a file of its own."""
 
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from hookscope.results.grids import Grid
-from hookscope.results.inputs import Preprocessing, Provenance, Region
+from hookscope.results.inputs import Provenance, Region, StoredProvenance
 from hookscope.results.json_form import json_form
 from hookscope.results.survey import CropSheet, WrongStrip
 
@@ -30,18 +29,12 @@ class StoredPicture:
     remark: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord(StoredProvenance):
     """The entries of `run.json`. Pictures are paths inside the run.
 
     Attributes:
         verb: The command that made the run, `command` as it was given.
-        threads: torch's.
-        patterns: As given with `--layer`.
-        preprocessing: How files became inputs; None where no file did.
-        named_inputs: The value, or the record of the file, of each input that was given by name.
-        unusable_inputs: A sentence for each.
-        settings: Further options of the command, by name: "edits", "limits", "autocast".
         overview: The picture to look at first; "" for none.
         thumbnails: What the network saw of the first inputs; None for those without a picture.
         pictures: Photographs and overviews of the inputs, of a run with maps.
@@ -52,14 +45,7 @@ class RunRecord:
 
     verb: Verb
     command: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
     platform: str = ""
-    threads: int | None = None
-    patterns: tuple[str, ...] = ()
-    preprocessing: Preprocessing | None = None
-    named_inputs: Mapping[str, Any] = field(default_factory=dict)
-    unusable_inputs: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
     overview: str = ""
     grids: tuple[Grid, ...] = ()
     thumbnails: tuple[str | None, ...] = ()
@@ -78,17 +64,6 @@ class RunRecord:
 
 def record_of(verb: Verb, command: str, provenance: Provenance, **pictures: Any) -> dict[str, Any]:
     """Return the record of a run that is about to be written, as JSON."""
-    record = RunRecord(
-        verb,
-        command,
-        versions=provenance.versions,
-        platform=platform.platform(),
-        threads=provenance.threads,
-        patterns=provenance.patterns,
-        preprocessing=provenance.preprocessing,
-        named_inputs=provenance.named_inputs,
-        unusable_inputs=provenance.unusable_inputs,
-        settings=provenance.settings,
-        **pictures,
-    )
-    return dict(json_form(record))
+    stored = {entry.name: getattr(provenance, entry.name) for entry in fields(StoredProvenance)}
+    record = RunRecord(verb=verb, command=command, platform=platform.platform(), **stored, **pictures)
+    return {"verb": verb, "command": command, **json_form(record)}

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 RESULT, ARRAYS = "result.json", "arrays.safetensors"
 
-# The least whole number in a field: all others count something. In a shape -1 is the size of an axis along which the
-# parts of a nested tensor differ.
-_LEAST = {"seed": None, "exponent": None, "shape": -1, "shape_b": -1}
+# The least whole number in a field: all others are 0 or more. In a shape -1 is the size of an axis along which the
+# parts of a nested tensor differ. Results divide by every `count`; `tile` and `columns` are of pictures.
+_LEAST = {"seed": None, "exponent": None, "shape": -1, "shape_b": -1, "count": 1, "tile": 1, "columns": 1}
 
 # Numbers that JSON does not have.
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

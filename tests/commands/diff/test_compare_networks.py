@@ -272,7 +272,7 @@ def test_an_operand_that_no_layer_returns_is_an_input_that_differs(
     )
     assert f", {inputs}" in sentence
     assert "inputs are equal" not in sentence
-    assert [row.layer for row in result.rows if row.given] == [f"(model):{operation}"]
+    assert [row.layer for row in result.rows if row.arguments] == [f"(model):{operation}"]
 
 
 def test_operands_that_are_the_same_are_equal_inputs_wherever_they_are_written() -> None:
@@ -287,7 +287,7 @@ def test_operands_that_are_the_same_are_equal_inputs_wherever_they_are_written()
     one, other = Slope(), Slope(base=5000.0)
     other.by_name = False
     result = hookscope.diff(one, other, torch.randn(3, 6), ops=True)
-    assert [row.given for row in result.rows if row.given] == ["given 1 in A and 0 in B"]
+    assert [row.arguments for row in result.rows if row.arguments] == ["given 1 in A and 0 in B"]
     assert result["(model):leaky_relu"].origin == "equal"
 
 

@@ -12,8 +12,10 @@ from torch import nn
 
 import hookscope
 from hookscope.errors import EXIT_BUG, InputError, most_severe
+from hookscope.results.accuracy import ClassAccuracy
 from hookscope.results.runs.reading import read_run
-from hookscope.results.runs.store import ARRAYS
+from hookscope.results.runs.store import ARRAYS, checked
+from hookscope.results.survey import CropSheet
 
 
 @pytest.fixture
@@ -48,6 +50,34 @@ def test_best_classes_that_cannot_be_are_refused(differences: Path, spoil: Calla
 def test_an_exit_code_that_is_none_of_ours_is_as_bad_as_a_bug() -> None:
     assert most_severe([0, 2**40]) == 2**40
     assert most_severe([EXIT_BUG, 3]) == EXIT_BUG
+
+
+def test_a_cost_without_modules_is_refused(tmp_path: Path) -> None:
+    run = hookscope.activations(nn.Linear(4, 3), torch.randn(2, 4), cost=True).save(tmp_path / "run")
+    document = json.loads((run / "result.json").read_bytes())
+    document["cost"]["modules"] = []
+    (run / "result.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(InputError, match=r"a cost without modules, or an accuracy without labels"):
+        read_run(run)
+
+
+SHEET = {"row": 0, "path": "a.jpg", "channels": [0], "tile": 8, "columns": 1, "gap": 0, "is_whole": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries", "name"),
+    [
+        (ClassAccuracy, {"label": "cat", "indices": [0], "count": 1, "right": 0}, "count"),
+        (CropSheet, SHEET, "tile"),
+        (CropSheet, SHEET, "columns"),
+    ],
+)
+def test_a_share_of_no_pictures_and_a_picture_without_pixels_are_refused(
+    kind: type, entries: Mapping[str, Any], name: str
+) -> None:
+    assert isinstance(checked(kind, entries), kind)
+    with pytest.raises(ValueError, match=name):
+        checked(kind, {**entries, name: 0})
 
 
 def test_a_duplicate_channel_without_its_correlation_is_refused(tmp_path: Path) -> None:

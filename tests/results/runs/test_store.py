@@ -65,7 +65,9 @@ def containers_of(origin: Any, arguments: Sequence[Any]) -> st.SearchStrategy[An
 def instances_of(kind: Any) -> st.SearchStrategy[Any]:
     hints = get_type_hints(kind)
     stored = [field.name for field in fields(kind) if json_form.is_stored(field)]
-    return st.builds(kind, **{name: values_of(hints[name]) for name in stored})
+    values = {name: values_of(hints[name]) for name in stored}
+    values |= {name: st.integers(1, 2**63) for name in values.keys() & {"count", "tile", "columns"}}
+    return st.builds(kind, **values)
 
 
 @pytest.fixture
