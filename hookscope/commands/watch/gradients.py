@@ -16,6 +16,7 @@ from hookscope.statistics.native import square_sums
 
 _gradient_of = attrgetter("grad")
 _HALF = frozenset({torch.float16, torch.bfloat16})
+_DOUBLE = frozenset({torch.float64, torch.complex128})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def norms_together(gradients: Sequence[Tensor]) -> list[float] | Tensor:
     """Return the L2 norm of each gradient: numbers if they are known at once, else a tensor on the device."""
     sums = square_sums(gradients) if all(gradient.is_cpu for gradient in gradients) else [None]
     norms = [math.sqrt(summed) for summed in sums if summed is not None]
-    return norms if len(norms) == len(gradients) else together(norms_of(gradients))
+    return norms if len(norms) == len(gradients) else norms_of(gradients)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -101,50 +102,45 @@ def inner_optimizer(optimizer: Optimizer) -> Optimizer:
     return inner_optimizer(inner) if isinstance(inner, Optimizer) and inner is not optimizer else optimizer
 
 
-def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the L2 norm of each tensor, on its device; in float32 for half precision.
+def norms_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm of each tensor as a vector (P,) on the device of the first; empty for no tensors.
 
-    On the CPU, a norm is computed anew in float64 if its squares overflow. For other devices it would be waited for.
+    Squares are added up in float64, where those of float32 neither overflow nor vanish; in float32 on MPS, which has no
+    float64. Norms of float64 tensors on the CPU are computed anew if their squares overflow or vanish.
     """
-    if any(tensor.layout is not torch.strided for tensor in tensors):
-        tensors = [_dense(tensor) for tensor in tensors]
-    kinds = [(tensor.device, tensor.dtype) for tensor in tensors]
-    groups = {*kinds}
-    if len(groups) <= 1:
-        return _norms_of_a_kind(tensors)
+    if all(tensor.is_cpu for tensor in tensors):
+        sums = square_sums(tensors)
+        if None not in sums:
+            return torch.tensor([math.sqrt(summed or 0.0) for summed in sums], dtype=torch.float64)
+    tensors = [_dense(tensor) for tensor in tensors]
     norms: dict[int, Tensor] = {}
-    for kind in groups:
-        positions = [position for position, pair in enumerate(kinds) if pair == kind]
-        norms.update(zip(positions, _norms_of_a_kind([tensors[position] for position in positions]), strict=True))
-    return [norms[position] for position in range(len(tensors))]
+    for kind in {(tensor.device, tensor.dtype) for tensor in tensors}:
+        positions = [at for at, tensor in enumerate(tensors) if (tensor.device, tensor.dtype) == kind]
+        norms.update(zip(positions, _norms_of_a_kind([tensors[at] for at in positions]), strict=True))
+    return together([norms[at] for at in range(len(tensors))])
 
 
 def together(scalars: Sequence[Tensor]) -> Tensor:
     """Stack scalars into one vector, on the device of the first."""
-    if not scalars:
-        return torch.empty(0)
-    device = scalars[0].device
-    return torch.stack(
-        [*scalars] if all(scalar.device == device for scalar in scalars) else [x.to(device) for x in scalars]
-    )
+    return torch.stack([scalar.to(scalars[0].device) for scalar in scalars]) if scalars else torch.empty(0)
 
 
-def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
-    if not tensors:
-        return []
-    dtype = torch.float32 if tensors[0].dtype in _HALF else None
-    norms = [*torch._foreach_norm([*tensors], 2, dtype)]
-    if not tensors[0].is_cpu or math.isfinite(torch.stack(norms).sum()):
+def _norms_of_a_kind(tensors: list[Tensor]) -> list[Tensor]:
+    first = tensors[0]
+    if first.device.type == "mps":
+        return [*torch._foreach_norm(tensors, 2, torch.float32 if first.dtype in _HALF else None)]
+    norms = [*torch._foreach_norm(tensors, 2, torch.complex128 if first.is_complex() else torch.float64)]
+    if not first.is_cpu or first.dtype not in _DOUBLE:
         return norms
     pairs = zip(tensors, norms, strict=True)
-    return [norm if norm.isfinite() else _scaled_norm(tensor) for tensor, norm in pairs]
+    return [norm if norm.isfinite() and norm else _scaled_norm(tensor) for tensor, norm in pairs]
 
 
 def _scaled_norm(tensor: Tensor) -> Tensor:
-    """Return the L2 norm of values whose squares their own dtype cannot hold; NaN or Inf if a value is not finite."""
-    values = tensor.abs().double()
-    greatest = values.max()
-    return greatest * torch.linalg.vector_norm(values / greatest) if greatest.isfinite() else greatest
+    """Return the L2 norm of values whose squares float64 cannot hold; NaN or Inf if a value is not finite."""
+    values = tensor.abs()
+    greatest = values.max() if values.numel() else values.sum()
+    return greatest * torch.linalg.vector_norm(values / greatest) if greatest.isfinite() and greatest else greatest
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -250,6 +250,7 @@ class ScriptWatch:
                 if candidate is optimizer or candidate not in self._retired
             ]
             self._leaves = None
+        self._places = dict.fromkeys(place for place, _ in self._shared.losses)
         parameters = [parameter for watched in optimizers for parameter in parameters_of(watched)]
         networks = networks_of(parameters, modules)
         sharded = is_sharded(parameters)

@@ -29,7 +29,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.commands.watch.gradients import norms_of, together
+from hookscope.commands.watch.gradients import norms_of
 from hookscope.commands.watch.transfers import number_of
 
 P = ParamSpec("P")
@@ -205,7 +205,7 @@ def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
 def _gradient_norm(parameters: Sequence[Tensor]) -> Tensor | None:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     with torch.no_grad():
-        return norms_of([together(norms_of(gradients))])[0] if gradients else None
+        return norms_of([norms_of(gradients)])[0] if gradients else None
 
 
 def guarded(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:
