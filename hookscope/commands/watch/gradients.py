@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookscope.commands.watch.transfers import number_of
+from hookscope.commands.watch.transfers import moved, number_of
 from hookscope.statistics.native import square_sums
 
 _gradient_of = attrgetter("grad")
@@ -80,9 +80,8 @@ def read_gradients(
 
 def norms_together(gradients: Sequence[Tensor]) -> list[float] | Tensor:
     """Return the L2 norm of each gradient: numbers if they are known at once, else a tensor on the device."""
-    sums = square_sums(gradients) if all(gradient.is_cpu for gradient in gradients) else [None]
-    norms = [math.sqrt(summed) for summed in sums if summed is not None]
-    return norms if len(norms) == len(gradients) else norms_of(gradients)
+    norms = _norms_in_compiled_code(gradients)
+    return _norms_in_torch(gradients) if norms is None else norms
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -108,29 +107,49 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
     Squares are added up in float64, where those of float32 neither overflow nor vanish; in float32 on MPS, which has no
     float64. Norms of float64 tensors on the CPU are computed anew if their squares overflow or vanish.
     """
-    if all(tensor.is_cpu for tensor in tensors):
-        sums = square_sums(tensors)
-        if None not in sums:
-            return torch.tensor([math.sqrt(summed or 0.0) for summed in sums], dtype=torch.float64)
-    tensors = [_dense(tensor) for tensor in tensors]
-    norms: dict[int, Tensor] = {}
-    for kind in {(tensor.device, tensor.dtype) for tensor in tensors}:
-        positions = [at for at, tensor in enumerate(tensors) if (tensor.device, tensor.dtype) == kind]
-        norms.update(zip(positions, _norms_of_a_kind([tensors[at] for at in positions]), strict=True))
-    return together([norms[at] for at in range(len(tensors))])
+    norms = _norms_in_compiled_code(tensors)
+    return _norms_in_torch(tensors) if norms is None else torch.tensor(norms, dtype=torch.float64)
 
 
 def together(scalars: Sequence[Tensor]) -> Tensor:
     """Stack scalars into one vector, on the device of the first."""
-    return torch.stack([scalar.to(scalars[0].device) for scalar in scalars]) if scalars else torch.empty(0)
+    if not scalars:
+        return torch.empty(0)
+    device = scalars[0].device
+    is_one = all(scalar.device == device for scalar in scalars)
+    return torch.stack([*scalars] if is_one else [moved(scalar, device) for scalar in scalars])
 
 
-def _norms_of_a_kind(tensors: list[Tensor]) -> list[Tensor]:
+def _norms_in_compiled_code(tensors: Sequence[Tensor]) -> list[float] | None:
+    """Return the norms of dense float32 tensors on the CPU; None if any tensor is another."""
+    sums = square_sums(tensors) if all(tensor.is_cpu for tensor in tensors) else [None]
+    norms = [math.sqrt(summed) for summed in sums if summed is not None]
+    return norms if len(norms) == len(tensors) else None
+
+
+def _norms_in_torch(tensors: Sequence[Tensor]) -> Tensor:
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        tensors = [_dense(tensor) for tensor in tensors]
+    kinds = [(tensor.device, tensor.dtype) for tensor in tensors]
+    groups = {*kinds}
+    if len(groups) == 1:
+        return together(_norms_of_a_kind(tensors))
+    norms: dict[int, Tensor] = {}
+    for kind in groups:
+        positions = [position for position, pair in enumerate(kinds) if pair == kind]
+        norms.update(zip(positions, _norms_of_a_kind([tensors[position] for position in positions]), strict=True))
+    return together([norms[position] for position in range(len(tensors))])
+
+
+def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
     first = tensors[0]
     if first.device.type == "mps":
-        return [*torch._foreach_norm(tensors, 2, torch.float32 if first.dtype in _HALF else None)]
-    norms = [*torch._foreach_norm(tensors, 2, torch.complex128 if first.is_complex() else torch.float64)]
+        return [*torch._foreach_norm([*tensors], 2, torch.float32 if first.dtype in _HALF else None)]
+    norms = [*torch._foreach_norm([*tensors], 2, torch.complex128 if first.is_complex() else torch.float64)]
     if not first.is_cpu or first.dtype not in _DOUBLE:
+        return norms
+    vector = torch.stack(norms)
+    if (vector.isfinite() & (vector > 0)).all():
         return norms
     pairs = zip(tensors, norms, strict=True)
     return [norm if norm.isfinite() and norm else _scaled_norm(tensor) for tensor, norm in pairs]

@@ -111,8 +111,8 @@ class ScriptWatch:
             return
         self.is_closed = True
         self._announce()
-        if self._speaks and (self._shared.seen.steps or not has_failed):
-            self._print(closing_line(self._shared.seen, folder=self._folder, started=self.started_count))
+        if self._speaks and (self._shared.counts.steps or not has_failed):
+            self._print(closing_line(self._shared.counts, folder=self._folder, started=self.started_count))
 
     # --- What torch calls --------------------------------------------------------------------------------------------
 

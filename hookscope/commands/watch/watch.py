@@ -70,7 +70,7 @@ from hookscope.text import an, are, counted, exception_line, one_line
 _REST = 10
 
 # On an accelerator, the numbers of this many steps may be outstanding before the oldest is waited for.
-_MOST_ON_THEIR_WAY = 32
+_MOST_OUTSTANDING = 32
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class InScript:
     graphs: dict[str, Node] = field(default_factory=dict)  # of the last losses, by place
     last_step: int = 0  # of an earlier watch without a file
     shards: Shards | None = None
-    seen: Watched = field(default_factory=Watched)
+    counts: Watched = field(default_factory=Watched)
     note: str = ""  # on what the next watch cannot see
 
 
@@ -108,14 +108,14 @@ class Watch:
         """Register the hooks; see `hookscope.watch`. `finish_if_complete` ends a step of a script."""
         layer, eager_forward = option.layer, option.eager_forward
         refuse_positions(layer)
-        here = script or InScript()
+        shared = script or InScript()
         self._process = os.getpid()
         self._is_closed = True
         if script is None:
             self._networks = watched_networks(model, layer)
             self._optimizers = watched_optimizers(optimizer, self._networks)
         else:  # found in a script, so they belong together; there may be no network
-            self._networks = watched_networks(model, layer, sharded=here.shards is not None) if model else ()
+            self._networks = watched_networks(model, layer, sharded=shared.shards is not None) if model else ()
             self._optimizers = tuple(cast("Sequence[Optimizer]", optimizer))
         self._names = ParameterNames(self._networks, self._optimizers)
         self._edits = TrainingEdits(self._networks)
@@ -131,30 +131,30 @@ class Watch:
             if (eager_forward if network.compiled else activations)
         ]
         blind_spots = self._blind_spots(activations=activations and not eager_forward)
-        self.notes = (here.note, *blind_spots) if here.note else blind_spots
+        self.notes = (shared.note, *blind_spots) if shared.note else blind_spots
         self._sent: deque[StepInProgress] = deque()
         self._states = {id(member): WatchedOptimizer(member) for member in self._optimizers}
         self._outside = OutsideWrites(self._names.of)
         self._is_called = script is None
-        self._graphs = here.graphs
+        self._graphs = shared.graphs
         self._operations: dict[str, LossOperations] = {}
         self._failure: Exception | None = None
         self._jump = ""
         self._rests_until = 0
-        self._journal = Journal(self.out, resume=option.resume, on_line=on_line, seen=here.seen)
+        self._journal = Journal(self.out, resume=option.resume, on_line=on_line, counts=shared.counts)
         self._judge = Judge(
             self._networks,
             self._optimizers,
             self._names,
             self._journal,
-            is_distributed=here.shards is not None
+            is_distributed=shared.shards is not None
             or any(isinstance(network.wrapped, DistributedDataParallel) for network in self._networks),
         )
-        self._prepared = max(here.last_step, self._journal.last_step)
+        self._prepared = max(shared.last_step, self._journal.last_step)
         self._first = self._prepared + 1
         self._ended = self._prepared or -1  # the last step that has ended; a loop may begin with 0
-        self._shards = here.shards
-        self._heard = here.losses
+        self._shards = shared.shards
+        self._heard = shared.losses
         self._expected = {id(member) for member in self._optimizers}
         self._current = StepInProgress(self._first)
         self._begin(fitted)
@@ -288,7 +288,7 @@ class Watch:
             },
             notes=self.notes,
         )
-        self._journal.begin(start)
+        self._journal.add(start)
         self._put_in_force(edits)
         self._prepare()
 
@@ -337,7 +337,7 @@ class Watch:
         torch_calls.unlisten(self)
         for passes in self._passes:
             passes.end()
-        self._journal.end(TrainingEnd(max(0, self._current.number - 1), one_line(reason, 1000)))
+        self._journal.add(TrainingEnd(max(0, self._current.number - 1), one_line(reason, 1000)))
 
     def _failed_in_forward(self, error: Exception) -> None:
         # Hooks cannot be removed inside a forward pass; the next step removes them.
@@ -374,7 +374,7 @@ class Watch:
         state.depth += 1
         if state.depth > 1:  # a subclass calls its base's `step`
             return None
-        state.repeats = closure_of(args, kwargs) is None and bool(self._steps_again(state))
+        state.repeats = closure_of(args, kwargs) is None and bool(self._repeats_last_step(state))
         if state.repeats:
             self._edits.edit_gradients(optimizer)
             return None
@@ -382,7 +382,7 @@ class Watch:
         return with_gradients(functools.partial(self._gradients_are_there, state), args, kwargs)
 
     @torch_calls.guarded
-    def _steps_again(self, state: WatchedOptimizer) -> bool:
+    def _repeats_last_step(self, state: WatchedOptimizer) -> bool:
         """Report a step with the gradients of the last one; return whether both belong to one iteration."""
         last = state.unscaled or state.unchanged_since()
         if last is None:
@@ -672,20 +672,20 @@ class Watch:
     def _drain(self, *, wait: bool) -> ArrivedStep | None:
         """Process the steps whose numbers have arrived, or all with `wait`; return the last."""
         arrived = None
-        while self._sent and (wait or self._sent[0].is_complete or len(self._sent) > _MOST_ON_THEIR_WAY):
+        while self._sent and (wait or self._sent[0].is_complete or len(self._sent) > _MOST_OUTSTANDING):
             arrived = self._sent.popleft().arrived()
-            self._journal.add_step(arrived.record)
+            self._journal.add(arrived.record)
             self._jump = self._judge.judge(arrived) or self._jump
         return arrived
 
     def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, rows: tuple[WatchedParameter, ...]) -> None:
         layers: list[WatchedLayer] = []
         tables: list[TableRows] = []
-        seen: dict[str, tuple[LayerRow, ...]] = {}
+        outputs: dict[str, tuple[LayerRow, ...]] = {}
         trained = {id(parameter) for reading in step.readings.values() for parameter in reading.parameters}
         for passes in self._passes if step.number > self._first else ():
             tables += [replace(table, name=f"{passes.watched.prefix}{table.name}") for table in passes.tables()]
-            layer_rows = seen[passes.watched.prefix] = passes.rows()
+            layer_rows = outputs[passes.watched.prefix] = passes.rows()
             layers += [watched_layer(row, passes.watched.prefix) for row in layer_rows if passes.is_listed(row)]
             # The other network of a GAN may not run in a step.
             if not layer_rows and any(id(parameter) in trained for _, parameter in passes.watched.parameters()):
@@ -699,8 +699,8 @@ class Watch:
                 )
                 self._journal.say_unseen(line, f"no forward {name} {step.is_belated}")
         watched = WatchedStep(step.number, step.reason, rows, tuple(layers), tuple(tables))
-        self._journal.add_watched(watched)
-        self._judge.judge_watched(watched, arrived, seen)
+        self._journal.add(watched)
+        self._judge.judge_watched(watched, arrived, outputs)
 
     def frozen_in_optimizers(self) -> list[str]:
         """Return the frozen parameters that are in an optimiser, except those that edits freeze."""
