@@ -29,14 +29,7 @@ from hookscope.reporting.document import (
     Text,
 )
 from hookscope.reporting.steps import Floats, HeatMap, as_floats, heat_map
-from hookscope.results.training import (
-    TrainingFinding,
-    TrainingLog,
-    TrainingRecord,
-    TrainingStep,
-    WatchedLayer,
-    WatchedParameter,
-)
+from hookscope.results.training import TrainingFinding, TrainingLog, TrainingStep, WatchedLayer, WatchedParameter
 from hookscope.text import are, counted, some_of
 
 CLOSED = "closed"
@@ -131,11 +124,12 @@ def _all_clear(log: TrainingLog) -> list[str]:
     if not log.steps:
         return ["No step was recorded."]
     watched = Watched()
-    records: list[TrainingRecord] = [*log.starts, *log.steps, *log.watched]
-    for record in records:
-        watched.add(record)
+    for step in log.steps:
+        watched.add(step)
+    for in_full in log.watched:
+        watched.add(in_full)
     notes = [*dict.fromkeys(note for start in log.starts for note in start.notes)]
-    seen = "what was seen of " * watched.has_blind_spots
+    seen = "what was seen of " if notes else ""
     return [f"No problems in {seen}{counted(len(log.steps), 'step')}.", *not_judged(watched), *notes]
 
 

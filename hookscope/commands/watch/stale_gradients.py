@@ -10,7 +10,6 @@ its version; comparing these is all that nearly every step costs. Values are com
 replayed CUDA graph, for example, writes without changing the version.
 """
 
-import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -95,8 +94,9 @@ class LastStep:
     values: list[Tensor] = field(default_factory=list)
     scaler: Scaler = ""
 
-    def ended(self, *, is_changed: bool) -> None:
+    def ended(self, *, is_changed: bool, scaler: Scaler) -> None:
         """Note the gradient as it is now: an optimiser, an edit or clipping may have changed it."""
+        self.scaler = scaler or self.scaler
         held = self.gradient()
         if held is not None:
             self.version = held._version
@@ -117,10 +117,7 @@ class LastStep:
         if self.is_changed:
             now = self._end_values()
             return len(now) == len(self.values) > 0 and all(map(_equal, now, self.values))
-        return all(
-            now == before or (math.isnan(now) and math.isnan(before))
-            for now, before in zip(_numbers(norms_together(held)), _numbers(self.reading.norms), strict=True)
-        )
+        return _equal(_as_tensor(norms_together(held)), _as_tensor(self.reading.norms))
 
     def _end_values(self) -> list[Tensor]:
         """Return some values of the first gradient and of the last, without sparse gradients."""
@@ -165,8 +162,7 @@ class WatchedOptimizer:
     def ended(self, *, is_changed: bool = False, scaler: Scaler = "") -> None:
         """Note that it has stepped, or that clipping or a GradScaler has changed its gradients since."""
         if self.last is not None:
-            self.last.scaler = scaler or self.last.scaler
-            self.last.ended(is_changed=is_changed)
+            self.last.ended(is_changed=is_changed, scaler=scaler)
 
     def unchanged_since(self) -> LastStep | None:
         """Return the last step if the gradients have not changed since; else None."""
@@ -202,5 +198,5 @@ def _equal(values: Tensor, others: Tensor) -> bool:
     return is_alike and torch.allclose(values, others, rtol=0, atol=0, equal_nan=True)
 
 
-def _numbers(norms: list[float] | Tensor) -> list[float]:
-    return norms.tolist() if isinstance(norms, Tensor) else norms
+def _as_tensor(norms: list[float] | Tensor) -> Tensor:
+    return norms if isinstance(norms, Tensor) else torch.tensor(norms, dtype=torch.float64)

@@ -269,7 +269,8 @@ def before_first_forward(call: Callable[[], None]) -> None:
 
 def value_of(loss: Tensor) -> float | Tensor:
     """Return the value of a loss, without the scale of a GradScaler."""
-    scale = _scale_of_loss(loss)
+    nodes = nodes_of(loss.grad_fn, _MOST_NODES) if _scalers else ()
+    scale = next((_metadata(node)[_SCALE] for node in nodes if is_loss_scale(node)), None)
     return number_of(loss if scale is None else loss.detach() / scale)
 
 
@@ -300,12 +301,6 @@ def is_loss_scale(node: Node) -> bool:
 
 def _metadata(node: Node) -> dict[str, Any]:
     return node.metadata  # type: ignore[return-value]  # torch has it as a property, and declares a method
-
-
-def _scale_of_loss(loss: Tensor) -> Tensor | None:
-    """Return the factor by which `GradScaler.scale` has multiplied a loss; None without one."""
-    nodes = nodes_of(loss.grad_fn, _MOST_NODES) if _scalers else ()
-    return next((_metadata(node)[_SCALE] for node in nodes if is_loss_scale(node)), None)
 
 
 def nodes_of(loss: Node | None, most: int) -> Iterator[Node]:
