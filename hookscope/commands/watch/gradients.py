@@ -145,7 +145,10 @@ def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
     first = tensors[0]
     if first.device.type == "mps":
         return [*torch._foreach_norm([*tensors], 2, torch.float32 if first.dtype in _HALF else None)]
-    norms = [*torch._foreach_norm([*tensors], 2, torch.complex128 if first.is_complex() else torch.float64)]
+    dtype = torch.complex128 if first.is_complex() else torch.float64
+    if hasattr(first, "device_mesh"):  # torch cannot compute norms of DTensors in another dtype
+        return [*torch._foreach_norm([tensor.to(dtype) for tensor in tensors], 2)]
+    norms = [*torch._foreach_norm([*tensors], 2, dtype)]
     if not first.is_cpu or first.dtype not in _DOUBLE:
         return norms
     vector = torch.stack(norms)
