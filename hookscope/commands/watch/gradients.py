@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookscope.commands.watch.transfers import number_of
+from hookscope.commands.watch.transfers import moved, number_of
 from hookscope.statistics.native import square_sums
 
 _gradient_of = attrgetter("grad")
 _HALF = frozenset({torch.float16, torch.bfloat16})
+_DOUBLE = frozenset({torch.float64, torch.complex128})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,8 @@ def read_gradients(
 
 def norms_together(gradients: Sequence[Tensor]) -> list[float] | Tensor:
     """Return the L2 norm of each gradient: numbers if they are known at once, else a tensor on the device."""
-    sums = square_sums(gradients) if all(gradient.is_cpu for gradient in gradients) else [None]
-    norms = [math.sqrt(summed) for summed in sums if summed is not None]
-    return norms if len(norms) == len(gradients) else together(norms_of(gradients))
+    norms = _norms_in_compiled_code(gradients)
+    return _norms_in_torch(gradients) if norms is None else norms
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -101,22 +101,14 @@ def inner_optimizer(optimizer: Optimizer) -> Optimizer:
     return inner_optimizer(inner) if isinstance(inner, Optimizer) and inner is not optimizer else optimizer
 
 
-def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the L2 norm of each tensor, on its device; in float32 for half precision.
+def norms_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm of each tensor as a vector (P,) on the device of the first; empty for no tensors.
 
-    On the CPU, a norm is computed anew in float64 if its squares overflow. For other devices it would be waited for.
+    Squares are added up in float64, where those of float32 neither overflow nor vanish; in float32 on MPS, which has no
+    float64. Norms of float64 tensors on the CPU are computed anew if their squares overflow or vanish.
     """
-    if any(tensor.layout is not torch.strided for tensor in tensors):
-        tensors = [_dense(tensor) for tensor in tensors]
-    kinds = [(tensor.device, tensor.dtype) for tensor in tensors]
-    groups = {*kinds}
-    if len(groups) <= 1:
-        return _norms_of_a_kind(tensors)
-    norms: dict[int, Tensor] = {}
-    for kind in groups:
-        positions = [position for position, pair in enumerate(kinds) if pair == kind]
-        norms.update(zip(positions, _norms_of_a_kind([tensors[position] for position in positions]), strict=True))
-    return [norms[position] for position in range(len(tensors))]
+    norms = _norms_in_compiled_code(tensors)
+    return _norms_in_torch(tensors) if norms is None else torch.tensor(norms, dtype=torch.float64)
 
 
 def together(scalars: Sequence[Tensor]) -> Tensor:
@@ -124,27 +116,53 @@ def together(scalars: Sequence[Tensor]) -> Tensor:
     if not scalars:
         return torch.empty(0)
     device = scalars[0].device
-    return torch.stack(
-        [*scalars] if all(scalar.device == device for scalar in scalars) else [x.to(device) for x in scalars]
-    )
+    is_one = all(scalar.device == device for scalar in scalars)
+    return torch.stack([*scalars] if is_one else [moved(scalar, device) for scalar in scalars])
+
+
+def _norms_in_compiled_code(tensors: Sequence[Tensor]) -> list[float] | None:
+    """Return the norms of dense float32 tensors on the CPU; None if any tensor is another."""
+    sums = square_sums(tensors) if all(tensor.is_cpu for tensor in tensors) else [None]
+    norms = [math.sqrt(summed) for summed in sums if summed is not None]
+    return norms if len(norms) == len(tensors) else None
+
+
+def _norms_in_torch(tensors: Sequence[Tensor]) -> Tensor:
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        tensors = [_dense(tensor) for tensor in tensors]
+    kinds = [(tensor.device, tensor.dtype) for tensor in tensors]
+    groups = {*kinds}
+    if len(groups) == 1:
+        return together(_norms_of_a_kind(tensors))
+    norms: dict[int, Tensor] = {}
+    for kind in groups:
+        positions = [position for position, pair in enumerate(kinds) if pair == kind]
+        norms.update(zip(positions, _norms_of_a_kind([tensors[position] for position in positions]), strict=True))
+    return together([norms[position] for position in range(len(tensors))])
 
 
 def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
-    if not tensors:
-        return []
-    dtype = torch.float32 if tensors[0].dtype in _HALF else None
+    first = tensors[0]
+    if first.device.type == "mps":
+        return [*torch._foreach_norm([*tensors], 2, torch.float32 if first.dtype in _HALF else None)]
+    dtype = torch.complex128 if first.is_complex() else torch.float64
+    if hasattr(first, "device_mesh"):  # torch cannot compute norms of DTensors in another dtype
+        return [*torch._foreach_norm([tensor.to(dtype) for tensor in tensors], 2)]
     norms = [*torch._foreach_norm([*tensors], 2, dtype)]
-    if not tensors[0].is_cpu or math.isfinite(torch.stack(norms).sum()):
+    if not first.is_cpu or first.dtype not in _DOUBLE:
+        return norms
+    vector = torch.stack(norms)
+    if (vector.isfinite() & (vector > 0)).all():
         return norms
     pairs = zip(tensors, norms, strict=True)
-    return [norm if norm.isfinite() else _scaled_norm(tensor) for tensor, norm in pairs]
+    return [norm if norm.isfinite() and norm else _scaled_norm(tensor) for tensor, norm in pairs]
 
 
 def _scaled_norm(tensor: Tensor) -> Tensor:
-    """Return the L2 norm of values whose squares their own dtype cannot hold; NaN or Inf if a value is not finite."""
-    values = tensor.abs().double()
-    greatest = values.max()
-    return greatest * torch.linalg.vector_norm(values / greatest) if greatest.isfinite() else greatest
+    """Return the L2 norm of values whose squares float64 cannot hold; NaN or Inf if a value is not finite."""
+    values = tensor.abs()
+    greatest = values.max() if values.numel() else values.sum()
+    return greatest * torch.linalg.vector_norm(values / greatest) if greatest.isfinite() and greatest else greatest
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -26,15 +26,17 @@ _KEPT_VERDICTS = 1_000
 class Journal:
     """Writes each record to the file, keeps the last ones in memory, and prints lines."""
 
-    def __init__(self, out: Path | None, *, resume: bool, on_line: Callable[[str], None] | None, seen: Watched) -> None:
-        """Open the file in `out`; `on_line` gets the lines instead of stderr, and `seen` counts the records.
+    def __init__(
+        self, out: Path | None, *, resume: bool, on_line: Callable[[str], None] | None, counts: Watched
+    ) -> None:
+        """Open the file in `out`; `on_line` gets the lines instead of stderr, and `counts` all records.
 
         Raises:
             OutputError: As `TrainingLogFile`.
         """
         self._on_line = on_line or partial(say, name="hookscope.watch")
-        self._seen = seen
-        self._said: set[str] = set()
+        self._counts = counts
+        self._topics: set[str] = set()
         self._starts: list[TrainingStart] = []
         self._watched: deque[WatchedStep] = deque(maxlen=_KEPT_WATCHED)
         self._verdicts: deque[TrainingFinding] = deque(maxlen=_KEPT_VERDICTS)
@@ -51,36 +53,26 @@ class Journal:
         """Return the records in memory, with the steps, which are not kept here."""
         return TrainingLog(tuple(self._starts), tuple(steps), tuple(self._watched), self.verdicts, tuple(self._ends))
 
-    def begin(self, start: TrainingStart) -> None:
-        """Record the start of a training, and print its notes."""
-        self._starts.append(start)
-        self._write(start)
-        for note in start.notes:
-            self.say(note)
-
-    def add_step(self, step: TrainingStep) -> None:
-        """Record a step."""
-        self._write(step)
-
-    def add_watched(self, watched: WatchedStep) -> None:
-        """Record the measurements of a step that was watched in full."""
-        self._watched.append(watched)
-        self._write(watched)
-
-    def add_verdict(self, verdict: TrainingFinding) -> None:
-        """Record and print the beginning or the end of a verdict."""
-        self._verdicts.append(verdict)
-        self._write(verdict)
-        message = verdict.message
-        message = f": {message}" if verdict.state == "began" else f" {message[0].lower()}{message[1:]}"
-        self.say(f"step {verdict.step}: {verdict.rule}{message}")
-
-    def end(self, end: TrainingEnd) -> None:
-        """Record the end of a training, and close the file."""
-        self._ends.append(end)
-        self._write(end)
+    def add(self, record: TrainingRecord) -> None:
+        """Record it; print the notes of a start and the sentence of a verdict, and close the file at an end."""
+        self._counts.add(record)
         if self._file is not None:
-            self._file.close()
+            self._file.append(record)
+        if isinstance(record, TrainingStart):
+            self._starts.append(record)
+            for note in record.notes:
+                self.say(note)
+        elif isinstance(record, WatchedStep):
+            self._watched.append(record)
+        elif isinstance(record, TrainingFinding):
+            self._verdicts.append(record)
+            message = record.message
+            message = f": {message}" if record.state == "began" else f" {message[0].lower()}{message[1:]}"
+            self.say(f"step {record.step}: {record.rule}{message}")
+        elif isinstance(record, TrainingEnd):
+            self._ends.append(record)
+            if self._file is not None:
+                self._file.close()
 
     def say(self, line: str) -> None:
         """Print a line."""
@@ -93,16 +85,11 @@ class Journal:
 
     def say_once(self, topic: str, line: str) -> None:
         """Print a line, unless one about the same thing was printed."""
-        if topic not in self._said:
-            self._said.add(topic)
+        if topic not in self._topics:
+            self._topics.add(topic)
             self.say(line)
 
     def say_unseen(self, line: str, topic: str = "") -> None:
         """Print what cannot be seen, unless a line on the topic was printed; the last line then claims less."""
-        self._seen.has_blind_spots = True
+        self._counts.has_blind_spots = True
         self.say_once(topic or line, line)
-
-    def _write(self, record: TrainingRecord) -> None:
-        self._seen.add(record)
-        if self._file is not None:
-            self._file.append(record)

@@ -313,7 +313,7 @@ class Judge:
         for rule, findings in by_rule.items():
             if findings or self.verdicts.stands(rule):
                 for verdict in self.verdicts.judged(step, rule, findings, measured):
-                    self._journal.add_verdict(verdict)
+                    self._journal.add(verdict)
 
 
 @dataclass(slots=True)

@@ -69,9 +69,10 @@ def watched_networks(model: Networks, patterns: Sequence[str], *, sharded: bool 
     for network in named.values():
         _refuse(network, sharded=sharded)
     several = len(named) > 1 or isinstance(model, Mapping)
+    prefixes = [f"{name}." if several and name else "" for name in named]
     watched = tuple(
-        WatchedNetwork(f"{name}." if several else "", module, unwrap(module), tuple(patterns), is_compiled(module))
-        for name, module in named.items()
+        WatchedNetwork(prefix, module, unwrap(module), tuple(patterns), is_compiled(module))
+        for prefix, module in zip(prefixes, named.values(), strict=True)
     )
     if patterns:
         in_any([entry.network for entry in watched], lambda network: select_layers(network, patterns))

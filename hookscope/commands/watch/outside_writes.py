@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookscope.commands.watch.gradients import norms_of, parameters_of, some_values, together
+from hookscope.commands.watch.gradients import norms_of, parameters_of, some_values
 
 _VALUES = 256
 
@@ -131,7 +131,7 @@ class OutsideWrites:
                 (name, at, at == left.step, id(weight) in ids)
                 for name, weight, at in zip(self._names_of(weights), weights, since, strict=True)
             ],
-            numbers=together([norm for table in tables for norm in norms_of(table)]),
+            numbers=norms_of([tensor for table in tables for tensor in table]),
         )
 
     def forget(self) -> None:

@@ -31,9 +31,8 @@ class ParameterMeasurement:
         """Measure the norms of all weights, once, before any optimiser steps."""
         if not self._weights:
             measured = {name: parameter for name, parameter in self.parameters.items() if _has_norm(parameter)}
-            self._weights = dict(
-                zip(measured, norms_of([tensor.detach() for tensor in measured.values()]), strict=True)
-            )
+            norms = norms_of([tensor.detach() for tensor in measured.values()])
+            self._weights = dict(zip(measured, norms.unbind(), strict=True))
 
     def measure_gradients(self, names: Iterable[str], scale: Tensor | None) -> None:
         """Measure the gradients at an optimiser; a GradScaler has multiplied them by `scale`."""
@@ -47,8 +46,7 @@ class ParameterMeasurement:
 
     def keep(self, optimizer: int, names: Iterable[str]) -> None:
         """Copy the weights that an optimiser is about to change."""
-        kept = [(name, tensor) for name in names if (tensor := self.parameters.get(name)) is not None]
-        kept = [(name, tensor) for name, tensor in kept if not is_sharded([tensor])]
+        kept = [(name, self.parameters[name]) for name in names if name in self._weights]
         self._before[optimizer] = [(name, tensor, tensor.detach().clone()) for name, tensor in kept]
 
     def measure_updates(self, optimizer: int) -> None:
@@ -57,7 +55,7 @@ class ParameterMeasurement:
         if not kept:
             return
         changes = [after.detach() - before for _, after, before in kept]
-        self._updates.update(zip([name for name, _, _ in kept], norms_of(changes), strict=True))
+        self._updates.update(zip([name for name, _, _ in kept], norms_of(changes).unbind(), strict=True))
 
     def finish(self, shared: Sequence[ShardedNorms]) -> tuple[WatchedParameter, ...]:
         """Return the rows, after waiting for the device. `shared` has the norms of the sharded parameters."""

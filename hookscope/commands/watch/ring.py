@@ -65,7 +65,7 @@ class _History:
     def __init__(self) -> None:
         self._values: deque[float | None] = deque(maxlen=LENGTH)  # None if it is not finite, or not known
         self._age = _RENEWED_AFTER
-        self._known: Usual | None = None
+        self._usual: Usual | None = None
 
     def add(self, value: float | None) -> None:
         """Add the value of a step to the ring."""
@@ -76,11 +76,11 @@ class _History:
         self._age += 1
         if self._age >= _RENEWED_AFTER and len(self._values) >= _FEWEST:
             self._renew()
-        if self._known is None or value is None or not math.isfinite(value):
+        if self._usual is None or value is None or not math.isfinite(value):
             return None
-        if self._known.deviations(value) > _JUMP:  # the finding tells the median of the last steps
+        if self._usual.deviations(value) > _JUMP:  # the finding tells the median of the last steps
             self._renew()
-        return Jump(value, self._known) if self._known.deviations(value) > _JUMP else None
+        return Jump(value, self._usual) if self._usual.deviations(value) > _JUMP else None
 
     def _renew(self) -> None:
         values = [number for number in self._values if number is not None]
@@ -94,7 +94,7 @@ class _History:
         else:
             deviation = median([abs(value - middle) for value in values])
             spread = max(_DEVIATIONS * deviation, (max(values) - min(values)) / 8, abs(middle) * _LEAST_SPREAD, 1e-12)
-        self._known = Usual(middle, spread, len(values), logarithmic)
+        self._usual = Usual(middle, spread, len(values), logarithmic)
 
 
 class Ring:

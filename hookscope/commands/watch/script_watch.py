@@ -117,8 +117,8 @@ class ScriptWatch:
             return
         self.is_closed = True
         self._announce()
-        if self._speaks and (self._shared.seen.steps or not has_failed):
-            self._print(closing_line(self._shared.seen, folder=self._folder, started=self.started_count))
+        if self._speaks and (self._shared.counts.steps or not has_failed):
+            self._print(closing_line(self._shared.counts, folder=self._folder, started=self.started_count))
 
     # --- What torch calls --------------------------------------------------------------------------------------------
 
@@ -256,6 +256,7 @@ class ScriptWatch:
                 if candidate is optimizer or candidate not in self._retired
             ]
             self._leaves = None
+        self._places = dict.fromkeys(place for place, _ in self._shared.losses)
         parameters = [parameter for watched in optimizers for parameter in parameters_of(watched)]
         networks = networks_of(parameters, modules)
         sharded = is_sharded(parameters)

@@ -173,8 +173,7 @@ class ShardedNorms:
         """Return norms over all processes, by `id` of the parameter, from squares in float64, where none overflows."""
         device = _local_part(self._parameters[0]).device
         try:
-            norms = [norm.to(device).double().square() for norm in norms_of([*map(_local_part, parts())])]
-            squares = torch.stack(norms)
+            squares = norms_of([*map(_local_part, parts())]).to(device).double().square()
         except Exception:  # noqa: BLE001 - the others wait for this process
             squares = torch.full((len(self._parameters),), torch.nan, dtype=torch.float64, device=device)
         for group, members in self._groups():
@@ -185,7 +184,7 @@ class ShardedNorms:
                 self._shards.refusal = LOST
                 return {}
             squares[members] = part
-        return dict(zip(map(id, self._parameters), squares.sqrt().float().unbind(), strict=True))
+        return dict(zip(map(id, self._parameters), squares.sqrt().unbind(), strict=True))
 
     def _groups(self) -> list[tuple[Any, list[int]]]:
         """Return the groups of processes that hold shards, with the positions of their parameters.

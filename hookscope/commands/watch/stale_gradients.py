@@ -10,7 +10,6 @@ its version; comparing these is all that nearly every step costs. Values are com
 replayed CUDA graph, for example, writes without changing the version.
 """
 
-import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ class _Sample:
     arrivals: int = 0
     is_kept: bool = False  # when the last gradient arrived
     is_reset: bool = False
-    steps: int = 0
     handles: list[RemovableHandle] = field(default_factory=list)
 
     def arrives(self, _gradient: Tensor) -> None:
@@ -55,49 +53,6 @@ class _Sample:
         """Tell whether `.grad` has not been reset; False for zeros, where that is not known."""
         values = some_values(held, _VALUES)
         return bool(values.any()) and (self.arrivals > 0 or values.equal(self.expected))
-
-
-class GradientResets:
-    """Counts for each optimiser the steps in a row whose gradients contain those of the step before."""
-
-    def __init__(self) -> None:
-        """Look at no optimiser yet."""
-        self._samples: dict[int, _Sample | None] = {}
-
-    @property
-    def missing(self) -> int:
-        """The greatest count over all optimisers."""
-        return max((sample.steps for sample in self._samples.values() if sample is not None), default=0)
-
-    def stepped(self, optimizer: Optimizer) -> None:
-        """Judge the gradients that an optimiser has just stepped with, and look at those of its next step."""
-        key = id(optimizer)
-        sample = self._samples.get(key)
-        if sample is None:
-            if key not in self._samples:
-                self._samples[key] = _sample_of(parameters_of(optimizer))
-            return
-        if sample.is_reset:
-            _release(sample)
-            self._samples[key] = None
-            return
-        held = sample.parameter.grad
-        if sample.arrivals and held is not None:
-            sample.steps += 1
-            sample.arrivals = 0
-            sample.expected = some_values(held, _VALUES)
-
-    def release(self) -> None:
-        """Leave the parameters without hooks."""
-        for sample in self._samples.values():
-            if sample is not None:
-                _release(sample)
-        self._samples.clear()
-
-
-def _release(sample: _Sample) -> None:
-    for handle in sample.handles:
-        handle.remove()
 
 
 def _sample_of(parameters: Sequence[Tensor]) -> _Sample | None:
@@ -139,8 +94,9 @@ class LastStep:
     values: list[Tensor] = field(default_factory=list)
     scaler: Scaler = ""
 
-    def ended(self, *, is_changed: bool) -> None:
+    def ended(self, *, is_changed: bool, scaler: Scaler) -> None:
         """Note the gradient as it is now: an optimiser, an edit or clipping may have changed it."""
+        self.scaler = scaler or self.scaler
         held = self.gradient()
         if held is not None:
             self.version = held._version
@@ -161,10 +117,7 @@ class LastStep:
         if self.is_changed:
             now = self._end_values()
             return len(now) == len(self.values) > 0 and all(map(_equal, now, self.values))
-        return all(
-            now == before or (math.isnan(now) and math.isnan(before))
-            for now, before in zip(_numbers(norms_together(held)), _numbers(self.reading.norms), strict=True)
-        )
+        return _equal(_as_tensor(norms_together(held)), _as_tensor(self.reading.norms))
 
     def _end_values(self) -> list[Tensor]:
         """Return some values of the first gradient and of the last, without sparse gradients."""
@@ -172,40 +125,72 @@ class LastStep:
         return [some_values(end, _VALUES) for end in ends if end is not None and end.layout is torch.strided]
 
 
-class LastSteps:
-    """The last steps of all optimisers."""
+@dataclass(slots=True)
+class WatchedOptimizer:
+    """One watched optimiser: its step in progress, and what its last step has left in the gradients.
 
-    def __init__(self) -> None:
-        """Know of no step yet."""
-        self._last: dict[int, LastStep | None] = {}  # None: its gradients change without a trace
+    Attributes:
+        depth: Above 1 where a subclass calls its base's `step`.
+        repeats: Whether its step in progress repeats the last one.
+        has_stepped: Whether it has stepped since a GradScaler was asked to step it.
+        last: Its last step; None if its gradients change without a trace.
+        unscaled: The last step, where a GradScaler is about to change gradients that were stepped with before.
+        is_clipped_again: Whether gradients are being clipped after it has stepped with them.
+        unreset_count: How many steps in a row had gradients that contain those of the step before.
+    """
 
-    def read(self, optimizer: Optimizer, reading: GradientReading, number: int) -> None:
-        """Note the gradients that an optimiser is about to step with."""
-        key = id(optimizer)
-        if self._last.get(key, self) is None:
-            return
-        self._last.pop(key, None)
+    optimizer: Optimizer
+    depth: int = 0
+    repeats: bool = False
+    has_stepped: bool = False
+    last: LastStep | None = None
+    unscaled: LastStep | None = None
+    is_clipped_again: bool = False
+    unreset_count: int = 0
+    _leaves_traces: bool = True
+    _has_sampled: bool = False
+    _sample: _Sample | None = None
+
+    def read(self, reading: GradientReading, number: int) -> None:
+        """Note the gradients that the optimiser is about to step with."""
         gradient = reading.parameters[-1].grad if reading.parameters else None
-        if gradient is not None and not gradient.is_inference():
+        self.last = None
+        if gradient is not None and self._leaves_traces and not gradient.is_inference():
             version = gradient._version
-            self._last[key] = LastStep(number, reading, version, weakref.ref(gradient), version)
+            self.last = LastStep(number, reading, version, weakref.ref(gradient), version)
 
-    def ended(self, optimizer: Optimizer, *, is_changed: bool = False, scaler: Scaler = "") -> None:
-        """Note that an optimiser has stepped, or that clipping or a GradScaler has changed its gradients since."""
-        last = self._last.get(id(optimizer))
-        if last is not None:
-            last.scaler = scaler or last.scaler
-            last.ended(is_changed=is_changed)
+    def ended(self, *, is_changed: bool = False, scaler: Scaler = "") -> None:
+        """Note that it has stepped, or that clipping or a GradScaler has changed its gradients since."""
+        if self.last is not None:
+            self.last.ended(is_changed=is_changed, scaler=scaler)
 
-    def unchanged_since(self, optimizer: Optimizer) -> LastStep | None:
-        """Return the last step of an optimiser if its gradients have not changed since; else None."""
-        last = self._last.get(id(optimizer))
-        if last is None or not last.seems_unchanged():
+    def unchanged_since(self) -> LastStep | None:
+        """Return the last step if the gradients have not changed since; else None."""
+        if self.last is None or not self.last.seems_unchanged():
             return None
-        if last.has_same_values(optimizer):
-            return last
-        self._last[id(optimizer)] = None
-        return None
+        if not self.last.has_same_values(self.optimizer):
+            self.last, self._leaves_traces = None, False
+        return self.last
+
+    def count_unreset(self) -> None:
+        """Judge the gradients of the step that has just ended, and look at those of the next step."""
+        if not self._has_sampled:
+            self._has_sampled = True
+            self._sample = _sample_of(parameters_of(self.optimizer))
+        elif self._sample is not None and self._sample.is_reset:
+            self.release()
+        elif self._sample is not None:
+            held = self._sample.parameter.grad
+            if self._sample.arrivals and held is not None:
+                self.unreset_count += 1
+                self._sample.arrivals = 0
+                self._sample.expected = some_values(held, _VALUES)
+
+    def release(self) -> None:
+        """Leave the parameters without hooks."""
+        for handle in self._sample.handles if self._sample is not None else ():
+            handle.remove()
+        self._sample, self.unreset_count = None, 0
 
 
 def _equal(values: Tensor, others: Tensor) -> bool:
@@ -213,5 +198,5 @@ def _equal(values: Tensor, others: Tensor) -> bool:
     return is_alike and torch.allclose(values, others, rtol=0, atol=0, equal_nan=True)
 
 
-def _numbers(norms: list[float] | Tensor) -> list[float]:
-    return norms.tolist() if isinstance(norms, Tensor) else norms
+def _as_tensor(norms: list[float] | Tensor) -> Tensor:
+    return norms if isinstance(norms, Tensor) else torch.tensor(norms, dtype=torch.float64)

@@ -29,7 +29,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.commands.watch.gradients import norms_of, together
+from hookscope.commands.watch.gradients import norms_of
 from hookscope.commands.watch.transfers import number_of
 
 P = ParamSpec("P")
@@ -205,7 +205,7 @@ def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
 def _gradient_norm(parameters: Sequence[Tensor]) -> Tensor | None:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     with torch.no_grad():
-        return norms_of([together(norms_of(gradients))])[0] if gradients else None
+        return norms_of([norms_of(gradients)])[0] if gradients else None
 
 
 def guarded(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R | None]:
@@ -269,7 +269,8 @@ def before_first_forward(call: Callable[[], None]) -> None:
 
 def value_of(loss: Tensor) -> float | Tensor:
     """Return the value of a loss, without the scale of a GradScaler."""
-    scale = _scale_of_loss(loss)
+    nodes = nodes_of(loss.grad_fn, _MOST_NODES) if _scalers else ()
+    scale = next((_metadata(node)[_SCALE] for node in nodes if is_loss_scale(node)), None)
     return number_of(loss if scale is None else loss.detach() / scale)
 
 
@@ -300,12 +301,6 @@ def is_loss_scale(node: Node) -> bool:
 
 def _metadata(node: Node) -> dict[str, Any]:
     return node.metadata  # type: ignore[return-value]  # torch has it as a property, and declares a method
-
-
-def _scale_of_loss(loss: Tensor) -> Tensor | None:
-    """Return the factor by which `GradScaler.scale` has multiplied a loss; None without one."""
-    nodes = nodes_of(loss.grad_fn, _MOST_NODES) if _scalers else ()
-    return next((_metadata(node)[_SCALE] for node in nodes if is_loss_scale(node)), None)
 
 
 def nodes_of(loss: Node | None, most: int) -> Iterator[Node]:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from hookscope.errors import InputError, OutputError
+from hookscope.parameters import arg
 from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.results.runs.atomic import reason_of, reported
 from hookscope.results.runs.reading import read_inside, refusal
@@ -363,7 +364,7 @@ def _last_step(descriptor: int, folder: Path, *, resume: bool) -> int:
     except (ValueError, RecursionError) as error:
         raise _refusal(folder, f"its {FILE} holds no watched training", "Name another folder") from error
     if not resume:
-        raise _refusal(folder, "it holds a training already", "Name another folder, or go on with resume=True")
+        raise _refusal(folder, "it holds a training already", f"Name another folder, or go on with {arg('resume')}")
     whole = tail[: tail.rfind(b"\n") + 1]
     os.ftruncate(descriptor, start + len(whole))
     for line in reversed(whole.splitlines()):

@@ -2,52 +2,44 @@
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import chain
 
 import torch
 from torch import Tensor
 
 
 class Transfer:
-    """Numbers from any devices that are read together; numbers on the CPU are read at once.
+    """Numbers that are read together: those on a device are copied without waiting, with the others.
 
     If a device has no events that signal the end of a copy, reading waits for the device.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         """Start to copy; tensors are scalars and vectors of any real dtype."""
-        self._sizes = [tensor.numel() for tensor in tensors]
-        self._parts: list[list[float]] = [tensor.reshape(-1).tolist() if tensor.is_cpu else [] for tensor in tensors]
-        self._groups: list[tuple[list[int], Tensor, torch.Event | None]] = []
-        positions: dict[torch.device, list[int]] = {}
-        for position, tensor in enumerate(tensors):
-            if not tensor.is_cpu:
-                positions.setdefault(tensor.device, []).append(position)
-        for device, members in positions.items():
-            vector = torch.cat([tensors[position].reshape(-1) for position in members])
-            event = None
-            if _has_events(device):
-                host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=device.type == "cuda")
-                vector = host.copy_(vector, non_blocking=True)
-                event = _recorded(device)
-            self._groups.append((members, vector, event))
+        device = next((tensor.device for tensor in tensors if not tensor.is_cpu), torch.device("cpu"))
+        parts = [moved(tensor.reshape(-1), device) for tensor in tensors]
+        self._numbers = torch.cat(parts) if parts else torch.empty(0)
+        self._event: torch.Event | None = None
+        if not self._numbers.is_cpu and _has_events(device):
+            host = torch.empty(self._numbers.shape, dtype=self._numbers.dtype, pin_memory=device.type == "cuda")
+            self._numbers = host.copy_(self._numbers, non_blocking=True)
+            self._event = _recorded(device)
 
     @property
     def is_complete(self) -> bool:
         """Whether reading would not wait; False for a device without events."""
-        return all(vector.is_cpu and (event is None or event.query()) for _, vector, event in self._groups)
+        return self._numbers.is_cpu and (self._event is None or self._event.query())
 
     def read(self) -> list[float]:
         """Return the numbers of all tensors, in order, after waiting for them."""
-        for members, vector, event in self._groups:
-            if event is not None:
-                event.synchronize()
-            numbers, begin = vector.cpu().tolist(), 0
-            for position in members:
-                end = begin + self._sizes[position]
-                self._parts[position] = numbers[begin:end]
-                begin = end
-        return [*chain.from_iterable(self._parts)]
+        if self._event is not None:
+            self._event.synchronize()
+        numbers: list[float] = self._numbers.cpu().tolist()
+        return numbers
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; in float32 on MPS, which has no float64."""
+    return tensor.to(device, torch.float32 if device.type == "mps" else tensor.dtype)
 
 
 def number_of(value: float | Tensor) -> float | Tensor:

@@ -45,7 +45,7 @@ from hookscope.commands.watch.networks import (
 from hookscope.commands.watch.outside_writes import OutsideWrites
 from hookscope.commands.watch.parameters import ParameterMeasurement
 from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
-from hookscope.commands.watch.stale_gradients import GradientResets, LastStep, LastSteps
+from hookscope.commands.watch.stale_gradients import WatchedOptimizer
 from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, StepInProgress
 from hookscope.commands.watch.training_log import LAST_STEP
 from hookscope.commands.watch.transfers import number_of
@@ -70,7 +70,7 @@ from hookscope.text import an, are, counted, exception_line, one_line
 _REST = 10
 
 # On an accelerator, the numbers of this many steps may be outstanding before the oldest is waited for.
-_MOST_ON_THEIR_WAY = 32
+_MOST_OUTSTANDING = 32
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class InScript:
     graphs: dict[str, Node] = field(default_factory=dict)  # of the last losses, by place
     last_step: int = 0  # of an earlier watch without a file
     shards: Shards | None = None
-    seen: Watched = field(default_factory=Watched)
+    counts: Watched = field(default_factory=Watched)
     note: str = ""  # on what the next watch cannot see
 
 
@@ -108,14 +108,14 @@ class Watch:
         """Register the hooks; see `hookscope.watch`. `finish_if_complete` ends a step of a script."""
         layer, eager_forward = option.layer, option.eager_forward
         refuse_positions(layer)
-        here = script or InScript()
+        shared = script or InScript()
         self._process = os.getpid()
         self._is_closed = True
         if script is None:
             self._networks = watched_networks(model, layer)
             self._optimizers = watched_optimizers(optimizer, self._networks)
         else:  # found in a script, so they belong together; there may be no network
-            self._networks = watched_networks(model, layer, sharded=here.shards is not None) if model else ()
+            self._networks = watched_networks(model, layer, sharded=shared.shards is not None) if model else ()
             self._optimizers = tuple(cast("Sequence[Optimizer]", optimizer))
         self._names = ParameterNames(self._networks, self._optimizers)
         self._edits = TrainingEdits(self._networks)
@@ -131,37 +131,30 @@ class Watch:
             if (eager_forward if network.compiled else activations)
         ]
         blind_spots = self._blind_spots(activations=activations and not eager_forward)
-        self.notes = (here.note, *blind_spots) if here.note else blind_spots
+        self.notes = (shared.note, *blind_spots) if shared.note else blind_spots
         self._sent: deque[StepInProgress] = deque()
-        self._depths: dict[int, int] = {}
-        self._stepping: set[int] = set()
-        self._resets = GradientResets()
+        self._states = {id(member): WatchedOptimizer(member) for member in self._optimizers}
         self._outside = OutsideWrites(self._names.of)
-        self._last = LastSteps()
-        self._again: set[int] = set()  # steps in progress that repeat the last one
-        # By optimizer, where a GradScaler is about to change gradients that were stepped with before.
-        self._unscaled: dict[int, LastStep] = {}
-        self._clipped_again: list[Optimizer] = []
         self._is_called = script is None
-        self._graphs = here.graphs
+        self._graphs = shared.graphs
         self._operations: dict[str, LossOperations] = {}
         self._failure: Exception | None = None
         self._jump = ""
         self._rests_until = 0
-        self._journal = Journal(self.out, resume=option.resume, on_line=on_line, seen=here.seen)
+        self._journal = Journal(self.out, resume=option.resume, on_line=on_line, counts=shared.counts)
         self._judge = Judge(
             self._networks,
             self._optimizers,
             self._names,
             self._journal,
-            is_distributed=here.shards is not None
+            is_distributed=shared.shards is not None
             or any(isinstance(network.wrapped, DistributedDataParallel) for network in self._networks),
         )
-        self._prepared = max(here.last_step, self._journal.last_step)
+        self._prepared = max(shared.last_step, self._journal.last_step)
         self._first = self._prepared + 1
         self._ended = self._prepared or -1  # the last step that has ended; a loop may begin with 0
-        self._shards = here.shards
-        self._heard = here.losses
+        self._shards = shared.shards
+        self._heard = shared.losses
         self._expected = {id(member) for member in self._optimizers}
         self._current = StepInProgress(self._first)
         self._begin(fitted)
@@ -177,7 +170,8 @@ class Watch:
             loss: The loss: a number, or a tensor with one value, which is not waited for on an accelerator.
             step: The loop's own number of this step, greater than the one before; None to count on, from 1.
         """
-        self._depths.clear()  # of a step that raised
+        for state in self._states.values():
+            state.depth = 0  # of a step that raised
         value = self._loss_of(loss)
         if value is not None:
             self._current.losses.append(("", value))
@@ -198,13 +192,13 @@ class Watch:
     @torch_calls.guarded
     def finish_if_complete(self) -> None:
         """End the step if every optimiser of the previous step has stepped; in the first step, every optimiser."""
-        if self._current.stepped >= self._expected and not any(self._depths.values()):
+        if self._current.stepped >= self._expected and not self._is_inside_a_step():
             self._finish_step()
 
     @torch_calls.guarded
     def finish_if_stepped(self, optimizer: Optimizer) -> None:
         """End the step if the optimiser, which is about to step, has already stepped in it."""
-        if id(optimizer) in self._current.stepped and not self._depths.get(id(optimizer)):
+        if id(optimizer) in self._current.stepped and not self._states[id(optimizer)].depth:
             self._finish_belatedly()
 
     @property
@@ -269,11 +263,13 @@ class Watch:
     # --- Beginning and ending ----------------------------------------------------------------------------------------
 
     def _begin(self, edits: FittedEdits) -> None:
-        before, after = torch_calls.as_written(self._before_step), torch_calls.as_written(self._after_step)
-        # These hooks run last, after other hooks have changed the gradients.
-        handles = [optimizer.register_step_pre_hook(before) for optimizer in self._optimizers]
-        handles += [optimizer.register_step_post_hook(after) for optimizer in self._optimizers]
-        self._handles = handles
+        self._handles = []
+        for state in self._states.values():
+            before = functools.partial(self._before_step, state)
+            after = functools.partial(self._after_step, state)
+            # These hooks run last, after other hooks have changed the gradients.
+            self._handles.append(state.optimizer.register_step_pre_hook(torch_calls.as_written(before)))
+            self._handles.append(state.optimizer.register_step_post_hook(torch_calls.as_written(after)))
         self._is_closed = self._is_released = False
         torch_calls.listen(self)
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
@@ -292,7 +288,7 @@ class Watch:
             },
             notes=self.notes,
         )
-        self._journal.begin(start)
+        self._journal.add(start)
         self._put_in_force(edits)
         self._prepare()
 
@@ -331,7 +327,8 @@ class Watch:
         self._is_released = True
         atexit.unregister(self._at_exit)
         self._edits.put_in_force(FittedEdits())
-        self._resets.release()
+        for state in self._states.values():
+            state.release()
         for handle in self._handles:
             handle.remove()
 
@@ -340,7 +337,7 @@ class Watch:
         torch_calls.unlisten(self)
         for passes in self._passes:
             passes.end()
-        self._journal.end(TrainingEnd(max(0, self._current.number - 1), one_line(reason, 1000)))
+        self._journal.add(TrainingEnd(max(0, self._current.number - 1), one_line(reason, 1000)))
 
     def _failed_in_forward(self, error: Exception) -> None:
         # Hooks cannot be removed inside a forward pass; the next step removes them.
@@ -368,38 +365,42 @@ class Watch:
 
     # --- What torch calls --------------------------------------------------------------------------------------------
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before_step(
+        self, state: WatchedOptimizer, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Edit and read the gradients now, or after the closure of the step has run."""
         if os.getpid() != self._process:
             return None
-        key = id(optimizer)
-        self._depths[key] = self._depths.get(key, 0) + 1
-        if self._depths[key] > 1:  # a subclass calls its base's `step`
+        state.depth += 1
+        if state.depth > 1:  # a subclass calls its base's `step`
             return None
-        self._again.discard(key)
-        if closure_of(args, kwargs) is None and self._steps_again(optimizer):
-            self._again.add(key)
+        state.repeats = closure_of(args, kwargs) is None and bool(self._repeats_last_step(state))
+        if state.repeats:
             self._edits.edit_gradients(optimizer)
             return None
-        self._step_begins(optimizer)
-        return with_gradients(functools.partial(self._gradients_are_there, optimizer), args, kwargs)
+        self._step_begins(state)
+        return with_gradients(functools.partial(self._gradients_are_there, state), args, kwargs)
 
     @torch_calls.guarded
-    def _steps_again(self, optimizer: Optimizer) -> bool:
+    def _repeats_last_step(self, state: WatchedOptimizer) -> bool:
         """Report a step with the gradients of the last one; return whether both belong to one iteration."""
-        last = self._unscaled.get(id(optimizer)) or self._last.unchanged_since(optimizer)
+        last = state.unscaled or state.unchanged_since()
         if last is None:
             return False
-        is_same = id(optimizer) in self._current.stepped or not (self._is_called or self._heard)
-        self._stepping.add(id(optimizer))
-        self._judge.judge_repeat(last.number if is_same else self._current.number, last, type(optimizer).__name__)
+        is_same = id(state.optimizer) in self._current.stepped or not (self._is_called or self._heard)
+        state.has_stepped = True
+        number = last.number if is_same else self._current.number
+        self._judge.judge_repeat(number, last, type(state.optimizer).__name__)
         return is_same
 
-    def _gradients_are_there(self, optimizer: Optimizer, *, is_first: bool) -> None:
-        self._edits.edit_gradients(optimizer)
+    def _gradients_are_there(self, state: WatchedOptimizer, *, is_first: bool) -> None:
+        self._edits.edit_gradients(state.optimizer)
         if is_first:
-            shared = self._shared_norms([optimizer])
-            self._read(optimizer, shared[0].gradients if shared else None)
+            shared = self._shared_norms([state.optimizer])
+            self._read(state, shared[0].gradients if shared else None)
+
+    def _is_inside_a_step(self) -> bool:
+        return any(state.depth for state in self._states.values())
 
     def _add_stepped(self, optimizer: Optimizer) -> None:
         """Begin a step of an optimiser, or one that a GradScaler skips."""
@@ -410,9 +411,10 @@ class Watch:
             self._current.measurement.measure_weights()
 
     @torch_calls.guarded
-    def _step_begins(self, optimizer: Optimizer) -> None:
+    def _step_begins(self, state: WatchedOptimizer) -> None:
+        optimizer = state.optimizer
         self._add_stepped(optimizer)
-        self._stepping.add(id(optimizer))
+        state.has_stepped = True
         measurement = self._current.measurement
         outside = self._outside.step_begins(
             optimizer, self._current.number, self._optimizers, is_measured=measurement is not None
@@ -423,12 +425,12 @@ class Watch:
             measurement.keep(id(optimizer), self._names.of(parameters_of(optimizer)))
 
     @torch_calls.guarded
-    def _read(self, optimizer: Optimizer, summed: Mapping[int, Tensor] | None) -> None:
+    def _read(self, state: WatchedOptimizer, summed: Mapping[int, Tensor] | None) -> None:
         """Read the gradients, or take their norms `summed` over processes, and the losses heard until now."""
-        step = self._current
+        step, optimizer = self._current, state.optimizer
         reading = step.readings[id(optimizer)] = read_gradients(optimizer, self._names.of, summed)
         if self._is_alone(optimizer):
-            self._last.read(optimizer, reading, step.number)
+            state.read(reading, step.number)
         step.losses += self._heard
         self._heard.clear()
         if summed is None:
@@ -465,26 +467,25 @@ class Watch:
         summed = [] if self._shards is None else map(self._shards.known, optimizers)
         return [norms for norms in summed if norms is not None]
 
-    def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    def _after_step(self, state: WatchedOptimizer, optimizer: Optimizer, *_: object) -> None:
         if os.getpid() != self._process:
             return
-        key = id(optimizer)
-        self._depths[key] = max(0, self._depths.get(key, 1) - 1)
-        if self._depths[key] == 0:
-            if key not in self._again:
+        state.depth = max(0, state.depth - 1)
+        if state.depth == 0:
+            if not state.repeats:
                 self._graphs.clear()
                 self._heard.clear()  # losses of further calls of a closure, at intermediate weights
             self._edits.edit_values(optimizer)
-            self._step_ends(optimizer)
+            self._step_ends(state)
 
     @torch_calls.guarded
-    def _step_ends(self, optimizer: Optimizer) -> None:
-        self._last.ended(optimizer)
-        is_again = id(optimizer) in self._again
-        self._again.discard(id(optimizer))
+    def _step_ends(self, state: WatchedOptimizer) -> None:
+        optimizer, is_again = state.optimizer, state.repeats
+        state.ended()
+        state.repeats = False
         if self._is_alone(optimizer):
             if not is_again:
-                self._resets.stepped(optimizer)
+                state.count_unreset()
             number = self._current.number
             self._outside.step_ends(optimizer, number, samples=number == self._first or (number + 1) % self._every == 0)
         if self._current.measurement is not None and not is_again:
@@ -508,37 +509,37 @@ class Watch:
         if not self._names.of_one(parameters[0]):
             return False
         # Nothing to clip: the optimiser has stepped with these gradients.
-        self._clipped_again = [
-            optimizer for optimizer in self._optimizers if self._last.unchanged_since(optimizer) is not None
-        ]
+        for state in self._states.values():
+            state.is_clipped_again = state.unchanged_since() is not None
         return True
 
     @torch_calls.guarded
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Note a norm before clipping; called by `torch_calls`."""
         members = frozenset(map(id, parameters))
-        theirs = {
-            id(optimizer) for optimizer in self._optimizers if not members.isdisjoint(map(id, parameters_of(optimizer)))
-        }
-        again, self._clipped_again = self._clipped_again, []
-        for stepped in again:
-            self._last.ended(stepped, is_changed=True)
-        if theirs.intersection(map(id, again)):
+        is_again = has_stepped = False
+        for key, state in self._states.items():
+            if not members.isdisjoint(map(id, parameters_of(state.optimizer))):
+                is_again |= state.is_clipped_again
+                has_stepped |= key in self._current.stepped
+            if state.is_clipped_again:
+                state.ended(is_changed=True)
+                state.is_clipped_again = False
+        if is_again:
             return
         # Clipped after the optimiser has stepped, and not in a closure: this belongs to the next step.
-        if theirs & self._current.stepped and not any(self._depths.values()):
+        if has_stepped and not self._is_inside_a_step():
             self._finish_belatedly()
         self._current.clips.append((members, norm.clone().reshape(())))
 
     @torch_calls.guarded
     def scaled_step_begins(self, optimizer: Optimizer, scale: Tensor | None) -> None:
         """Note that a GradScaler is about to step; called by `torch_calls`."""
-        if optimizer not in self._optimizers:
+        state = self._states.get(id(optimizer))
+        if state is None:
             return
-        self._stepping.discard(id(optimizer))
-        last = self._last.unchanged_since(optimizer)
-        if last is not None:
-            self._unscaled[id(optimizer)] = last
+        state.has_stepped = False
+        state.unscaled = state.unchanged_since() or state.unscaled
         for text in self._edits.fitted.of_scaled_gradients():
             self._journal.say_once(
                 f"scaled {text}",
@@ -555,15 +556,15 @@ class Watch:
     @torch_calls.guarded
     def scaled_step_ended(self, optimizer: Optimizer) -> None:
         """Note that a GradScaler has stepped, or has skipped the step; called by `torch_calls`."""
-        if optimizer not in self._optimizers:
+        state = self._states.get(id(optimizer))
+        if state is None:
             return
-        has_stepped = id(optimizer) in self._stepping
-        was_unscaled_again = self._unscaled.pop(id(optimizer), None) is not None
-        if not was_unscaled_again and not has_stepped:
+        was_unscaled_again, state.unscaled = state.unscaled is not None, None
+        if not was_unscaled_again and not state.has_stepped:
             self._add_stepped(optimizer)
             self._current.skipped.add(id(optimizer))
-            self._read(optimizer, {} if self._shared_norms([optimizer]) else None)
-        self._last.ended(optimizer, is_changed=was_unscaled_again, scaler="stepped" if has_stepped else "skipped")
+            self._read(state, {} if self._shared_norms([optimizer]) else None)
+        state.ended(is_changed=was_unscaled_again, scaler="stepped" if state.has_stepped else "skipped")
 
     # --- From step to step -------------------------------------------------------------------------------------------
 
@@ -634,7 +635,7 @@ class Watch:
                 passes.end()
         self._expected, self._ended = step.stepped, step.number
         step.edits = self._edits.end_step()
-        step.unreset = self._resets.missing
+        step.unreset = max(state.unreset_count for state in self._states.values())
         if self._operations:
             step.operations = {at: self._operations[at] for at, _ in step.losses if at in self._operations}
         if self._untried:
@@ -671,20 +672,20 @@ class Watch:
     def _drain(self, *, wait: bool) -> ArrivedStep | None:
         """Process the steps whose numbers have arrived, or all with `wait`; return the last."""
         arrived = None
-        while self._sent and (wait or self._sent[0].is_complete or len(self._sent) > _MOST_ON_THEIR_WAY):
+        while self._sent and (wait or self._sent[0].is_complete or len(self._sent) > _MOST_OUTSTANDING):
             arrived = self._sent.popleft().arrived()
-            self._journal.add_step(arrived.record)
+            self._journal.add(arrived.record)
             self._jump = self._judge.judge(arrived) or self._jump
         return arrived
 
     def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, rows: tuple[WatchedParameter, ...]) -> None:
         layers: list[WatchedLayer] = []
         tables: list[TableRows] = []
-        seen: dict[str, tuple[LayerRow, ...]] = {}
+        outputs: dict[str, tuple[LayerRow, ...]] = {}
         trained = {id(parameter) for reading in step.readings.values() for parameter in reading.parameters}
         for passes in self._passes if step.number > self._first else ():
             tables += [replace(table, name=f"{passes.watched.prefix}{table.name}") for table in passes.tables()]
-            layer_rows = seen[passes.watched.prefix] = passes.rows()
+            layer_rows = outputs[passes.watched.prefix] = passes.rows()
             layers += [watched_layer(row, passes.watched.prefix) for row in layer_rows if passes.is_listed(row)]
             # The other network of a GAN may not run in a step.
             if not layer_rows and any(id(parameter) in trained for _, parameter in passes.watched.parameters()):
@@ -698,8 +699,8 @@ class Watch:
                 )
                 self._journal.say_unseen(line, f"no forward {name} {step.is_belated}")
         watched = WatchedStep(step.number, step.reason, rows, tuple(layers), tuple(tables))
-        self._journal.add_watched(watched)
-        self._judge.judge_watched(watched, arrived, seen)
+        self._journal.add(watched)
+        self._judge.judge_watched(watched, arrived, outputs)
 
     def frozen_in_optimizers(self) -> list[str]:
         """Return the frozen parameters that are in an optimiser, except those that edits freeze."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hookscope
+from hookscope.commands.watch.gradients import norms_of
 from hookscope.results.training import TrainingLog
 from tests import far_device
 
@@ -52,3 +53,14 @@ def test_no_step_waits_but_a_watched_one(elsewhere: ProcessPoolExecutor) -> None
     for one, other in zip(there.parameters, near.parameters, strict=True):
         assert one.update_norm == pytest.approx(other.update_norm, rel=1e-5)
         assert one.gradient_max == pytest.approx(other.gradient_max, rel=1e-5)
+
+
+def _norms_there(size: float) -> list[float]:
+    tensors = [torch.full((3, 4), size), torch.zeros(2)]
+    return norms_of([*map(far_device.FarTensor, tensors)]).cpu().tolist()
+
+
+@pytest.mark.parametrize("size", [2.0**66, 2.0**-90])
+def test_norms_whose_squares_float32_cannot_hold_are_known_there(elsewhere: ProcessPoolExecutor, size: float) -> None:
+    norms = elsewhere.submit(_norms_there, size).result(timeout=300)
+    assert norms == pytest.approx([size * 12**0.5, 0], rel=1e-6, abs=0)

@@ -102,23 +102,59 @@ def test_every_figure_equals_hooks_by_hand(fused: bool | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "large"), [(torch.float32, 2.0**66), (torch.bfloat16, 2.0**66), (torch.float64, 2.0**600)]
+    ("dtype", "size"),
+    [
+        *[(dtype, size) for dtype in (torch.float32, torch.bfloat16, torch.complex64) for size in (2.0**66, 2.0**-90)],
+        *[(dtype, size) for dtype in (torch.float64, torch.complex128) for size in (2.0**600, 2.0**-600)],
+    ],
 )
-def test_norms_whose_squares_overflow_are_known(dtype: torch.dtype, large: float) -> None:
+def test_norms_whose_squares_overflow_or_vanish_are_known(dtype: torch.dtype, size: float) -> None:
     network = nn.Linear(3, 4, dtype=dtype)
-    nn.init.constant_(network.weight, large)
+    nn.init.constant_(network.weight, size)
     nn.init.zeros_(network.bias)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
     with watch_of(network, optimizer) as watch:
-        network.weight.grad = torch.full_like(network.weight, large)
+        network.weight.grad = torch.full_like(network.weight, size)
         network.bias.grad = torch.full_like(network.bias, 1.0)
         optimizer.step()
         watch.step()
     row, bias = (parameter(watch.log.watched[0], name) for name in ("weight", "bias"))
-    norms = [row.weight_norm, row.gradient_norm, row.update_norm, watch.log.steps[0].gradient_norm]
-    assert norms == pytest.approx([factor * large * 12**0.5 for factor in (1, 1, 0.5, 1)])
+    norms = [row.weight_norm, row.gradient_norm, row.update_norm]
+    assert norms == pytest.approx([factor * size * 12**0.5 for factor in (1, 1, 0.5)], rel=1e-6, abs=0)
+    assert dict(watch.log.steps[0].largest) == pytest.approx({"weight": size * 12**0.5, "bias": 2}, rel=1e-6, abs=0)
     assert [bias.weight_norm, bias.gradient_norm, bias.update_norm] == [0, 2, 1]
     assert watch.verdicts == ()
+
+
+def test_a_parameter_of_whole_numbers_has_no_norm() -> None:
+    network = nn.Linear(2, 1)
+    network.register_parameter("indices", nn.Parameter(torch.tensor([1, 2]), requires_grad=False))
+    lines: list[str] = []
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+    watch = hookscope.watch(network, optimizer, every=1, on_line=lines.append)
+    for _ in range(2):
+        loss = network(torch.ones(1, 2)).sum()
+        loss.backward()
+        optimizer.step()
+        watch.step(loss)
+    watch.close()
+    row = parameter(watch.log.watched[1], "indices")
+    assert (row.status, row.weight_norm, row.gradient_norm, row.update_norm) == ("frozen", None, None, None)
+    assert lines == []
+
+
+def test_a_network_without_a_key_has_the_same_names_for_layers_and_parameters() -> None:
+    network = nn.Sequential(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+    with watch_of({"": network}, optimizer) as watch:
+        for _ in range(2):
+            loss = network(torch.ones(1, 2)).sum()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
+    (step,) = watch.log.watched[1:]
+    assert [row.label for row in step.layers] == ["0"]
+    assert [row.name for row in step.parameters] == ["0.weight", "0.bias"]
 
 
 @pytest.mark.exhaustive

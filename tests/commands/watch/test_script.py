@@ -183,6 +183,30 @@ def test_losses_are_summed_by_the_line_that_calls_backward(tmp_path: Path, forke
     )
 
 
+ONE_AFTER_ANOTHER = """
+import torch
+for loss_of in (torch.square, torch.abs):
+    layer = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = loss_of(layer(torch.ones(2, 3))).mean()
+        if loss_of is torch.square:
+            loss.backward()
+        else:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_the_places_of_losses_are_those_of_the_training_that_begins(tmp_path: Path, forked: Forked) -> None:
+    (tmp_path / "train.py").write_text(ONE_AFTER_ANOTHER)
+    assert said(forked("-m", "hookscope", "watch", "train.py"))[:2] == [
+        "watching Linear (SGD, lr 0.1), from step 1 on, loss at train.py:9",
+        "watching Linear (SGD, lr 0.1), from step 4 on, loss at train.py:11",
+    ]
+
+
 NOT_SEEN = (
     HEAD
     + """

@@ -122,7 +122,7 @@ def test_resuming_a_file_that_was_cut_drops_the_cut_line_and_counts_on(tmp_path:
 @pytest.mark.exhaustive
 def test_a_training_is_not_written_over(tmp_path: Path) -> None:
     write(tmp_path, START)
-    with pytest.raises(OutputError, match=r"holds a training already.*resume=True"):
+    with pytest.raises(OutputError, match=r"holds a training already.*--resume"):
         TrainingLogFile(tmp_path, resume=False, warn=silent)
     assert len(lines_of(tmp_path)) == 1
 
