@@ -80,7 +80,7 @@ class Journal:
 
     def say_failure(self, line: str) -> None:
         """Print that hookscope failed; the last line then claims less."""
-        self._seen.has_failed = True
+        self._counts.has_failed = True
         self.say(line)
 
     def say_once(self, topic: str, line: str) -> None:

@@ -91,11 +91,11 @@ class ScriptWatch:
     @property
     def ends_badly(self) -> bool:
         """Whether a problem or no step was seen, or hookscope failed; False for all processes but the first."""
-        seen = self._shared.seen
-        return self._speaks and not _rank() and (seen.problems > 0 or not seen.steps or seen.has_failed)
+        counts = self._shared.counts
+        return self._speaks and not _rank() and (counts.problems > 0 or not counts.steps or counts.has_failed)
 
     def _give_up(self, error: Exception) -> None:
-        self.is_closed = self._shared.seen.has_failed = True
+        self.is_closed = self._shared.counts.has_failed = True
         self._found = ""
         if isinstance(error, HookscopeError):
             self._end_if_not_edited(str(error), error.exit_code)
