@@ -96,7 +96,7 @@ class LayerOutputs:
         """Note an output, for `hookscope.hooks.forward_hooks.capture`."""
         place = (call.layer, call.call, slot)
         shape = tuple(tensor.shape) if not tensor.is_nested else ()
-        layout: Layout | str = "holds whole numbers"
+        layout: Layout | str = f"holds {str(tensor.dtype).removeprefix('torch.')} values, not floating point"
         if tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
             self.token_layout.note_patches(call.maker, tensor)

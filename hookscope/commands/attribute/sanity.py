@@ -335,7 +335,8 @@ class Checking:
     def add(self, passes: ForwardBackward, batch: Batch, explained: Explained) -> None:
         """Check the maps of a batch. The network itself is not run."""
         self._noun = input_word(explained.maps[0][0].dim() - 1)
-        gaps = [float(part.gap.max()) for part in explained.pixels if part.gap is not None]
+        gaps = [gap for part in explained.pixels if part.gap is not None for gap in part.gap.tolist()]
+        gaps = [gap for gap in gaps if not math.isnan(gap)]
         self._gap = max([*gaps, self._gap or 0.0]) if gaps else self._gap
         if self.sanity == "none" or (self.sanity == "quick" and self._began):
             return

@@ -108,6 +108,29 @@ def test_a_layer_without_extent_is_refused_with_the_nearest_that_works(network: 
     )
 
 
+@pytest.mark.parametrize(("spectrum", "dtype"), [(torch.fft.fft2, "complex64"), (torch.isfinite, "bool")])
+def test_a_layer_without_floating_point_is_refused_with_its_dtype(
+    pictures: Tensor, spectrum: Callable[[Tensor], Tensor], dtype: str
+) -> None:
+    class Spectrum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return spectrum(x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.spectrum, self.fc = nn.Conv2d(3, 2, 3), Spectrum(), nn.Linear(2, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            self.spectrum(x)
+            output: Tensor = self.fc(x.mean((2, 3)))
+            return output
+
+    with pytest.raises(UsageError, match=f"which holds {dtype} values, not floating point. Nearest layer .* conv"):
+        attribute(Net(), pictures, layer="spectrum")
+
+
 def test_layers_are_given_by_name_by_pattern_and_as_operations(network: nn.Module, pictures: Tensor) -> None:
     several = attribute(network, pictures[:2], layer=["first", "op:relu#1"], target="0,1")
     assert [(layer.label, layer.kind, layer.reason) for layer in several.layers] == [
