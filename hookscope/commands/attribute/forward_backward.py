@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from hookscope.commands.attribute.input_places import main_input, refuse_whole_numbers
+from hookscope.commands.attribute.input_places import main_input, require_floating_point
 from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer, choose_layer, sum_of
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.errors import HookscopeError, ModelError, UsageError
@@ -52,8 +52,8 @@ class ForwardBackward:
 
     Attributes:
         targets_of: Takes what the network returned, and the batch; returns the targets.
-        outputs: What every layer returned in the latest pass.
-        capturing: The hooks that fill it.
+        outputs: The outputs of every layer in the latest pass.
+        capturing: The hooks that fill `outputs`.
         tracks: Whether the graph begins at the inputs, as activation checkpointing needs it: what runs again must save
             as much as the first time. Otherwise it begins at the layers that are looked at.
     """
@@ -161,7 +161,7 @@ def run_and_choose(
         ModelRaisedError: If the network raises.
         UsageError: If there is no gradient at all.
     """
-    refuse_whole_numbers(passes.inspected.network, main_input(batch))
+    require_floating_point(passes.inspected.network, main_input(batch))
     output = run_output(passes, batch, track=True, keeps=True)
     targets = passes.targets_of(output, batch)
     with model_errors(passes.inspected, "backward"):

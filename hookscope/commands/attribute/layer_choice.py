@@ -115,7 +115,7 @@ class LayerOutputs:
             self._grids.append(layout.grid)
         output = LayerOutput(kind, shape, layout)
         if self.keeps and isinstance(layout, Layout) and tensor.requires_grad:
-            # The tensor itself is held past its writing, for its version; the edge is that of now.
+            # Later writes raise the version of the tensor; the edge leads to the gradient of what it holds now.
             output = output._replace(
                 edge=torch.autograd.graph.get_gradient_edge(tensor), values=tensor.detach(), version=tensor._version
             )

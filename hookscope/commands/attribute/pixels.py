@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.commands.attribute.guided import ActivationCalls, advice, ruled
-from hookscope.commands.attribute.input_places import InputPlaces, places_of, refuse_whole_numbers
+from hookscope.commands.attribute.input_places import InputPlaces, places_of, require_floating_point
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inspection.verification import difference, outcome_of
@@ -62,7 +62,7 @@ class ScoredBatch:
             return places_of(self.network, first)
         kind = type(first).__name__
         if isinstance(first, Tensor):
-            refuse_whole_numbers(self.network, first)
+            require_floating_point(self.network, first)
             kind = f"a tensor {shape_text(first.shape)}"
         kind = "its inputs by name: leave out the name of the first" if not batch.args and batch.kwargs else kind
         raise UsageError(
