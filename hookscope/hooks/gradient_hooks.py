@@ -90,6 +90,17 @@ class GradientWatch(Generic[T]):
                 self.sites[key].untracked = _OVERWRITTEN
         return list(self.sites.values())
 
+    def values_of_pass(self) -> dict[SiteKey, T]:
+        """Return and forget the values of a backward pass, before another one through the same graph."""
+        for key, parts in self._parts.items():
+            if len(parts) == 1:  # the pass led through one of two uses
+                self._note([self.sites[key]], parts[0])
+            parts.clear()
+        values = {key: site.value for key, site in self.sites.items() if site.value is not None}
+        for site in self.sites.values():
+            site.value = None
+        return values
+
     def restart(self) -> None:
         """Forget the sites and their hooks, but not which outputs need copies or views."""
         self.close()

@@ -4,8 +4,9 @@ import csv
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _MOST_BYTES = 2**28  # a million lines of usual length
 
 _INDICATORS = {"0": False, "0.0": False, "1": True, "1.0": True}
 _Rows = Sequence[tuple[int, list[str]]]
+_Listed = tuple[int, str, Sequence[str]]  # line, path, labels
 _Labels = dict[str, tuple[str, ...]]
 
 
@@ -125,7 +127,7 @@ def _digest(path: str) -> str:
 def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:
     shown = f"{arg('data')} {printable(str(path))}"
     try:
-        lines = csv.reader(content.splitlines(keepends=True), strict=True)
+        lines = csv.reader(StringIO(content, newline=""), strict=True)
         rows = [(lines.line_num, cells) for row in lines if any(cells := [cell.strip() for cell in row])]
     except csv.Error as error:
         raise InputError(
@@ -134,79 +136,84 @@ def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:
         ) from error
     head = [cell.casefold() for cell in rows[0][1]] if rows else []
     places = (head.index("path"), head.index("label")) if {"path", "label"} <= {*head} else None
+    remedy: str | None = None
     columns: tuple[str, ...] = ()
     if multi_label and places is None and "path" in head and len(head) > 1:
         columns = tuple(cell for cell in rows[0][1] if cell.casefold() != "path")
-        labels = _by_column(rows, path, shown)
+        if len({*columns}) < len(head) - 1 or not all(columns):
+            raise InputError(f"{shown}: two columns of the first line have one name, or a column has none.")
+        listed, remedy = _by_column(rows, shown), ""
     elif multi_label:
-        labels = _several_a_line(rows[places is not None :], places, path, shown)
+        listed = _several_a_line(rows[places is not None :], places, shown)
     else:
         width = 2 if places is None else len(head)
-        labels = _one_a_line(rows[places is not None :], places or (0, 1), width, path, shown)
+        remedy = f" Give path,label on each line{or_several()}."
+        listed = _one_a_line(rows[places is not None :], places or (0, 1), width, shown, remedy)
+    labels = _by_path(listed, path.parent, shown, remedy)
     return LabelledFiles(str(path), labels, in_folders=False, multi_label=multi_label, columns=columns)
 
 
-def _one_a_line(rows: _Rows, places: tuple[int, int], width: int, path: Path, shown: str) -> _Labels:
+def _by_path(listed: Iterable[_Listed], folder: Path, shown: str, remedy: str | None) -> _Labels:
+    """Return labels by path; a path that is listed twice has all of its labels, or is an error with a `remedy`."""
     labels: _Labels = {}
-    remedy = f"Give path,label on each line{or_several()}."
-    for line, cells in rows:
-        if len(cells) != width or not all(cells[place] for place in places):
-            raise InputError(f"{shown}, line {line}: {counted(len(cells), 'field')}, not a path and a label. {remedy}")
-        file = str(path.parent / cells[places[0]])
-        if file in labels:
-            raise InputError(f"{shown}, line {line}: '{printable(file, 80)}' is listed twice. {remedy}")
-        labels[file] = (cells[places[1]],)
+    for line, name, group in listed:
+        file = str(folder / name)
+        if file in labels and remedy is not None:
+            here = f"{shown}, line {line}" if line else shown
+            raise InputError(f"{here}: '{printable(file, 80)}' is listed twice.{remedy}")
+        labels[file] = tuple(dict.fromkeys((*labels.get(file, ()), *group)))
     return labels
 
 
-def _several_a_line(rows: _Rows, places: tuple[int, int] | None, path: Path, shown: str) -> _Labels:
-    labels: defaultdict[str, dict[str, None]] = defaultdict(dict)
+def _one_a_line(rows: _Rows, places: tuple[int, int], width: int, shown: str, remedy: str) -> Iterator[_Listed]:
+    for line, cells in rows:
+        if len(cells) != width or not all(cells[place] for place in places):
+            raise InputError(f"{shown}, line {line}: {counted(len(cells), 'field')}, not a path and a label.{remedy}")
+        yield line, cells[places[0]], [cells[places[1]]]
+
+
+def _several_a_line(rows: _Rows, places: tuple[int, int] | None, shown: str) -> Iterator[_Listed]:
     for line, cells in rows:
         if places and len(cells) <= max(places):
             raise InputError(f"{shown}, line {line}: {counted(len(cells), 'field')}, fewer than the first line.")
         file, *fields = cells if places is None else [cells[place] for place in places]
         if not file:
             raise InputError(f"{shown}, line {line}: no path. Give path,label,label… on each line.")
-        listed = (label.strip() for field in fields for label in re.split(r"[;|]", field))
-        labels[str(path.parent / file)].update(dict.fromkeys(filter(None, listed)))
-    return {file: tuple(group) for file, group in labels.items()}
+        labels = (label.strip() for field in fields for label in re.split(r"[;|]", field))
+        yield line, file, [*filter(None, labels)]
 
 
-def _by_column(rows: _Rows, path: Path, shown: str) -> _Labels:
-    labels: _Labels = {}
+def _by_column(rows: _Rows, shown: str) -> Iterator[_Listed]:
     (_, head), *lines = rows
     at = [cell.casefold() for cell in head].index("path")
     for line, row in lines:
         here = f"{shown}, line {line}"
         if len(row) != len(head) or not row[at]:
             raise InputError(f"{here}: {counted(len(row), 'field')}, not a path and {counted(len(head) - 1, 'label')}.")
-        file = str(path.parent / row[at])
-        if file in labels:
-            raise InputError(f"{here}: '{printable(file, 80)}' is listed twice.")
         pairs = [(name, cell) for column, (name, cell) in enumerate(zip(head, row, strict=True)) if column != at]
         if wrong := next((pair for pair in pairs if pair[1] not in _INDICATORS), None):
             name, cell = (printable(text, 80) for text in wrong)
             raise InputError(f"{here}: '{cell}' for the label '{name}', not 0 or 1.")
-        labels[file] = tuple(name for name, cell in pairs if _INDICATORS[cell])
-    return labels
+        yield line, row[at], [name for name, cell in pairs if _INDICATORS[cell]]
 
 
 def _in_json(content: str, path: Path, multi_label: bool) -> LabelledFiles:
     shown = f"{arg('data')} {printable(str(path))}"
     wanted = '{"a.jpg": ["cat", "dog"]}' if multi_label else '{"a.jpg": "cat"}'
     try:
-        document = json.loads(content)
+        document = json.loads(content, object_pairs_hook=tuple)  # a dict would keep the last of equal keys
     except (ValueError, RecursionError) as error:
         raise InputError(f"{shown} is not JSON of labels: {printable(str(error), 200)}. Give {wanted}.") from error
-    if not isinstance(document, dict):
+    if not isinstance(document, tuple):
         raise InputError(f"{shown} is not a JSON object of labels by path. Give {wanted}.")
-    labels: _Labels = {}
-    for file, held in document.items():
-        listed = _json_labels(held)
-        if listed is None or (len(listed) != 1 and not multi_label):
-            count, remedy = ("no label", "") if listed is None else (counted(len(listed), "label"), or_several())
+    listed: list[_Listed] = []
+    for file, held in document:
+        group = _json_labels(held)
+        if group is None or (len(group) != 1 and not multi_label):
+            count, remedy = ("no label", "") if group is None else (counted(len(group), "label"), or_several())
             raise InputError(f"{shown}: '{printable(file, 80)}' has {count}. Give {wanted}{remedy}.")
-        labels[str(path.parent / file)] = tuple(dict.fromkeys(listed))
+        listed.append((0, file, group))
+    labels = _by_path(listed, path.parent, shown, f" Give {wanted}.")
     return LabelledFiles(str(path), labels, in_folders=False, multi_label=multi_label)
 
 

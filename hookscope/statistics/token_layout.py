@@ -80,12 +80,21 @@ class TokenLayout:
         return known_prefix(self.network)
 
     @cached_property
-    def _unrolled(self) -> int:
-        return unrolled_halvings(self.network)
+    def halvings(self) -> int:
+        """How often the network halves the grid until its tokens lie in rows; 0 if they always do."""
+        for module in self.network.modules():  # Hiera's: timm has a module for it, transformers a method
+            schedule = attribute_of(module, "unroll_schedule")
+            if schedule is None and type(module).__name__ == "Unroll":
+                schedule = attribute_of(module, "schedule")
+            if isinstance(schedule, list | tuple):
+                return len(schedule)
+        return 0
 
     @cached_property
     def _stride(self) -> tuple[int, int] | None:
-        return _patch_size(self.network)
+        """The size of patches that the first convolution cuts pictures into; None if it cuts none."""
+        first = next((module for module in self.network.modules() if isinstance(module, nn.Conv2d)), None)
+        return pair(attribute_of(first, "stride")) if first is not None and _cuts_patches(first) else None
 
     def restart(self, pictures: tuple[int, int, int] | None = None) -> None:
         """Begin another forward pass; findings for outputs of the same shapes are kept."""
@@ -188,7 +197,7 @@ class TokenLayout:
         if any(_has_swapped(call, tokens) for call in running[:_LAYERS_OUT]):
             return _SWAPPED
         self._widths.setdefault(tokens, width)
-        if self._unrolled and layout.grid not in {tuple(size >> self._unrolled for size in grid) for grid in grids[:1]}:
+        if self.halvings and layout.grid not in {tuple(size >> self.halvings for size in grid) for grid in grids[:1]}:
             return _OUT_OF_ORDER
         return ""
 
@@ -313,27 +322,10 @@ def _centred(tokens: Tensor) -> Tensor:
     return torch.nn.functional.normalize(tokens - tokens.mean(1, keepdim=True), dim=-1)
 
 
-def _patch_size(network: nn.Module) -> tuple[int, int] | None:
-    """Return the size of patches that a network's first convolution cuts pictures into; None if it cuts none."""
-    first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
-    return pair(attribute_of(first, "stride")) if first is not None and _cuts_patches(first) else None
-
-
 def _cuts_patches(convolution: nn.Module) -> bool:
     """Tell whether kernel and stride are equal and larger than one pixel."""
     size, stride = attribute_of(convolution, "kernel_size"), attribute_of(convolution, "stride")
     return isinstance(stride, tuple) and size == stride and max(stride) > 1
-
-
-def unrolled_halvings(network: nn.Module) -> int:
-    """Return how often a network that keeps its tokens by windows halves the grid until they lie in rows; else 0."""
-    for module in network.modules():  # Hiera's: timm has a module for it, transformers a method
-        schedule = attribute_of(module, "unroll_schedule")
-        if schedule is None and type(module).__name__ == "Unroll":
-            schedule = attribute_of(module, "schedule")
-        if isinstance(schedule, list | tuple):
-            return len(schedule)
-    return 0
 
 
 def _sequences(running: Sequence[ModuleInput]) -> list[Tensor]:

@@ -44,6 +44,7 @@ def test_a_folder_without_class_folders_or_pictures_is_refused(tmp_path: Path) -
         "a.png,cat\nsub/b.png, dog\n",
         "\ufeffpath,label\na.png,cat\n\nsub/b.png,dog\n",
         'Label,width,PATH\r\ncat,10,a.png\r\ndog,12,"sub/b.png"\r\n',
+        "a.png,cat\rsub/b.png,dog\r",
     ],
 )
 def test_a_csv_file_has_a_path_and_a_label_on_each_line(tmp_path: Path, text: str) -> None:
@@ -51,6 +52,12 @@ def test_a_csv_file_has_a_path_and_a_label_on_each_line(tmp_path: Path, text: st
     labelled = find_labelled(tmp_path / "labels.csv")
     assert labelled.labels == {str(tmp_path / "a.png"): ("cat",), str(tmp_path / "sub/b.png"): ("dog",)}
     assert not labelled.in_folders
+
+
+def test_only_a_newline_ends_a_line_of_a_csv_file(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("a.png,one\u2028two\nb\x85.png,cat\n", encoding="utf-8", newline="")
+    labels = {str(tmp_path / "a.png"): ("one\u2028two",), str(tmp_path / "b\x85.png"): ("cat",)}
+    assert find_labelled(tmp_path / "labels.csv").labels == labels
 
 
 @pytest.mark.parametrize(
@@ -125,10 +132,15 @@ def test_equal_files_in_several_class_folders_are_one_picture(tmp_path: Path) ->
     [
         ("l.csv", "path,cat,dog\na.png,1,yes\n", "line 2: 'yes' for the label 'dog', not 0 or 1"),
         ("l.csv", "path,cat,dog\na.png,1\n", "line 2: 2 fields, not a path and 2 labels"),
+        ("l.csv", "path,cat,cat\na.png,1,0\n", "two columns of the first line have one name"),
+        ("l.csv", "path,cat,\na.png,1,0\n", "or a column has none"),
+        ("l.csv", "path,cat\na.png,1\n./a.png,0\n", r"line 3: '.*a\.png' is listed twice"),
         ("l.csv", "label,path\ncat\n", "line 2: 1 field, fewer than the first line"),
         ("l.csv", ",cat\n", "line 1: no path"),
         ("l.csv", "a.png,\nb.png\n", "lists no labels"),
         ("l.json", "[1]", "is not a JSON object of labels by path"),
+        ("l.json", '{"a.png": ["cat"], "a.png": []}', r"'.*a\.png' is listed twice\. Give"),
+        ("l.json", '{"a.png": {"cat": 1}}', r"'a\.png' has no label"),
         ("l.json", "{", "is not JSON of labels"),
         ("l.json", '{"a.png": [1.5]}', r"'a\.png' has no label"),
     ],

@@ -13,17 +13,19 @@ import torch
 from torch import Tensor
 
 from hookscope.commands.attention.census import Refusal
-from hookscope.commands.attention.places import Arrangement, Places, axes_in, places_of
+from hookscope.commands.attention.places import Places, axes_in, places_of
 from hookscope.commands.attention.queries import Chosen, Query, chosen_in
-from hookscope.commands.attention.reductions import CallNumbers, Room, on_grid, reduced
+from hookscope.commands.attention.reductions import CallNumbers, on_grid, reduced
 from hookscope.errors import UsageError
 from hookscope.hooks.attention import AttentionCall
+from hookscope.hooks.attention_rows import Memory
 from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.parameters import arg
 from hookscope.results.attention import ROLLOUT, AttentionBlock, AttentionMap, HeadMaps, PatchWeights
 from hookscope.results.concentration import Extent
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.results.network import row_label
+from hookscope.statistics.token_layout import TokenLayout
 
 # Rows of every patch are kept of maps with at most so many weights: 16 MB. Ours.
 _MOST_WEIGHTS = 2**22
@@ -40,6 +42,8 @@ class Wanted:
         blocks: Positions among the blocks seen, or labels.
         heads: Heads to draw each by itself; () for the mean over heads.
         numbers: Whether heads are measured, and the rows of every patch kept.
+        tokens: Where the network's tokens lie on a picture.
+        class_count: Class tokens in front of the grid, 0 or 1.
     """
 
     queries: Sequence[Query]
@@ -48,7 +52,8 @@ class Wanted:
     rollout: bool
     numbers: bool
     save_tensors: bool
-    arrangement: Arrangement
+    tokens: TokenLayout
+    class_count: int
 
 
 class SeenBlock(NamedTuple):
@@ -74,11 +79,11 @@ class ForwardPass:
     records: Sequence[InputRecord]
     first: int
     collector: TensorCollector
-    room: Room
     blocks: list[SeenBlock] = field(default_factory=list)
     refused: dict[str, Refusal] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     rollout: Tensor | None = None
+    memory: Memory = field(default_factory=Memory)
 
     def take(self, call: AttentionCall) -> None:
         """Reduce the weights of one attention, while they are there."""
@@ -88,7 +93,7 @@ class ForwardPass:
         if call.rows is None or isinstance(axes, str):
             self.refused[inner.name] = Refusal(kind, str(axes), is_attention=call.entry != "softmax")
             return
-        queries, keys, remark = places_of(call, call.rows, axes, self.wanted.arrangement)
+        queries, keys, remark = places_of(call, call.rows, axes, self.wanted.tokens)
         number = self.calls.get(inner.name, 0)
         self.calls[inner.name] = number + 1
         label = row_label(inner.name, number, "")
@@ -118,11 +123,11 @@ class ForwardPass:
         numbers = reduced(
             call.rows,
             axes,
-            queries,
-            keys,
+            (queries, keys),
             self._chosen(queries, keys, query_count),
             keeps_whole=keeps or self.wanted.rollout,
-            room=self.room,
+            numbers=self.wanted.numbers,
+            memory=self.memory,
             save=partial(self._save, label) if self.wanted.save_tensors else None,
         )
         if self.wanted.rollout and numbers.whole is not None:
@@ -156,7 +161,7 @@ class ForwardPass:
 
     def _chosen(self, queries: Places | None, keys: Places | None, query_count: int) -> list[list[Chosen | None]]:
         """Return the token of each query, by input."""
-        classes = self.wanted.arrangement.class_count
+        classes = self.wanted.class_count
         return [
             [chosen_in(query, record, queries, keys, query_count, classes) for record in self.records]
             for query in self.wanted.queries
@@ -250,7 +255,7 @@ def rollout_maps(seen: ForwardPass, place: int, at: int, extents: Extents) -> It
     weights, places = seen.rollout, seen.blocks[-1].keys
     if weights is None or places is None:
         return
-    query, classes = seen.wanted.queries[at], seen.wanted.arrangement.class_count
+    query, classes = seen.wanted.queries[at], seen.wanted.class_count
     chosen = chosen_in(query, seen.records[place], places, places, weights.size(1), classes)
     if chosen is None:
         return

@@ -14,8 +14,8 @@ from hookscope.hooks.attention_rows import AttentionRows
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.running import ModuleInput
 from hookscope.parameters import arg
-from hookscope.statistics.layouts import Layout, class_token_count, layout_of
-from hookscope.statistics.token_layout import TokenLayout, unrolled_halvings
+from hookscope.statistics.layouts import Layout, layout_of
+from hookscope.statistics.token_layout import TokenLayout
 from hookscope.statistics.windows import cut, cuts_windows, map_size, padded_to, pair, window_size
 from hookscope.text import counted
 
@@ -233,45 +233,24 @@ def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
 # --- Where they lie ---
 
 
-class Arrangement(NamedTuple):
-    """How a network's tokens lie, as far as its attributes tell.
-
-    Attributes:
-        tokens: Where they lie on a picture.
-        class_count: Class tokens among the prefix, 0 or 1.
-        remark: Why its tokens have no place, whatever their number; "" where they may have.
-    """
-
-    tokens: TokenLayout
-    class_count: int
-    remark: str = ""
-
-
-def arrangement_of(network: nn.Module, tokens: Layout | None) -> Arrangement:
-    """Return how a network's tokens lie, before anything ran."""
-    remark = ""
-    if tokens is None and unrolled_halvings(network):
-        remark = "its tokens lie in the order of unrolled windows, not of the picture's rows"
-    return Arrangement(TokenLayout(network, tokens), class_token_count(network), remark)
+_UNROLLED = "its tokens lie in the order of unrolled windows, not of the picture's rows"
 
 
 def places_of(
-    call: AttentionCall, rows: AttentionRows, axes: Axes, arrangement: Arrangement
+    call: AttentionCall, rows: AttentionRows, axes: Axes, tokens: TokenLayout
 ) -> tuple[Places | None, Places | None, str]:
     """Return where queries and keys lie, and in words why keys have no place where they have none."""
     *_, queries, keys = rows.shape
-    if arrangement.remark:
-        return None, None, arrangement.remark
+    if tokens.stated is None and tokens.halvings:
+        return None, None, _UNROLLED
     if axes.windows > 1 or any(cuts_windows(frame.module) for frame in call.running):
         windows = _windows_of(call, rows, axes)
         return (None, None, windows) if isinstance(windows, str) else (windows, windows, "")
     appended = _appended_keys(call)
-    of_queries, of_keys = arrangement.tokens.of_attention(
-        call.running, queries, keys - appended, call.grids, call.patches
-    )
+    of_queries, of_keys = tokens.of_attention(call.running, queries, keys - appended, call.grids, call.patches)
     if isinstance(of_keys, str):
         return None, None, _no_place(keys, of_keys)
-    has_words = arrangement.tokens.are_words_in_front(call.running, of_keys.prefix or 0)
+    has_words = tokens.are_words_in_front(call.running, of_keys.prefix or 0)
     keys_lie = _on_grid(of_keys, appended, has_words=has_words)
     if of_queries == of_keys and not appended:
         return keys_lie, keys_lie, ""

@@ -38,14 +38,6 @@ class CallNumbers:
     whole: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What the blocks of a pass share; without `numbers` only rows that are drawn may be computed."""
-
-    numbers: bool
-    memory: Memory = field(default_factory=Memory)
-
-
 def chunks_of(rows: AttentionRows) -> Iterator[tuple[int, int]]:
     """Yield the first query of each chunk and the one after its last."""
     queries = rows.shape[-2]
@@ -58,12 +50,12 @@ def chunks_of(rows: AttentionRows) -> Iterator[tuple[int, int]]:
 def reduced(
     rows: AttentionRows,
     axes: Axes,
-    queries: Places | None,
-    keys: Places | None,
+    places: tuple[Places | None, Places | None],
     chosen: Sequence[Sequence[Chosen | None]],
     *,
     keeps_whole: bool,
-    room: Room,
+    numbers: bool,
+    memory: Memory,
     save: Callable[[Tensor, int], None] | None = None,
 ) -> CallNumbers:
     """Return the numbers of a call, and the rows that are drawn.
@@ -71,22 +63,22 @@ def reduced(
     Args:
         rows: The weights.
         axes: How their leading axes count inputs, windows and heads.
-        queries: Where queries lie; None if that is not known.
-        keys: The same of keys.
+        places: Where queries lie, and where keys lie; None if that is not known.
         chosen: By query, its place in this block for each input.
         keeps_whole: Keep all weights, averaged over heads.
-        room: Of the pass.
+        numbers: Measure heads; without it, only rows that are drawn may be computed.
+        memory: Reused by the blocks of a pass.
         save: Called with some rows, (N, windows, heads, some queries, keys), and the first query of them.
     """
-    query_count = rows.shape[-2]
+    query_count, (queries, keys) = rows.shape[-2], places
     totals: dict[str, Tensor] = {}
     whole: list[Tensor] = []
     picked: list[list[Tensor | None]] = [[None] * axes.inputs for _ in chosen]
     tokens = {choice.token for by_input in chosen for choice in by_input if choice is not None}
-    has_received = room.numbers or None in tokens
+    has_received = numbers or None in tokens
     needs_all = has_received or keeps_whole or save is not None
     for begin, end in chunks_of(rows) if needs_all else ((token, token + 1) for token in tokens if token is not None):
-        weights, entropy = rows.part(begin, end, room.memory, room.numbers)
+        weights, entropy = rows.part(begin, end, memory, numbers)
         part = arranged(weights, axes)  # (N, windows, heads, some queries, keys)
         if save is not None:
             save(part, begin)
@@ -95,25 +87,25 @@ def reduced(
         if entropy is not None:
             _add(totals, "entropy", arranged(entropy[..., None], axes).sum((1, 3, 4)))
             if queries is not None and keys is not None and query_count > 1:
-                _add_distances(totals, part, queries, keys, begin, room)
+                _add_distances(totals, part, queries, keys, begin, memory)
         if keeps_whole:
             whole.append(part.mean(2)[:, 0].float().cpu())
         _copy_drawn_rows(picked, part, begin, chosen)
     received = totals["received"] / query_count if totals else None
-    numbers = CallNumbers(rows=picked, chosen=chosen, whole=torch.cat(whole, 1) if whole else None)
+    reduction = CallNumbers(rows=picked, chosen=chosen, whole=torch.cat(whole, 1) if whole else None)
     if None in tokens:
-        numbers.received = received
-    if room.numbers and received is not None:
+        reduction.received = received
+    if numbers and received is not None:
         top = received.max(-1)
-        numbers.top_token = top.indices[:, 0].cpu() if axes.windows == 1 else None
-        numbers.heads = {
+        reduction.top_token = top.indices[:, 0].cpu() if axes.windows == 1 else None
+        reduction.heads = {
             "entropy": (totals["entropy"] / (query_count * axes.windows)).cpu(),
             "prefix": received[:, 0, :, : keys.prefix if keys is not None else 0].cpu(),
             "top": top.values.mean(1).cpu(),
         }
         if "distance" in totals:
-            numbers.heads["distance"] = (totals["distance"] / totals["counted"]).cpu()
-    return numbers
+            reduction.heads["distance"] = (totals["distance"] / totals["counted"]).cpu()
+    return reduction
 
 
 def _copy_drawn_rows(
@@ -126,14 +118,14 @@ def _copy_drawn_rows(
 
 
 def _add_distances(
-    totals: dict[str, Tensor], part: Tensor, queries: Places, keys: Places, begin: int, room: Room
+    totals: dict[str, Tensor], part: Tensor, queries: Places, keys: Places, begin: int, memory: Memory
 ) -> None:
     """Add each query's mean distance from the keys, by their weight; only tokens on the picture count."""
     end = begin + part.size(3)
     away = distances(queries, keys, begin, end).to(part.device, part.dtype)
     with_places = (keys.cells >= 0).to(part.device, part.dtype)
     valid = (queries.cells[:, begin:end] >= 0).to(part.device)
-    products = room.memory.tensor("products", part.shape, part.dtype, part.device)
+    products = memory.tensor("products", part.shape, part.dtype, part.device)
     weighted = torch.mul(part, away[None, :, None], out=products).sum(-1)
     on_patches = torch.mul(part, with_places[None, :, None, None], out=products).sum(-1)
     counts = valid[None, :, None] & (on_patches > 0)

@@ -24,9 +24,7 @@ from hookscope.commands.attention.forward_pass import (
     query_maps,
     rollout_maps,
 )
-from hookscope.commands.attention.places import Arrangement, arrangement_of
 from hookscope.commands.attention.queries import read_queries
-from hookscope.commands.attention.reductions import Room
 from hookscope.commands.attribute.forward_backward import model_errors, run_model
 from hookscope.commands.attribute.input_places import alike_inputs, check_token_axes, padded_extents
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError, nearest
@@ -52,7 +50,8 @@ from hookscope.results.attention import (
     census_of,
 )
 from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
-from hookscope.statistics.layouts import parse_tokens
+from hookscope.statistics.layouts import class_token_count, parse_tokens
+from hookscope.statistics.token_layout import TokenLayout
 from hookscope.text import counted, safe_text
 
 _NOT_MET = (
@@ -60,27 +59,6 @@ _NOT_MET = (
     "or meets them by an operation other than matmul, bmm and einsum"
 )
 _NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page has no patch to pick."
-
-
-@dataclass(slots=True)
-class _Gathered:
-    """The results of a run so far.
-
-    Attributes:
-        sums: By block and number: the sum over inputs, and of how many. A block may run for some inputs only.
-    """
-
-    records: list[InputRecord] = field(default_factory=list)
-    blocks: dict[str, AttentionBlock] = field(default_factory=dict)
-    drawn: dict[str, None] = field(default_factory=dict)
-    sums: dict[str, dict[str, tuple[Tensor, int]]] = field(default_factory=dict)
-    top_tokens: dict[str, Tensor | None] = field(default_factory=dict)
-    maps: list[AttentionMap] = field(default_factory=list)
-    head_maps: list[HeadMaps] = field(default_factory=list)
-    patches: list[PatchWeights] = field(default_factory=list)
-    refused: dict[str, Refusal] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
 
 
 def run_attention(
@@ -97,7 +75,6 @@ def run_attention(
     inspected = inspected_network(session.loaded)
     tokens = None if option.tokens is None else parse_tokens(option.tokens)
     check_token_axes(tokens, 2)  # maps are drawn on pictures
-    arrangement = arrangement_of(inspected.network, tokens)
     blocks = cast("Sequence[str | int]", option.block)
     wanted = Wanted(
         read_queries(option.query),
@@ -106,11 +83,11 @@ def run_attention(
         option.rollout,
         option.numbers,
         option.save_tensors,
-        arrangement,
+        TokenLayout(inspected.network, tokens),
+        class_token_count(inspected.network),
     )
     queue = session_batches(session, option.batch_size, on_error)
     collector = TensorCollector(input_count(session.inputs), on_progress)
-    gathered = _Gathered()
     candidates = attention_modules(inspected.modules)
     began = time.perf_counter()
     with (
@@ -120,18 +97,17 @@ def run_attention(
         capture(inspected.network, candidates, lambda *_: None) as captured,
     ):
         state.mark_hooks()
-        passes = _Passes(inspected, state, captured, wanted, collector, option.verify)
-        look = partial(_run_batch, passes=passes, gathered=gathered)
-        run_model(queue, state, look, gathered.records, collector.end_batch)
-    if not gathered.records and session.unusable:
+        run = _Run(inspected, state, captured, wanted, collector, option.verify)
+        run_model(queue, state, run.look, run.records, collector.end_batch)
+    if not run.records and session.unusable:
         raise session.unusable[0]
     seconds = time.perf_counter() - began
-    seen_in = [label.partition("#")[0] for label in gathered.blocks]
-    unseen = unseen_blocks(candidates, captured.called, seen_in, gathered.refused)
-    _check_seen(gathered, unseen, wanted, inspected)
-    rows = tuple(_rows(gathered, arrangement)) if option.numbers else ()
+    seen_in = [label.partition("#")[0] for label in run.blocks]
+    unseen = unseen_blocks(candidates, captured.called, seen_in, run.refused)
+    run.check_seen(unseen)
+    rows = tuple(run.rows()) if option.numbers else ()
     device, dtype = inspected.placed
-    suffixes = ("", *(f"@{at}" for at in range(len(gathered.records))))  # batches are numbered where shapes differ
+    suffixes = ("", *(f"@{at}" for at in range(len(run.records))))  # batches are numbered where shapes differ
     settings = {
         "block": [*map(str, blocks)],
         "head": [*wanted.heads],
@@ -142,21 +118,21 @@ def run_attention(
     }
     return Attention(
         model=inspected.info,
-        inputs=tuple(gathered.records),
-        blocks=tuple(gathered.blocks.values()),
+        inputs=tuple(run.records),
+        blocks=tuple(run.blocks.values()),
         unseen=unseen,
         rows=rows,
-        maps=tuple(gathered.maps),
-        head_maps=tuple(gathered.head_maps),
-        patches=tuple(gathered.patches),
-        warnings=(*inspected.warnings, *gathered.warnings, *_nan_warning(rows, gathered.maps), *queue.remarks),
-        notes=(*inspected.notes, *gathered.notes, *_other_block(gathered), *(() if option.numbers else (_NO_NUMBERS,))),
+        maps=tuple(run.maps),
+        head_maps=tuple(run.head_maps),
+        patches=tuple(run.patches),
+        warnings=(*inspected.warnings, *run.warnings, *_nan_warning(rows, run.maps), *queue.remarks),
+        notes=(*inspected.notes, *run.notes, *run.other_block(), *(() if option.numbers else (_NO_NUMBERS,))),
         seed=session.seed,
         device=device,
         dtype=dtype,
         timings={"load": session.load_seconds, "forward": seconds},
         provenance=provenance_of(session, (), settings),
-        tensors=collector.joined({f"{label}{suffix}" for label in gathered.blocks for suffix in suffixes}),
+        tensors=collector.joined({f"{label}{suffix}" for label in run.blocks for suffix in suffixes}),
     )
 
 
@@ -172,38 +148,13 @@ def _distinct_heads(heads: Sequence[int]) -> list[int]:
     return [*dict.fromkeys(heads)]
 
 
-def _check_seen(
-    gathered: _Gathered, unseen: tuple[UnseenBlock, ...], wanted: Wanted, inspected: InspectedNetwork
-) -> None:
-    """Raise an error if no attention was seen, or nothing that is `wanted`."""
-    if not gathered.blocks:
-        raise NothingMatchedError(_nothing_seen(inspected, census_of((), unseen), has_any=bool(unseen)))
-    if wanted.rollout and unseen:
-        census = census_of(tuple(gathered.blocks.values()), unseen)
-        raise UsageError(f"{arg('rollout')} is undefined here: {census}. Leave it out, and look at single blocks.")
-    if not gathered.maps and any(not gathered.blocks[label].remark for label in gathered.drawn):
-        asked = " ".join(f"{arg('query')} {query.text}" for query in wanted.queries)
-        raise UsageError(
-            f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give {arg('query')} "
-            f"mean, the x,y of a pixel, or another {arg('block')}."
-        )
-
-
-def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) -> str:
-    name = inspected.info.name
-    if any(isinstance(module, torch.jit.ScriptModule | ScriptLayer) for module in inspected.modules.values()):
-        return f"No attention of {name} can be seen: the calls of TorchScript are not shown. Give the network itself."
-    if not has_any:
-        return f"No attention found in {name}. See `hookscope attribute`."
-    return f"No attention of {name} can be seen: {census}. See `hookscope attribute`."
-
-
-# --- Batches ---
-
-
 @dataclass(slots=True)
-class _Passes:
-    """Passes batches through the network, whose hooks are on."""
+class _Run:
+    """A run: the network, whose hooks are on, what is asked of it, and the results so far.
+
+    Attributes:
+        sums: By block and number: the sum over inputs, and of how many. A block may run for some inputs only.
+    """
 
     inspected: InspectedNetwork
     state: Preserved
@@ -211,15 +162,55 @@ class _Passes:
     wanted: Wanted
     collector: TensorCollector
     verify: bool
+    records: list[InputRecord] = field(default_factory=list)
+    blocks: dict[str, AttentionBlock] = field(default_factory=dict)
+    drawn: dict[str, None] = field(default_factory=dict)
+    sums: dict[str, dict[str, tuple[Tensor, int]]] = field(default_factory=dict)
+    top_tokens: dict[str, Tensor | None] = field(default_factory=dict)
+    maps: list[AttentionMap] = field(default_factory=list)
+    head_maps: list[HeadMaps] = field(default_factory=list)
+    patches: list[PatchWeights] = field(default_factory=list)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
-    def run(self, batch: Batch, first: int) -> tuple[ForwardPass, object]:
-        """Run a batch, and look at its attention; `first` is the position of its first input.
+    # --- Batches ---
 
-        Raises:
-            ModelRaisedError: If the network raises.
-        """
-        seen = ForwardPass(self.wanted, batch.records, first, self.collector, Room(self.wanted.numbers))
-        self.wanted.arrangement.tokens.restart(batch.pictures)
+    def look(self, batch: Batch) -> None:
+        """Run a batch; add its numbers to the sums, and its maps by input."""
+        first = len(self.records)
+        seen = self._forward(batch, first)
+        self.records.extend(batch.records)
+        self.refused.update(seen.refused)
+        for block in seen.blocks:
+            self.blocks.setdefault(block.block.label, block.block)
+            self._sum(block)
+        if not seen.blocks:
+            return
+        drawn = _drawn_positions(self.wanted, [block.block.label for block in seen.blocks])
+        extents = cache(partial(padded_extents, self.inspected.network, batch))
+        positions = {label: index for index, label in enumerate(self.blocks)}
+        for index in drawn:
+            self._note_about(seen.blocks[index].block)
+        pictures = [tensor for tensor in alike_inputs(batch) if tensor.dim() - 2 == PICTURE_AXES]
+        if len(pictures) > 1:
+            self.notes[
+                f"The network is given {len(pictures)} tensors with the axes of a picture: maps are drawn over the "
+                "first, though a block may look at another."
+            ] = None
+        for place in range(len(batch.records)):
+            for at in range(len(self.wanted.queries)):
+                self.maps += rollout_maps(seen, place, at, extents)
+                for index in drawn:
+                    self.maps += query_maps(seen, seen.blocks[index], place, at, extents)
+            if first + place < SHOWN_INPUTS:
+                self.head_maps += head_maps(seen, place, positions)
+                self.patches += patch_weights(seen, [seen.blocks[index] for index in drawn], place, extents)
+
+    def _forward(self, batch: Batch, first: int) -> ForwardPass:
+        """Run a batch, and look at its attention; `first` is the position of its first input."""
+        seen = ForwardPass(self.wanted, batch.records, first, self.collector)
+        self.wanted.tokens.restart(batch.pictures)
         mode = AttentionMode(self.inspected.modules, seen.take)
         clone = copy_of(batch)
         self.captured.restart()
@@ -230,9 +221,11 @@ class _Passes:
             if name not in labels:
                 kind = type(self.inspected.modules[name]).__name__
                 seen.refused[name] = Refusal(kind, _NOT_MET)
-        return seen, output
+        if self.verify and not first:
+            self.warnings = self._verified(batch, output)
+        return seen
 
-    def verified(self, batch: Batch, output: object) -> tuple[str, ...]:
+    def _verified(self, batch: Batch, output: object) -> tuple[str, ...]:
         """Run a batch without the mode, and return a warning if its output is another."""
         began = copy.copy(self.state)
         self.state.mark()  # to go on from here
@@ -248,72 +241,74 @@ class _Passes:
         finally:
             self.state.rewind()
 
+    def _sum(self, seen: SeenBlock) -> None:
+        label, numbers = seen.block.label, seen.numbers
+        sums = self.sums.setdefault(label, {})
+        for name, value in numbers.heads.items():
+            before, count = sums.get(name, (0, 0))
+            sums[name] = before + value.double().sum(0), count + len(value)
+        self.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
 
-def _run_batch(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
-    """Run a batch; add its numbers to the sums, and its maps by input."""
-    wanted, first = passes.wanted, len(gathered.records)
-    seen, output = passes.run(batch, first)
-    if passes.verify and not first:
-        gathered.warnings = passes.verified(batch, output)
-    gathered.records.extend(batch.records)
-    gathered.refused.update(seen.refused)
-    for block in seen.blocks:
-        gathered.blocks.setdefault(block.block.label, block.block)
-        _sum(gathered, block)
-    if not seen.blocks:
-        return
-    drawn = _drawn_positions(wanted, [block.block.label for block in seen.blocks])
-    extents = cache(partial(padded_extents, passes.inspected.network, batch))
-    positions = {label: index for index, label in enumerate(gathered.blocks)}
-    for index in drawn:
-        _note_about(seen.blocks[index].block, wanted, gathered)
-    pictures = [tensor for tensor in alike_inputs(batch) if tensor.dim() - 2 == PICTURE_AXES]
-    if len(pictures) > 1:
-        gathered.notes[
-            f"The network is given {len(pictures)} tensors with the axes of a picture: maps are drawn over the first, "
-            "though a block may look at another."
-        ] = None
-    for place in range(len(batch.records)):
-        for at in range(len(wanted.queries)):
-            gathered.maps += rollout_maps(seen, place, at, extents)
-            for index in drawn:
-                gathered.maps += query_maps(seen, seen.blocks[index], place, at, extents)
-        if first + place < SHOWN_INPUTS:
-            gathered.head_maps += head_maps(seen, place, positions)
-            gathered.patches += patch_weights(seen, [seen.blocks[index] for index in drawn], place, extents)
+    def _note_about(self, block: AttentionBlock) -> None:
+        self.drawn[block.label] = None
+        if block.remark:
+            self.notes[f"{block.label} has no map: {block.remark}."] = None
+        for head in self.wanted.heads:
+            if head >= block.heads:
+                raise UsageError(
+                    f"{arg('head')} {head} is not possible: {block.label} has {block.heads} heads, from 0."
+                )
 
+    # --- Results ---
 
-def _sum(gathered: _Gathered, seen: SeenBlock) -> None:
-    label, numbers = seen.block.label, seen.numbers
-    sums = gathered.sums.setdefault(label, {})
-    for name, value in numbers.heads.items():
-        summed, before = value.double().sum(0), sums.get(name)
-        sums[name] = (summed, len(value)) if before is None else (before[0] + summed, before[1] + len(value))
-    gathered.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
-
-
-def _rows(gathered: _Gathered, arrangement: Arrangement) -> Iterator[HeadRow]:
-    for index, block in enumerate(gathered.blocks.values()):
-        sums = gathered.sums[block.label]
-        means = {name: (total / count).tolist() for name, (total, count) in sums.items()}
-        top_tokens = gathered.top_tokens[block.label]
-        tokens = [None] * block.heads if top_tokens is None else top_tokens.tolist()
-        distances = means.get("distance", [math.nan] * block.heads)
-        for head, (entropy, distance, prefix, top, token) in enumerate(
-            zip(means["entropy"], distances, means["prefix"], means["top"], tokens, strict=True)
-        ):
-            classes = min(arrangement.class_count, len(prefix))
-            yield HeadRow(
-                block.label,
-                index,
-                head,
-                entropy,
-                None if math.isnan(distance) else distance,
-                prefix[0] if classes else None,
-                sum(prefix[classes:]) if len(prefix) > classes else None,
-                top,
-                token,
+    def check_seen(self, unseen: tuple[UnseenBlock, ...]) -> None:
+        """Raise an error if no attention was seen, or nothing that is wanted."""
+        if not self.blocks:
+            raise NothingMatchedError(_nothing_seen(self.inspected, census_of((), unseen), has_any=bool(unseen)))
+        if self.wanted.rollout and unseen:
+            census = census_of(tuple(self.blocks.values()), unseen)
+            raise UsageError(f"{arg('rollout')} is undefined here: {census}. Leave it out, and look at single blocks.")
+        if not self.maps and any(not self.blocks[label].remark for label in self.drawn):
+            asked = " ".join(f"{arg('query')} {query.text}" for query in self.wanted.queries)
+            raise UsageError(
+                f"{asked}: no block that was asked for in {self.inspected.info.name} has such a query. Give "
+                f"{arg('query')} mean, the x,y of a pixel, or another {arg('block')}."
             )
+
+    def rows(self) -> Iterator[HeadRow]:
+        """Yield the heads of all blocks."""
+        for index, block in enumerate(self.blocks.values()):
+            means = {name: (total / count).tolist() for name, (total, count) in self.sums[block.label].items()}
+            top_tokens = self.top_tokens[block.label]
+            tokens = [None] * block.heads if top_tokens is None else top_tokens.tolist()
+            distances = means.get("distance", [math.nan] * block.heads)
+            for head, prefix in enumerate(means["prefix"]):
+                classes = min(self.wanted.class_count, len(prefix))
+                yield HeadRow(
+                    block.label,
+                    index,
+                    head,
+                    means["entropy"][head],
+                    None if math.isnan(distances[head]) else distances[head],
+                    prefix[0] if classes else None,
+                    sum(prefix[classes:]) if len(prefix) > classes else None,
+                    means["top"][head],
+                    tokens[head],
+                )
+
+    def other_block(self) -> list[str]:
+        """Return a note on the last block that can be drawn if nothing was drawn, else []."""
+        placed = [(index, block.label) for index, block in enumerate(self.blocks.values()) if not block.remark]
+        return [f"{placed[-1][1]} has a map: {arg('block')} {placed[-1][0]}."] if placed and not self.maps else []
+
+
+def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) -> str:
+    name = inspected.info.name
+    if any(isinstance(module, torch.jit.ScriptModule | ScriptLayer) for module in inspected.modules.values()):
+        return f"No attention of {name} can be seen: the calls of TorchScript are not shown. Give the network itself."
+    if not has_any:
+        return f"No attention found in {name}. See `hookscope attribute`."
+    return f"No attention of {name} can be seen: {census}. See `hookscope attribute`."
 
 
 def _nan_warning(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[str]:
@@ -342,18 +337,3 @@ def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:
                 raise LayerNotFoundError(f"There is no block '{safe_text(block)}'.{nearest(block, labels)}")
             chosen[places[0]] = None
     return [*chosen]
-
-
-def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> None:
-    gathered.drawn[block.label] = None
-    if block.remark:
-        gathered.notes[f"{block.label} has no map: {block.remark}."] = None
-    for head in wanted.heads:
-        if head >= block.heads:
-            raise UsageError(f"{arg('head')} {head} is not possible: {block.label} has {block.heads} heads, from 0.")
-
-
-def _other_block(gathered: _Gathered) -> list[str]:
-    """Return a note on the last block that can be drawn if nothing was drawn, else []."""
-    placed = [(index, block.label) for index, block in enumerate(gathered.blocks.values()) if not block.remark]
-    return [f"{placed[-1][1]} has a map: {arg('block')} {placed[-1][0]}."] if placed and not gathered.maps else []

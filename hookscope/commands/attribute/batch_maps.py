@@ -114,13 +114,12 @@ def explain_again(
     operations = [exact_operation(name) for name in names if name not in modules]
     outputs = LayerOutputs(TokenLayout(network, passes.outputs.token_layout.stated))
     with ExitStack() as hooks:
-        other = ForwardBackward(
+        other = replace(
+            passes,
             inspected=replace(passes.inspected, network=network, modules=modules),
             targets_of=lambda _output, _batch: [target],
-            state=passes.state,
             outputs=outputs,
             capturing=hooks.enter_context(capture(network, modules, outputs.observe)),
-            tracks=passes.tracks,
         )
         watched = {name: modules[name] for name in names if name in modules}
         watch = other.watch(watched, OperationChoice(operations) if operations else None)

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from hookscope.commands.attribute.input_places import main_input, refuse_whole_numbers
+from hookscope.commands.attribute.input_places import main_input, require_floating_point
 from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer, choose_layer, sum_of
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import Capture, capture
-from hookscope.hooks.observed import GradientSite, ModuleCall, RowKey
+from hookscope.hooks.observed import GradientSite, ModuleCall, RowKey, SiteKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.hooks.running import unfused
@@ -29,6 +29,9 @@ from hookscope.inspection.state.preservation import Preserved
 from hookscope.parameters import arg
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics.layouts import Layout
+
+MapCapture = Capture[Tensor | None]
+"""Hooks that copy outputs and gradients, (N, C, *grid); None for those without a place for the picture."""
 
 # What is raised here is no error of the model.
 _OWN = str(Path(__file__).parent)
@@ -49,10 +52,8 @@ class ForwardBackward:
 
     Attributes:
         targets_of: Takes what the network returned, and the batch; returns the targets.
-        outputs: What every layer returned in the latest pass.
-        capturing: The hooks that fill it.
-        values: What the layers that are looked at returned, by place: copies, (N, C, *grid).
-        gradients: The gradient of one target with respect to them, by place.
+        outputs: The outputs of every layer in the latest pass.
+        capturing: The hooks that fill `outputs`.
         tracks: Whether the graph begins at the inputs, as activation checkpointing needs it: what runs again must save
             as much as the first time. Otherwise it begins at the layers that are looked at.
     """
@@ -62,32 +63,28 @@ class ForwardBackward:
     state: Preserved
     outputs: LayerOutputs
     capturing: Capture[None]
-    values: dict[RowKey, Tensor] = field(default_factory=dict)
-    gradients: dict[RowKey, Tensor] = field(default_factory=dict)
     tracks: bool = False
 
     def watch(
         self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None
-    ) -> AbstractContextManager[Capture[None]]:
-        """Return the hooks that fill `values` and `gradients`."""
+    ) -> AbstractContextManager[MapCapture]:
+        """Return hooks that copy what layers return, and gradients with respect to it, as (N, C, *grid)."""
+
+        def observe(call: ModuleCall, slot: str, tensor: Tensor) -> Tensor | None:
+            place = (call.layer, call.call, slot)
+            if place not in self.outputs.by_place:
+                self.outputs.observe(call, slot, tensor)
+            return copied_map(place, tensor)
+
+        def copied_map(place: RowKey, tensor: Tensor) -> Tensor | None:  # autograd may add to a gradient in place
+            layout = self.outputs.by_place[place].layout
+            return layout.maps(tensor.detach().clone()) if isinstance(layout, Layout) else None
+
+        def arrived(site: GradientSite[Tensor | None], gradient: Tensor) -> Tensor | None:
+            return copied_map((site.layer, site.call, site.slot), gradient)
+
         network = self.inspected.network
-        return capture(network, layers, self.take, gradients=self.arrived, track=True, operations=operations)
-
-    def take(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
-        """Copy what a layer returned, before it can be overwritten."""
-        place = (call.layer, call.call, slot)
-        if place not in self.outputs.by_place:
-            self.outputs.observe(call, slot, tensor)
-        layout = self.outputs.by_place[place].layout
-        if isinstance(layout, Layout):
-            self.values[place] = layout.maps(tensor.detach().clone())
-
-    def arrived(self, site: GradientSite[None], gradient: Tensor) -> None:
-        """Copy a gradient: autograd may add to it in place."""
-        place = (site.layer, site.call, site.slot)
-        layout = self.outputs.by_place[place].layout
-        if isinstance(layout, Layout):
-            self.gradients[place] = layout.maps(gradient.detach().clone())
+        return capture(network, layers, observe, gradients=arrived, track=True, operations=operations)
 
 
 def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, keeps: bool = False) -> object:
@@ -164,7 +161,7 @@ def run_and_choose(
         ModelRaisedError: If the network raises.
         UsageError: If there is no gradient at all.
     """
-    refuse_whole_numbers(passes.inspected.network, main_input(batch))
+    require_floating_point(passes.inspected.network, main_input(batch))
     output = run_output(passes, batch, track=True, keeps=True)
     targets = passes.targets_of(output, batch)
     with model_errors(passes.inspected, "backward"):
@@ -181,7 +178,7 @@ def run_and_choose(
 
 
 def run_and_differentiate(
-    passes: ForwardBackward, captured: Capture[None], batch: Batch
+    passes: ForwardBackward, captured: MapCapture, batch: Batch
 ) -> tuple[list[BatchTarget], dict[RowKey, MapLayer]]:
     """Run a batch, and differentiate its targets down to the layers that `captured` watches.
 
@@ -194,7 +191,6 @@ def run_and_differentiate(
     """
     while True:
         captured.listen(on=False)
-        passes.values.clear()
         output = run_output(passes, batch, track=passes.tracks)
         targets = passes.targets_of(output, batch)
         with model_errors(passes.inspected, "forward"):
@@ -205,10 +201,9 @@ def run_and_differentiate(
         del output, scores, tracked
         captured.restart()
         passes.state.rewind()
-    by_target: list[dict[RowKey, Tensor]] = []
+    by_target: list[Mapping[SiteKey, Tensor | None]] = []
     captured.listen(on=True)
     for score, target in zip(scores, targets, strict=True):
-        passes.gradients.clear()
         if score.requires_grad:
             try:
                 with model_errors(passes.inspected, "backward"):
@@ -220,12 +215,13 @@ def run_and_differentiate(
                 captured.restart()
                 passes.state.rewind()
                 return run_and_differentiate(passes, captured, batch)
-        by_target.append(dict(passes.gradients))
-    captured.restart()
+        by_target.append(captured.watch.values_of_pass())
     layers: dict[RowKey, MapLayer] = {}
-    for place, values in passes.values.items():
-        gradients = [arrived.get(place, torch.zeros_like(values)) for arrived in by_target]
-        layers[place] = MapLayer(place, passes.outputs.by_place[place], "given", values, gradients)
+    for place, values, *_ in captured.restart():
+        if values is not None:
+            arrived = [of_target.get((*place, "output")) for of_target in by_target]
+            gradients = [torch.zeros_like(values) if gradient is None else gradient for gradient in arrived]
+            layers[place] = MapLayer(place, passes.outputs.by_place[place], "given", values, gradients)
     return targets, layers
 
 

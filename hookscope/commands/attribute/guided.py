@@ -91,7 +91,6 @@ class ActivationCalls(TorchFunctionMode):
 
 
 def _overwrites_a_view(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bool:
-    """Tell whether an activation writes into a view that autograd tracks."""
     name = operation_name(func)
     if name not in _IN_PLACE or not args or not isinstance(args[0], Tensor):
         return False
@@ -163,7 +162,6 @@ _SCRIPT = "TorchScript"
 
 
 def _activation(node: Node) -> str:
-    """Return the name of a node's activation; "" if it is none."""
     if isinstance(node, BackwardCFunction):
         name = type(node).__name__.removesuffix("Backward")
         smooth = re.search("gelu|silu|swish|mish", name, re.IGNORECASE)

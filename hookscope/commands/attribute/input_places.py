@@ -130,15 +130,18 @@ def _channel_axis(network: nn.Module, shape: Sequence[int]) -> int:
     return fits[0] if len(fits) == 1 else usual
 
 
-def refuse_whole_numbers(network: nn.Module, tensor: Tensor | None) -> None:
-    """Raise a UsageError for an input of whole numbers."""
+def require_floating_point(network: nn.Module, tensor: Tensor | None) -> None:
+    """Raise a UsageError for an input of whole or complex numbers."""
     if tensor is None or tensor.is_floating_point():
         return
+    numbers = "complex numbers, {}, for which no map is made"
+    if not tensor.is_complex():
+        numbers = "whole numbers, {}, which have no gradient"
     kinds = nn.Embedding | nn.EmbeddingBag
     embeddings = (printable(name) for name, module in network.named_modules() if name and isinstance(module, kinds))
     name = next(embeddings, "")
     raise UsageError(
-        f"The network is given whole numbers, {shape_text(tensor.shape)}, which have no gradient: look at what "
+        f"The network is given {numbers.format(shape_text(tensor.shape))}: look at what "
         f"{'its embedding' if name else 'a layer'} returns, {arg('method')} grad-cam {arg('layer')} {name or 'NAME'}."
     )
 

@@ -96,7 +96,7 @@ class LayerOutputs:
         """Note an output, for `hookscope.hooks.forward_hooks.capture`."""
         place = (call.layer, call.call, slot)
         shape = tuple(tensor.shape) if not tensor.is_nested else ()
-        layout: Layout | str = "holds whole numbers"
+        layout: Layout | str = f"holds {str(tensor.dtype).removeprefix('torch.')} values, not floating point"
         if tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
             self.token_layout.note_patches(call.maker, tensor)
@@ -115,7 +115,7 @@ class LayerOutputs:
             self._grids.append(layout.grid)
         output = LayerOutput(kind, shape, layout)
         if self.keeps and isinstance(layout, Layout) and tensor.requires_grad:
-            # The tensor itself is held past its writing, for its version; the edge is that of now.
+            # Later writes raise the version of the tensor; the edge leads to the gradient of what it holds now.
             output = output._replace(
                 edge=torch.autograd.graph.get_gradient_edge(tensor), values=tensor.detach(), version=tensor._version
             )

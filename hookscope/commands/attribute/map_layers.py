@@ -10,6 +10,7 @@ from torch import nn
 
 from hookscope.commands.attribute.forward_backward import (
     ForwardBackward,
+    MapCapture,
     ModelRaisedError,
     run_and_choose,
     run_and_differentiate,
@@ -27,7 +28,6 @@ from hookscope.commands.attribute.input_places import (
 from hookscope.commands.attribute.layer_choice import LayerOutput, MapLayer, reaches
 from hookscope.commands.attribute.scores import BatchTarget
 from hookscope.errors import LayerNotFoundError, UsageError
-from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.observed import RowKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import select_from
@@ -120,7 +120,7 @@ class MapLayers:
     notes: dict[str, None] = field(default_factory=dict)
     _worked: set[str] = field(default_factory=set)
     _fields: dict[tuple[RowKey, tuple[int, ...] | None], ReceptiveField | None] = field(default_factory=dict)
-    _captured: Capture[None] | None = None
+    _captured: MapCapture | None = None
 
     def run(self, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
         """Return the targets of a batch, and the layers with their gradients.
@@ -163,7 +163,7 @@ class MapLayers:
     def _is_looked_at(self, place: RowKey) -> bool:
         return place in self.chosen or any(group.means(place) for group in self.groups)
 
-    def _find_fields(self, captured: Capture[None], batch: Batch) -> None:
+    def _find_fields(self, captured: MapCapture, batch: Batch) -> None:
         """Find where the cells of outputs lie: run one input of the first batch of each size, then restore state."""
         passes, shape = self.passes, _input_shape(batch)
         if shape in {size for _, size in self._fields}:
@@ -182,11 +182,10 @@ class MapLayers:
                         "show another input, or come after a detach()."
                     ] = None
         passes.outputs.forget()
-        passes.values.clear()
         captured.restart()
         passes.state.rewind()
 
-    def _watch(self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None) -> Capture[None]:
+    def _watch(self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None) -> MapCapture:
         self.hooks.close()
         self._captured = self.hooks.enter_context(self.passes.watch(layers, operations))
         self.passes.state.mark_hooks()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.commands.attribute.guided import ActivationCalls, advice, ruled
-from hookscope.commands.attribute.input_places import InputPlaces, places_of, refuse_whole_numbers
+from hookscope.commands.attribute.input_places import InputPlaces, places_of, require_floating_point
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inspection.verification import difference, outcome_of
@@ -62,7 +62,7 @@ class ScoredBatch:
             return places_of(self.network, first)
         kind = type(first).__name__
         if isinstance(first, Tensor):
-            refuse_whole_numbers(self.network, first)
+            require_floating_point(self.network, first)
             kind = f"a tensor {shape_text(first.shape)}"
         kind = "its inputs by name: leave out the name of the first" if not batch.args and batch.kwargs else kind
         raise UsageError(
@@ -78,7 +78,8 @@ class Pixels:
     Attributes:
         values: (N, C, *size), detached, on the network's device.
         unchanged: Activations that guided backpropagation left alone, by label, each with the reason.
-        gap: (N,), how far integrated gradients fall short of the score's difference, as a share of it; else None.
+        gap: (N,), how far integrated gradients fall short of the score's difference, as a share of it, NaN where a
+            score or a value is not finite; None for other methods.
         notes: Sentences about how they were made.
     """
 
@@ -147,10 +148,11 @@ def integrated_gradients(scored: ScoredBatch) -> Pixels:
     gap, steps = torch.full_like(span, torch.inf), FIRST_STEPS
     while True:
         estimate = method.attribute(pixels, n_steps=steps, internal_batch_size=len(pixels)).detach()
-        missing = ((estimate.flatten(1).sum(1) - span) / span).abs().nan_to_num(0.0, posinf=torch.inf)
+        short = estimate.flatten(1).sum(1) - span
+        missing = (short / span).abs().where(short != 0, 0.0)
         better = (gap >= COMPLETENESS_LIMIT) & (missing < gap) | (steps == FIRST_STEPS)
         values[better], gap[better] = estimate[better].to(values.dtype), missing[better]
-        if steps == MOST_STEPS or bool((gap < COMPLETENESS_LIMIT).all()):
+        if steps == MOST_STEPS or not bool((gap >= COMPLETENESS_LIMIT).any()):  # more steps do not help NaN
             break
         steps *= 2
     return Pixels(

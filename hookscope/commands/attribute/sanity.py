@@ -335,7 +335,8 @@ class Checking:
     def add(self, passes: ForwardBackward, batch: Batch, explained: Explained) -> None:
         """Check the maps of a batch. The network itself is not run."""
         self._noun = input_word(explained.maps[0][0].dim() - 1)
-        gaps = [float(part.gap.max()) for part in explained.pixels if part.gap is not None]
+        gaps = [gap for part in explained.pixels if part.gap is not None for gap in part.gap.tolist()]
+        gaps = [gap for gap in gaps if not math.isnan(gap)]
         self._gap = max([*gaps, self._gap or 0.0]) if gaps else self._gap
         if self.sanity == "none" or (self.sanity == "quick" and self._began):
             return
@@ -349,7 +350,7 @@ class Checking:
         self.seconds += time.perf_counter() - began
 
     def judged(self) -> tuple[SanityCheck, ...]:
-        """Judge everything that was found."""
+        """Return the checks for which anything was measured."""
         checks = []
         if self._weights:
             checks.append(weights_check(np.concatenate(self._weights, 1)))
@@ -442,15 +443,13 @@ class Checking:
 
 
 def _why_not_deleted(batch: Batch, target: BatchTarget) -> str:
-    """Return why the deletion test is impossible; "" if it is possible."""
     argument = batch.args[0] if batch.args else None
     if not isinstance(argument, Tensor) or argument is not main_input(batch):
         return "the maps are not of the network's first argument by position"
     if target.is_dense:
         return "the target has a score at each place, and no single probability"
-    return "" if argument.is_floating_point() else "whole numbers cannot be blurred"
+    return "" if argument.is_floating_point() else "only floating-point numbers can be blurred"
 
 
 def _arrays(maps: Sequence[Tensor], places: Sequence[int]) -> list[Map]:
-    """Return the maps of some inputs as arrays, by layer, then by input."""
     return [heat_map[place].numpy() for heat_map in maps for place in places]

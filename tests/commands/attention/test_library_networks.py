@@ -261,8 +261,8 @@ def looked_at(case: Case, network: nn.Module, monkeypatch: pytest.MonkeyPatch) -
     cells: list[Any] = []
     own = forward_pass.places_of
 
-    def kept(call: Any, rows: Any, axes: Any, arrangement: Any) -> Any:
-        actual = own(call, rows, axes, arrangement)
+    def kept(call: Any, rows: Any, axes: Any, tokens: Any) -> Any:
+        actual = own(call, rows, axes, tokens)
         cells.append((axes, actual[1]))
         return actual
 

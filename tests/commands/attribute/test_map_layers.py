@@ -108,6 +108,58 @@ def test_a_layer_without_extent_is_refused_with_the_nearest_that_works(network: 
     )
 
 
+@pytest.mark.parametrize(("spectrum", "dtype"), [(torch.fft.fft2, "complex64"), (torch.isfinite, "bool")])
+def test_a_layer_without_floating_point_is_refused_with_its_dtype(
+    pictures: Tensor, spectrum: Callable[[Tensor], Tensor], dtype: str
+) -> None:
+    class Spectrum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return spectrum(x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.spectrum, self.fc = nn.Conv2d(3, 2, 3), Spectrum(), nn.Linear(2, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            self.spectrum(x)
+            output: Tensor = self.fc(x.mean((2, 3)))
+            return output
+
+    with pytest.raises(UsageError, match=f"which holds {dtype} values, not floating point. Nearest layer .* conv"):
+        attribute(Net(), pictures, layer="spectrum")
+
+
+def test_a_view_that_is_modified_later_has_the_gradient_of_each_of_several_targets() -> None:
+    class View(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.transpose(2, 3)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.view = nn.Conv2d(3, 4, 3), View()
+
+        def forward(self, x: Tensor) -> Tensor:
+            view = self.view(self.conv(x))
+            before = view[:, :, 0].sum((1, 2))
+            view.mul_(torch.linspace(0, 1, 6))
+            after = view[:, 0].sum((1, 2))
+            return torch.stack([before, after, before + after, before - after, 2 * before], 1)
+
+    network, pictures = Net(), torch.randn(1, 3, 8, 8)
+    run = attribute(network, pictures, layer=["conv", "view"], target="0,1,2,3,4", method="hires-cam")
+    activation = network.conv(pictures).detach().transpose(2, 3)
+    before, after = torch.zeros(1, 4, 6, 6), torch.zeros(1, 4, 6, 6)
+    before[:, :, 0], after[:, 0] = 1, torch.linspace(0, 1, 6)
+    for place, gradient in enumerate([before, after, before + after, before - after, 2 * before]):
+        expected = (activation * gradient).sum(1)[0]
+        (heat_map,) = [part for part in run.maps if (part.layer, part.target.index) == ("view", place)]
+        torch.testing.assert_close(torch.from_numpy(heat_map.values), expected)
+
+
 def test_layers_are_given_by_name_by_pattern_and_as_operations(network: nn.Module, pictures: Tensor) -> None:
     several = attribute(network, pictures[:2], layer=["first", "op:relu#1"], target="0,1")
     assert [(layer.label, layer.kind, layer.reason) for layer in several.layers] == [

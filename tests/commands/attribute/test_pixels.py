@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.commands.attribute.pixels import COMPLETENESS_LIMIT, MOST_STEPS, PIXEL_METHODS, ScoredBatch, map_of
+from hookscope.commands.attribute.pixels import (
+    COMPLETENESS_LIMIT,
+    FIRST_STEPS,
+    MOST_STEPS,
+    PIXEL_METHODS,
+    ScoredBatch,
+    map_of,
+)
 from hookscope.errors import UsageError
 from hookscope.inputs.batches import Batch
 from hookscope.results.attributions import Method
@@ -125,6 +132,19 @@ def test_integrated_gradients_of_a_score_that_does_not_change_are_complete_only_
     assert actual.gap is not None
     assert actual.gap.tolist() == [0]
     torch.testing.assert_close(actual.values[0, :, 0, 0], torch.tensor([1.0, -1, 0]))
+
+
+def test_integrated_gradients_with_nan_are_not_said_to_be_complete() -> None:
+    network, _ = linear()
+    pictures = torch.ones(2, 3, 14, 14)
+    pictures[0, 0, 3, 4] = torch.nan
+    actual = PIXEL_METHODS["integrated-gradients"](scored_batch(network, pictures))
+    assert actual.gap is not None
+    assert actual.gap[0].isnan()
+    assert float(actual.gap[1]) < 1e-4
+    assert actual.notes == (f"Integrated from a picture of zeros, in {FIRST_STEPS} steps at most.",)
+    run = hookscope.attribute(network, pictures[:1], method="integrated-gradients", sanity="none")
+    assert run.sanity == ()
 
 
 @pytest.mark.parametrize("method", PIXEL_METHODS)

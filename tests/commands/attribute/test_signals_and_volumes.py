@@ -207,6 +207,23 @@ def test_tokens_have_a_map_at_their_embedding() -> None:
     assert np.array_equal(named.values, one.values)
 
 
+@pytest.mark.parametrize("method", ["grad-cam", "gradient"])
+def test_complex_numbers_are_not_called_whole(method: str) -> None:
+    class Magnitude(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.conv(x.abs()).mean((2, 3))
+            return output
+
+    pictures = torch.ones(1, 1, 6, 6, dtype=torch.complex64)
+    with pytest.raises(UsageError, match=r"given complex numbers, 1x1x6x6, for which no map is made: .* `layer` NAME"):
+        hookscope.attribute(Magnitude(), pictures, method=method)
+    assert hookscope.attribute(Magnitude(), pictures, layer="conv", sanity="none").maps[0].layer == "conv"
+
+
 def test_words_beside_a_volume_have_a_drawing_of_their_own(tmp_path: Path) -> None:
     parts = {"blocks": nn.Conv3d(3, 8, 2, 2), "words": nn.Embedding(30, 8), "head": nn.Linear(8, 3)}
     network = Written(lambda net, x, ids: net.head(net.blocks(x).mean((2, 3, 4)) * net.words(ids).mean(1)), **parts)
