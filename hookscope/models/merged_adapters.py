@@ -57,7 +57,7 @@ def unmergeable(names: Iterable[str]) -> str:
 
 def adapter_config(path: Path) -> Path | None:
     """Return the `adapter_config.json` beside a weights file; None if there is none."""
-    config = path.with_name(_CONFIG)
+    config = path.parent / _CONFIG  # `with_name` raises for "."
     return config if config.is_file() else None
 
 
