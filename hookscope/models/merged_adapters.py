@@ -23,7 +23,7 @@ _CONFIG = "adapter_config.json"
 _CONFIG_BYTES_LIMIT = 2**20  # ours: a pattern for each layer of a large network
 
 _WRAPPER = "base_model.model."
-_PART = re.compile(r"(?P<layer>.+)\.lora_(?P<embedding>embedding_)?(?P<part>[AB])(\.weight)?")
+_PART = re.compile(r"(?P<layer>.+)\.lora_(embedding_)?(?P<half>[AB])(\.weight)?")
 _PATTERN = re.compile(r"[\w.\-]+")  # what is no plain name could take for ever to match
 _UNSUPPORTED = ("lora_magnitude_vector", "lora_E", "lora_ranknum")  # DoRA and AdaLoRA
 
@@ -102,28 +102,27 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
         raise CheckpointError(f"{name} holds '{printable(odd, 80)}', which is not plain LoRA; merge it with peft.")
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     pairs, whole = _pairs_and_whole(state)
-    for layer, (down, up, is_embedding) in pairs.items():
+    for layer, halves in pairs.items():
         weight = tensors.get(f"{layer}.weight")
-        if down is None or up is None:
+        if halves.keys() != {"A", "B"}:
             raise MisfitError(f"{name} lacks lora_A or lora_B for '{printable(layer, 80)}'.")
         if weight is None:
             raise MisfitError(f"{name} is for '{printable(layer, 80)}', which {type(module).__name__} does not have.")
         # peft goes by the class as well: Conv1D of transformers keeps its weight as (inputs, outputs).
-        is_transposed = is_embedding or type(module.get_submodule(layer)).__name__ == "Conv1D"
-        delta = _product(down, up, is_transposed)
+        owner = module.get_submodule(layer)
+        is_transposed = isinstance(owner, nn.Embedding) or type(owner).__name__ == "Conv1D"
+        delta = _product(halves["A"], halves["B"], is_transposed)
         if delta.shape != weight.shape:
             shapes = f"{tuple(delta.shape)} for a weight of {tuple(weight.shape)}"
             raise MisfitError(f"{name} does not fit '{printable(layer, 80)}': {shapes}.")
         if not weight.is_meta:
-            rank = down.shape[0]
             with torch.no_grad():
-                weight.add_((delta * settings.scale(layer, rank)).to(weight.dtype))
+                weight.add_((delta * settings.scale(layer, halves["A"].shape[0])).to(weight.dtype))
     _replace(module, tensors, whole, name)
-    ups = [up for _, up, _ in pairs.values() if up is not None]
-    ranks = ", ".join(map(str, sorted({down.shape[0] for down, _, _ in pairs.values() if down is not None})))
+    ranks = ", ".join(map(str, sorted({halves["A"].shape[0] for halves in pairs.values()})))
     also = f"; {counted(len(whole), 'other tensor')} of the file took the place of the network's" if whole else ""
     notes = (f"{name}: {counted(len(pairs), 'LoRA adapter')} of rank {ranks} merged into the network{also}.",)
-    untrained = not any(bool(up.any()) for up in ups)
+    untrained = not any(bool(halves["B"].any()) for halves in pairs.values())
     return (*notes, f"{name}: every lora_B is 0 (untrained), so the network is unchanged.") if untrained else notes
 
 
@@ -139,19 +138,15 @@ def _replace(module: nn.Module, tensors: Mapping[str, Tensor], whole: Mapping[st
                 held.copy_(value)
 
 
-_Pair = tuple[Tensor | None, Tensor | None, bool]
-
-
-def _pairs_and_whole(state: Mapping[str, Any]) -> tuple[dict[str, _Pair], dict[str, Tensor]]:
-    pairs: dict[str, _Pair] = {}
+def _pairs_and_whole(state: Mapping[str, Any]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+    pairs: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
     for full, value in state.items():
         name = full.removeprefix(_WRAPPER)
         if not isinstance(value, Tensor):
             continue
         if match := _PART.fullmatch(name):
-            down, up, is_embedding = pairs.get(match["layer"], (None, None, bool(match["embedding"])))
-            pairs[match["layer"]] = (value, up, is_embedding) if match["part"] == "A" else (down, value, is_embedding)
+            pairs.setdefault(match["layer"], {})[match["half"]] = value
         else:
             whole[name.replace(".base_layer.", ".")] = value
     return pairs, whole
