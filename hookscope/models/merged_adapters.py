@@ -7,6 +7,7 @@ Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023.
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import json_object
 from hookscope.errors import CheckpointError, MisfitError, UnmergedError
+from hookscope.models.statedict import copyable
 from hookscope.text import counted, printable
 
 _CONFIG = "adapter_config.json"
@@ -69,25 +71,26 @@ def read_settings(path: Path) -> AdapterSettings:
     config, shown = adapter_config(path), printable(str(path.with_name(_CONFIG)))
     if config is None:
         raise UnmergedError(f"{printable(path.name)} holds adapters, but no {_CONFIG} with their alpha is next to it.")
-    held = json_object(config, _CONFIG_BYTES_LIMIT)
-    if held is None:
+    settings = json_object(config, _CONFIG_BYTES_LIMIT)
+    if settings is None:
         raise CheckpointError(f"{shown} is not the JSON that peft writes; download it again.")
-    kind, alpha, alphas = held.get("peft_type", "LORA"), held.get("lora_alpha"), held.get("alpha_pattern") or {}
-    begun = str(held.get("init_lora_weights"))
-    methods = [name for setting, name in _OTHER_METHODS.items() if held.get(setting)]
+    kind, alpha = settings.get("peft_type", "LORA"), settings.get("lora_alpha")
+    alphas = settings.get("alpha_pattern") or {}
+    begun = str(settings.get("init_lora_weights"))
+    methods = [name for setting, name in _OTHER_METHODS.items() if settings.get(setting)]
     methods += [begun] * begun.lower().startswith(_CHANGES_WEIGHTS) + [str(kind)] * (kind != "LORA")
     if methods:
         raise CheckpointError(
             f"{shown} describes adapters of kind {printable(methods[0], 40)}; only LoRA can be merged."
         )
     if not isinstance(alphas, dict) or not all(
-        type(value) in (int, float) and math.isfinite(value) for value in (alpha, *alphas.values())
+        type(value) in (int, float) and abs(value) <= sys.float_info.max for value in (alpha, *alphas.values())
     ):
         raise CheckpointError(f"{shown} has no number for lora_alpha; download it again.")
     if not all(_PATTERN.fullmatch(name) for name in alphas):
         raise CheckpointError(f"{shown} has layer patterns that are not names; merge it with peft.")
-    base = held.get("base_model_name_or_path")
-    by_root = held.get("use_rslora") is True
+    base = settings.get("base_model_name_or_path")
+    by_root = settings.get("use_rslora") is True
     return AdapterSettings(float(alpha or 0), alphas, by_root, base if isinstance(base, str) else "")
 
 
@@ -98,7 +101,7 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
     compared. `name` is the file's in messages. Raises MisfitError if a layer or a shape does not fit, CheckpointError
     for adapters that are no plain LoRA.
     """
-    if odd := next((key for key in state if any(part in key for part in _UNSUPPORTED)), None):
+    if odd := next((key for key, value in state.items() if _is_odd(key, value)), None):
         raise CheckpointError(f"{name} holds '{printable(odd, 80)}', which is not plain LoRA; merge it with peft.")
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     pairs, whole = _pairs_and_whole(state)
@@ -126,16 +129,25 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
     return (*notes, f"{name}: every lora_B is 0 (untrained), so the network is unchanged.") if untrained else notes
 
 
+def _is_odd(key: str, value: object) -> bool:
+    """Return whether a part of an adapter is another method's, or no matrix or kernel of floating-point numbers."""
+    if not (isinstance(value, Tensor) and _PART.fullmatch(key)):
+        return any(part in key for part in _UNSUPPORTED)
+    is_dense = value.layout is torch.strided and value.is_floating_point()
+    return not is_dense or value.dim() < 2 or not value.numel()
+
+
 def _replace(module: nn.Module, tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor], name: str) -> None:
     for key, value in whole.items():
-        held = tensors.get(key)
-        if held is None or held.shape != value.shape:
+        own = tensors.get(key)
+        if own is None or value.is_quantized or not copyable(value, own, key):
             raise MisfitError(
-                f"{name} has a '{printable(key, 80)}' that {type(module).__name__} lacks, or has in another shape."
+                f"{name} has a '{printable(key, 80)}' that {type(module).__name__} lacks, or has in another shape or "
+                "type."
             )
-        if not held.is_meta:
+        if not own.is_meta:
             with torch.no_grad():
-                held.copy_(value)
+                own.copy_(value)
 
 
 def _pairs_and_whole(state: Mapping[str, Any]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
@@ -153,7 +165,7 @@ def _pairs_and_whole(state: Mapping[str, Any]) -> tuple[dict[str, dict[str, Tens
 
 
 def _product(down: Tensor, up: Tensor, transposed: bool) -> Tensor:
-    dtype = torch.promote_types(down.dtype, torch.float32)
+    dtype = torch.float64 if down.dtype is torch.float64 else torch.float32
     flat = down.to(dtype).reshape(down.shape[0], -1)
     rows = up.to(dtype).reshape(up.shape[0], -1)
     if rows.shape[1] != flat.shape[0]:
