@@ -290,13 +290,13 @@ def _unpickled(archive: ZipFile, member: ZipInfo, located: Callable[[str, int], 
         raise ValueError
     content = archive.read(member)
     unpickler = InertUnpickler(BytesIO(content))
-    held = unpickler.load()
+    pickled = unpickler.load()
     if not content.startswith(b"\x80\x02") or not unpickler.instructions <= _INSTRUCTIONS:
         raise ValueError
     if not unpickler.globals.keys() <= _GLOBALS:
         raise ValueError
     tensors = _Tensors(located)
-    rebuilt = replace_stand_ins(held, tensors.made_of)
+    rebuilt = replace_stand_ins(pickled, tensors.made_of)
     for call in unpickler.calls:  # torch makes those that are thrown away as well
         replace_stand_ins(call, tensors.made_of)
     _check_plain(rebuilt)
