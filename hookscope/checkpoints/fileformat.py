@@ -296,8 +296,8 @@ def json_object(path: Path, limit: int = _CONFIG_BYTES_LIMIT) -> dict[str, Any] 
     with open_regular(path) as file:
         content = file.read(limit + 1)
     with suppress(ValueError, RecursionError):
-        held = json.loads(content) if len(content) <= limit else None
-        return held if isinstance(held, dict) else None
+        document = json.loads(content) if len(content) <= limit else None
+        return document if isinstance(document, dict) else None
     return None
 
 

@@ -55,7 +55,7 @@ _FORBIDDEN_MODULES = frozenset(
 _FORBIDDEN = re.compile(
     r"(http\.(client|server|cookiejar)"
     r"|torch\.(save|load|compile|ops|classes|serialization|hub|jit|package|export|fx|library|multiprocessing)"
-    r"|torch\.(_dynamo|_inductor|_ops|_jit_internal|_C|testing)"
+    r"|torch\.(_dynamo|_inductor|_ops|_jit_internal|_C|testing|storage\._load_from_bytes)"
     r"|torch\.utils\.(cpp_extension|collect_env|data|bottleneck|model_zoo)"
     r"|torch\.distributed\.(rpc|run|launch|launcher|elastic)"
     r"|numpy\.(load|save\w*|loadtxt|genfromtxt|fromfile|memmap|vectorize|apply_\w+|fromregex|DataSource)"

@@ -1,6 +1,6 @@
 """What files hold: tensors, those of torch or stand-ins, in nested dicts, lists and tuples. No torch is needed."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,14 +24,6 @@ class TensorLike(ABC):
     shape: Any
     dtype: Any
 
-    @abstractmethod
-    def dim(self) -> int:
-        """Return how many axes it has."""
-
-    @abstractmethod
-    def is_floating_point(self) -> bool:
-        """Return whether its elements are floating-point numbers."""
-
     @classmethod
     def __subclasshook__(cls, kind: type) -> bool:
         return (cls is TensorLike and _descends(kind, "torch.Tensor")) or NotImplemented
@@ -49,6 +41,11 @@ class ModuleLike(ABC):  # noqa: B024 - nothing is called
 
 def _descends(kind: type, name: str) -> bool:
     return any(f"{base.__module__}.{base.__qualname__}" == name for base in kind.__mro__)
+
+
+def is_floating_point(tensor: TensorLike) -> bool:
+    """Return whether the elements of a tensor are floating-point numbers."""
+    return "float" in str(tensor.dtype)
 
 
 def values_in(part: object) -> Iterable[object]:

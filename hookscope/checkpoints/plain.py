@@ -28,7 +28,7 @@ from hookscope.checkpoints.fileformat import (
     open_regular,
     safetensors_header,
 )
-from hookscope.checkpoints.nested import ITEM_BYTES, TensorLike, parts_in
+from hookscope.checkpoints.nested import ITEM_BYTES, TensorLike, is_floating_point, parts_in
 from hookscope.checkpoints.stand_ins import is_bare, is_empty_hooks, replace_stand_ins
 from hookscope.checkpoints.unpickler import Global, InertUnpickler, Reference, StandIn
 from hookscope.text import printable
@@ -118,14 +118,6 @@ class PlainTensor(TensorLike):
     def byte_count(self) -> int:
         """Bytes of its elements."""
         return math.prod(self.shape) * self.item_bytes
-
-    def dim(self) -> int:
-        """Return how many axes it has."""
-        return len(self.shape)
-
-    def is_floating_point(self) -> bool:
-        """Return whether its elements are floating-point numbers."""
-        return "float" in self.dtype
 
 
 def plain_content(path: Path, kind: FileKind) -> object | None:
@@ -250,7 +242,7 @@ class _Tensors:
         if type(tensor) is not StandIn or type(requires_grad) is not bool or not is_empty_hooks(hooks):
             raise ValueError
         data = self.made_of(tensor)
-        if data.kind != "Tensor" or (requires_grad and not data.is_floating_point()):
+        if data.kind != "Tensor" or (requires_grad and not is_floating_point(data)):
             raise ValueError
         return replace(data, kind="Parameter")
 
@@ -274,7 +266,7 @@ class _Tensors:
             raise ValueError
         begin = storage.begin + offset * ITEM_BYTES[storage.dtype]
         tensor = PlainTensor(shape, storage.dtype, strides, reference.identifier[2], offset, begin)
-        if requires_grad and not tensor.is_floating_point():
+        if requires_grad and not is_floating_point(tensor):
             raise ValueError
         return tensor
 
@@ -298,13 +290,13 @@ def _unpickled(archive: ZipFile, member: ZipInfo, located: Callable[[str, int], 
         raise ValueError
     content = archive.read(member)
     unpickler = InertUnpickler(BytesIO(content))
-    held = unpickler.load()
+    pickled = unpickler.load()
     if not content.startswith(b"\x80\x02") or not unpickler.instructions <= _INSTRUCTIONS:
         raise ValueError
     if not unpickler.globals.keys() <= _GLOBALS:
         raise ValueError
     tensors = _Tensors(located)
-    rebuilt = replace_stand_ins(held, tensors.made_of)
+    rebuilt = replace_stand_ins(pickled, tensors.made_of)
     for call in unpickler.calls:  # torch makes those that are thrown away as well
         replace_stand_ins(call, tensors.made_of)
     _check_plain(rebuilt)

@@ -1,30 +1,37 @@
 """Infer which known network names and shapes belong to: one of the installed libraries, by the tables of them.
 
-Only networks that the installed version of a library has and the table lacks are built, to find their shapes, which
-needs torch; those in the table are unchanged, since published weights must go on fitting.
+Networks that the installed version of a library has and the table lacks are built as published, which needs torch; with
+another number of classes they are only the nearest network. Those in the table are the same in every version, since
+published weights must go on fitting.
 """
 
 import math
-import time
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-from hookscope.errors import ModelNotFoundError
 from hookscope.models.names import DEMO, timm_names, torchvision_names
-from hookscope.models.network_table import COLOURS, COUNTER, Free, NetworkPattern, Shapes, Sizes, network_table
-from hookscope.models.weight_sets import listed
+from hookscope.models.network_table import (
+    COLOURS,
+    COUNTER,
+    Free,
+    NetworkPattern,
+    Shapes,
+    Sizes,
+    network_pattern,
+    network_table,
+)
+from hookscope.models.weight_sets import listed, state_shapes
 from hookscope.models.wrapped_names import stripped_forms
-from hookscope.parameters import arg
 from hookscope.text import counted, printable, some_of
 
 _LEAST_ALIKE = Fraction(1, 2)  # with less than half of the names in common, a network is not worth suggesting
-TIMM_SECONDS = 20.0  # timm has more than a thousand networks, and importing it has taken seconds already
 
 _PACKED = "_packed_params._packed_params"
 
@@ -49,20 +56,12 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
 
     torchvision's networks and `demo` are compared first; if none fits, timm's are, if it is installed. If wrapped names
     can be read in several ways, the most conservative reading that fits counts. `num_batches_tracked` may be missing.
-    Raises ModelNotFoundError if none fits and time ran out before all networks of timm were compared.
     """
     forms = _readings(shapes)
     fitting = _best_candidates(_torchvision_patterns(), forms)
     if fitting or not find_spec("timm"):
         return _with_ties(fitting, "torchvision")
-    left: list[str] = []
-    candidates = _with_ties(_best_candidates(_timm_patterns(set().union(*forms), left), forms), "timm")
-    if not left:
-        return candidates
-    note = f"{len(left)} of timm's networks were not compared, as {TIMM_SECONDS:g} s had passed"
-    if not candidates:
-        raise ModelNotFoundError(f"No known network fits, but {note}; name it with {arg('arch')}.")
-    return tuple(replace(candidate, remarks=(*candidate.remarks, note)) for candidate in candidates)
+    return _with_ties(_best_candidates(_timm_patterns(forms), forms), "timm")
 
 
 def nearest_network(shapes: Shapes) -> str:
@@ -73,7 +72,7 @@ def nearest_network(shapes: Shapes) -> str:
     forms = _readings(shapes)
     near = _nearest(_torchvision_patterns(), forms)
     if not near and find_spec("timm"):
-        near = _nearest(_timm_patterns(set().union(*forms), []), forms)
+        near = _nearest(_timm_patterns(forms), forms)
     return near
 
 
@@ -254,43 +253,57 @@ def _torchvision_patterns() -> Iterator[NetworkPattern]:
         yield table.networks[DEMO]
 
 
-def _timm_patterns(names: Container[str], left: list[str]) -> Iterator[NetworkPattern]:
-    """Yield timm's networks: those in the table, then others whose first layer's weight is among `names`.
-
-    `left` keeps the others for which there was no time.
-    """
+def _timm_patterns(forms: Sequence[Shapes]) -> Iterator[NetworkPattern]:
+    """Yield timm's networks: those in the table, and others that have the name of their first weight in `forms`."""
     table = network_table("timm")
     if installed_version("timm") == table.version:
         yield from table.networks.values()
         return
     from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
 
-    started, others = time.monotonic(), []
+    names = set().union(*forms)
     for name in timm_names():
-        if network := table.networks.get(f"timm:{name}"):
+        network = table.networks.get(f"timm:{name}")
+        if not network:
+            first = timm_zoo.names_in(timm_zoo.published(name).first_conv)
+            network = _built(f"timm:{name}") if all(f"{layer}.weight" in names for layer in first) else None
+        if network:
             yield network
-        elif all(f"{first}.weight" in names for first in timm_zoo.names_in(timm_zoo.published(name).first_conv)):
-            others.append(f"timm:{name}")
-    left += others
-    while left and time.monotonic() < started + TIMM_SECONDS:
-        if (pattern := _built(left.pop(0))) is not None:
-            yield pattern
 
 
 def _pattern_named(model: str) -> NetworkPattern | None:
     if model.startswith("timm:"):
-        network = network_table("timm").networks.get(model)
-        return network or _built(model)  # the tag of its weights may change its classes
+        network = network_table("timm").networks.get(model.partition(".")[0])
+        return _tagged(network, model) if network and "." in model else network or _built(model)
     name = model.removeprefix("torchvision:").lower()
     return next((pattern for pattern in _torchvision_patterns() if pattern.model == name), None)
 
 
+def _tagged(network: NetworkPattern, model: str) -> NetworkPattern:
+    """Return a network of timm's as the tag of its weights has it, which may change the number of classes."""
+    from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
+
+    classes = timm_zoo.published(model.removeprefix("timm:")).num_classes
+    return NetworkPattern(model, {**network.facts, "classes": classes}, network.counts, lambda: network.sizes)
+
+
 @cache
 def _built(model: str) -> NetworkPattern | None:
-    from hookscope.models.known_networks import pattern_of, timm_network, torchvision_network  # noqa: PLC0415 (imports torchvision, which is slow)
+    """Build a network that the table lacks, and return its names and shapes as published; None if that fails."""
+    import torch  # noqa: PLC0415 (slow to import, like the libraries)
 
-    is_timm = model.startswith("timm:")
-    return pattern_of(timm_network(model.removeprefix("timm:")) if is_timm else torchvision_network(model))
+    from hookscope.models import construction, timm_zoo, zoo  # noqa: PLC0415
+
+    if model.startswith("timm:"):
+        build = partial(timm_zoo.build_timm, model.removeprefix("timm:"), {})
+    else:  # an int8 network has the same names in floating point; fusing and packing change the shapes
+        build = partial(zoo.build_torchvision, model, {"quantize": False} if model.startswith("quantized_") else {})
+    for device in ("meta", "cpu"):  # RegNet computes its widths with tensors
+        with construction.seeded(0), construction.silenced_known_warnings(), suppress(Exception):
+            with torch.device(device), construction.skipped_initialisation():
+                network = build()
+            return network_pattern(model, {}, state_shapes(network.state_dict(keep_vars=True)))
+    return None
 
 
 def installed_version(package: str) -> str | None:

@@ -170,10 +170,10 @@ def stored_architectures(content: object, metadata: Mapping[str, Any] | None = N
     return tuple(names)
 
 
-def _architectures_in(held: object) -> Iterator[str]:
-    if not isinstance(held, dict):
+def _architectures_in(settings: object) -> Iterator[str]:
+    if not isinstance(settings, dict):
         return
-    for place in (held, *(_entries_of(dict.get(held, key)) for key in _AROUND)):
+    for place in (settings, *(_entries_of(dict.get(settings, key)) for key in _AROUND)):
         for key in _ARCHITECTURE_KEYS:
             value = dict.get(place, key)
             if isinstance(value, str) and (match := _ARCHITECTURE_NAME.fullmatch(value)):
@@ -181,8 +181,8 @@ def _architectures_in(held: object) -> Iterator[str]:
 
 
 def _entries_of(value: object) -> dict[Any, Any]:
-    held = value.state if isinstance(value, StandIn) else value
-    return held if isinstance(held, dict) else {}
+    entries = value.state if isinstance(value, StandIn) else value
+    return entries if isinstance(entries, dict) else {}
 
 
 def _read_past(read: ScanResult, name: str) -> tuple[str, ...]:
@@ -204,10 +204,10 @@ def _parsed(texts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _texts(path: Path) -> dict[str, Any]:
     try:
-        held = safetensors_header(path)[0].get("__metadata__")
+        metadata = safetensors_header(path)[0].get("__metadata__")
     except (ValueError, RecursionError):  # it has become another file
         return {}
-    return held if isinstance(held, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, ScanResult]:

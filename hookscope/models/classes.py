@@ -117,10 +117,10 @@ def stored_classes(content: object) -> tuple[str, tuple[str, ...]]:
     meta = dict.get(content, "meta")
     if isinstance(meta, dict):  # MMEngine's
         around.append(("meta.dataset_meta.", dict.get(meta, "dataset_meta")))
-    places = [("", content), *((prefix, held) for prefix, held in around if isinstance(held, dict))]
-    for prefix, held in places:
+    places = [("", content), *((prefix, entries) for prefix, entries in around if isinstance(entries, dict))]
+    for prefix, entries in places:
         for key in _KEYS:
-            classes = dict.get(held, key)
+            classes = dict.get(entries, key)
             with suppress(ValueError):
                 if isinstance(classes, dict | list | tuple) and (names := _by_index(classes)):
                     return f"{prefix}{key}", names

@@ -17,7 +17,7 @@ from hookscope.checkpoints.fileformat import FileKind, open_regular, stored_file
 from hookscope.checkpoints.isolation import run_isolated
 from hookscope.checkpoints.nested import TensorLike
 from hookscope.checkpoints.plain import PlainTensor, plain_content
-from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
+from hookscope.errors import CheckpointError, UsageError
 from hookscope.models.adapters import NamedShape, adapter_remark
 from hookscope.models.architecture import Candidate, nearest_network, recognise
 from hookscope.models.array_values import ARRAY_TYPES, Values, values_of
@@ -58,7 +58,8 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         tensors.setdefault(part, []).extend(rows)
         shapes.setdefault(part, {}).update({name: tuple(shape) for name, shape in piece["shapes"].items()})
     warnings += filter(None, [adapter_remark(path.name, map(_named_shape, rows)) for rows in tensors.values()])
-    fitting, doubts = _architectures(shapes)
+    recognised = cache(lambda names: tuple(map(sentence, recognise(dict(names)))))  # averaged weights have equal names
+    fitting = {part: recognised(tuple(by_name.items())) if by_name else () for part, by_name in shapes.items()}
     near = {part: "" if fitting[part] else nearest_network(by_name) for part, by_name in shapes.items() if by_name}
     alone = listings.get(path, {})
     return CheckpointContents(
@@ -72,7 +73,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         ),
         entries=tuple(StoredEntry(*entry) for entry in alone.get("entries", ())),
         metadata={name: text for file in looked for name, text in file["metadata"].items()},
-        warnings=(*warnings, *doubts),
+        warnings=tuple(warnings),
     )
 
 
@@ -129,29 +130,13 @@ def _pieces(file: BinaryIO, begin: int, byte_count: int, dtype: str) -> Iterator
 
 
 def _unlisted(index: Path, listings: Mapping[Path, Mapping[str, Any]]) -> list[str]:
-    held = {path: [key for part in file["parts"] for key in part["names"]] for path, file in listings.items()}
-    surplus = surplus_names(printable(str(index)), read_index(index), held)
+    stored = {path: [key for part in file["parts"] for key in part["names"]] for path, file in listings.items()}
+    surplus = surplus_names(printable(str(index)), read_index(index), stored)
     return [
         f"{printable(shard.name)}: the index does not list {printable(', '.join(more), 200)}."
         for shard, more in surplus.items()
         if more
     ]
-
-
-def _architectures(
-    shapes: Mapping[tuple[str, bool], Mapping[str, tuple[int, ...]]],
-) -> tuple[dict[tuple[str, bool], tuple[str, ...]], tuple[str, ...]]:
-    doubts: dict[str, None] = {}
-
-    @cache  # averaged weights have the names and shapes of the others
-    def fitting(names: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[str, ...]:
-        try:
-            return tuple(map(sentence, recognise(dict(names)))) if names else ()
-        except ModelNotFoundError as error:  # time ran out
-            doubts[str(error)] = None
-            return ()
-
-    return {part: fitting(tuple(shape.items())) for part, shape in shapes.items()}, tuple(doubts)
 
 
 def sentence(candidate: Candidate) -> str:

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookscope.errors import ModelNotFoundError
 from hookscope.models.architecture import recognise
 from hookscope.models.checkpoint import digest_of
 from hookscope.models.classes import packed_classes
@@ -65,13 +63,12 @@ def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
     key, names = packed_classes(path, {tensor.shape[0] for tensor in state.values() if tensor.dim()})
     if names:
         return names, f"{counted(len(names), 'class name')} taken from its extra file '{key}'."
-    with suppress(ModelNotFoundError):  # not all were compared
-        for candidate in recognise(state_shapes(state)):
-            if "num_classes" not in candidate.arguments and candidate.model in list_models():
-                categories = get_model_weights(candidate.model).DEFAULT.meta.get("categories", ())
-                if len(categories) == IMAGENET_CLASSES:
-                    said = "as many classes as ImageNet, and takes their names."
-                    return tuple(categories), f"has names and shapes of {candidate.model}, {said}"
+    for candidate in recognise(state_shapes(state)):
+        if "num_classes" not in candidate.arguments and candidate.model in list_models():
+            categories = get_model_weights(candidate.model).DEFAULT.meta.get("categories", ())
+            if len(categories) == IMAGENET_CLASSES:
+                said = "as many classes as ImageNet, and takes their names."
+                return tuple(categories), f"has names and shapes of {candidate.model}, {said}"
     return (), ""
 
 

@@ -5,6 +5,7 @@ and runs none of the code that a folder can bring (`auto_map`).
 """
 
 import importlib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -64,8 +65,8 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     CheckpointError if the configuration is damaged, MisfitError if the weights do not fit it.
     """
     folder = Path(source)
-    held = read_config(folder) or {}
-    settings = _safe_settings(held, printable(str(folder / CONFIG)))
+    document = read_config(folder) or {}
+    settings = _safe_settings(document, printable(str(folder / CONFIG)))
     processing = _processing(folder)
     advice = "A Hugging Face folder needs one more package: pip install 'hookscope[transformers]'"
     transformers = optional_package("transformers", advice)
@@ -79,8 +80,8 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     if options.on_meta:
         module = module.to("meta")
     preprocessing, remarks = _preprocessing(processing, config, module, name)
-    categories = stored_classes(held)[1]
-    labelled = categories if len(categories) == getattr(config, "num_labels", 0) and "labels" not in held else ()
+    categories = stored_classes(document)[1]
+    labelled = categories if len(categories) == getattr(config, "num_labels", 0) and "labels" not in document else ()
     loaded = chosen.loaded(name, module, preprocessing, labelled, warnings=(*misfits, *remarks))
     return replace(loaded, training=chosen.checkpoint.training if chosen.checkpoint else None)
 
@@ -117,14 +118,14 @@ def _processing(folder: Path) -> dict[str, Any]:
         path = folder / name
         if not path.is_file():
             continue
-        shown, held = printable(str(path)), json_object(path)
-        if held is None:
+        shown, document = printable(str(path)), json_object(path)
+        if document is None:
             raise CheckpointError(f"{shown} is not the JSON that transformers writes; download it again.")
-        inner = held.get("image_processor") or held.get("feature_extractor")
-        held = inner if isinstance(inner, dict) else held
-        if "auto_map" in held:
+        inner = document.get("image_processor") or document.get("feature_extractor")
+        document = inner if isinstance(inner, dict) else document
+        if "auto_map" in document:
             raise UntrustedFileError(f"{shown} asks for code that comes with it (auto_map), which is never run.")
-        return held
+        return document
     return {}
 
 
@@ -223,56 +224,56 @@ def _own_part(kind: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _preprocessing(
-    held: Mapping[str, Any], config: Any, module: nn.Module, name: str
+    processing: Mapping[str, Any], config: Any, module: nn.Module, name: str
 ) -> tuple[Preprocessing, tuple[str, ...]]:
     if module.main_input_name == _RECORDINGS:
-        return _of_recordings(held, default_preprocessing(module), name), ()
+        return _of_recordings(processing, default_preprocessing(module), name), ()
     channels = getattr(config, "num_channels", 3)
     try:
-        if held:
-            return _described(held, channels, name)
+        if processing:
+            return _described(processing, channels, name)
         side = _sides(getattr(config, "image_size", None))
-    except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
-        where = "an image processor" if held else f"pictures in its {CONFIG}"
+    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+        where = "an image processor" if processing else f"pictures in its {CONFIG}"
         raise CheckpointError(f"{name} has settings of {where} that are not transformers'.") from error
     if side is None:
         return default_preprocessing(module), ()
     return with_channels(Preprocessing(resize=side, crop=side, source=f"{CONFIG} of {name}"), channels), ()
 
 
-def _of_recordings(held: Mapping[str, Any], usual: Preprocessing, name: str) -> Preprocessing:
-    rate = held.get("sampling_rate")
-    if rate is not None and (type(rate) is not int or rate < 1):
+def _of_recordings(settings: Mapping[str, Any], usual: Preprocessing, name: str) -> Preprocessing:
+    rate = settings.get("sampling_rate")
+    if rate is not None and (type(rate) is not int or not 0 < rate < 2**24):
         raise CheckpointError(f"{name} has the sampling rate {printable(str(rate), 60)}, which is not a sampling rate.")
     if usual.waveform is None or rate is None:
         return usual
-    waveform = replace(usual.waveform, sampling_rate=rate, is_normalised=held.get("do_normalize", True) is True)
+    waveform = replace(usual.waveform, sampling_rate=rate, is_normalised=settings.get("do_normalize", True) is True)
     return replace(usual, waveform=waveform, source=f"the feature extractor of {name}")
 
 
-def _described(held: Mapping[str, Any], channels: int, name: str) -> tuple[Preprocessing, tuple[str, ...]]:
+def _described(settings: Mapping[str, Any], channels: int, name: str) -> tuple[Preprocessing, tuple[str, ...]]:
     warnings = []
-    size = held.get("size") if held.get("do_resize", True) else None
+    size = settings.get("size") if settings.get("do_resize", True) else None
     resize, crop = _resize(size), None
     if isinstance(size, dict) and "longest_edge" in size and isinstance(resize, int):
         warnings.append(
             f"{name}: transformers keeps the longer side within {int(size['longest_edge'])} pixels; hookscope scales "
             f"the shorter side to {resize}, without that limit."
         )
-    if "crop_pct" in held and isinstance(resize, int) and held["crop_pct"]:
+    if "crop_pct" in settings and isinstance(resize, int) and settings["crop_pct"]:
         side = resize
         crop = (side, side)
-        resize = int(side / float(held["crop_pct"])) if side < _UNCROPPED_SIDE else (side, side)
-    if held.get("do_center_crop") and (sides := _sides(held.get("crop_size"))):
+        resize = int(side / float(settings["crop_pct"])) if side < _UNCROPPED_SIDE else (side, side)
+    if settings.get("do_center_crop") and (sides := _sides(settings.get("crop_size"))):
         crop = sides
-    scale = held.get("rescale_factor", 1 / 255)
-    if not held.get("do_rescale", True) or abs(float(scale) - 1 / 255) > 1e-6:
+    scale = settings.get("rescale_factor", 1 / 255)
+    if not settings.get("do_rescale", True) or abs(float(scale) - 1 / 255) > 1e-6:
         warnings.append(f"{name}: transformers does not scale its pictures to 0 to 1; hookscope does.")
-    filtering = _INTERPOLATIONS.get(held.get("resample", 2))
+    filtering = _INTERPOLATIONS.get(settings.get("resample", 2))
     if filtering is None:
         warnings.append(f"{name}: transformers resizes with a filter that hookscope lacks, so hookscope uses bilinear.")
-    normalised = held.get("do_normalize", True) and held.get("image_mean") and held.get("image_std")
-    mean, std = (_floats(held[key]) if normalised else () for key in ("image_mean", "image_std"))
+    normalised = settings.get("do_normalize", True) and settings.get("image_mean") and settings.get("image_std")
+    mean, std = (_floats(settings[key]) if normalised else () for key in ("image_mean", "image_std"))
     described = Preprocessing(
         resize=resize,
         crop=crop,
@@ -307,4 +308,7 @@ def _side(value: object) -> int:
 def _floats(values: object) -> tuple[float, ...]:
     if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
         raise TypeError
-    return tuple(map(float, values))
+    floats = tuple(map(float, values))
+    if not all(map(math.isfinite, floats)):
+        raise ValueError
+    return floats

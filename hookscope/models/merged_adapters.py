@@ -7,6 +7,7 @@ Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023.
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,14 @@ from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import json_object
 from hookscope.errors import CheckpointError, MisfitError, UnmergedError
+from hookscope.models.statedict import copyable
 from hookscope.text import counted, printable
 
 _CONFIG = "adapter_config.json"
 _CONFIG_BYTES_LIMIT = 2**20  # ours: a pattern for each layer of a large network
 
 _WRAPPER = "base_model.model."
-_PART = re.compile(r"(?P<layer>.+)\.lora_(?P<embedding>embedding_)?(?P<part>[AB])(\.weight)?")
+_PART = re.compile(r"(?P<layer>.+)\.lora_(embedding_)?(?P<half>[AB])(\.weight)?")
 _PATTERN = re.compile(r"[\w.\-]+")  # what is no plain name could take for ever to match
 _UNSUPPORTED = ("lora_magnitude_vector", "lora_E", "lora_ranknum")  # DoRA and AdaLoRA
 
@@ -57,7 +59,7 @@ def unmergeable(names: Iterable[str]) -> str:
 
 def adapter_config(path: Path) -> Path | None:
     """Return the `adapter_config.json` beside a weights file; None if there is none."""
-    config = path.with_name(_CONFIG)
+    config = path.parent / _CONFIG  # `with_name` raises for "."
     return config if config.is_file() else None
 
 
@@ -69,25 +71,26 @@ def read_settings(path: Path) -> AdapterSettings:
     config, shown = adapter_config(path), printable(str(path.with_name(_CONFIG)))
     if config is None:
         raise UnmergedError(f"{printable(path.name)} holds adapters, but no {_CONFIG} with their alpha is next to it.")
-    held = json_object(config, _CONFIG_BYTES_LIMIT)
-    if held is None:
+    settings = json_object(config, _CONFIG_BYTES_LIMIT)
+    if settings is None:
         raise CheckpointError(f"{shown} is not the JSON that peft writes; download it again.")
-    kind, alpha, alphas = held.get("peft_type", "LORA"), held.get("lora_alpha"), held.get("alpha_pattern") or {}
-    begun = str(held.get("init_lora_weights"))
-    methods = [name for setting, name in _OTHER_METHODS.items() if held.get(setting)]
+    kind, alpha = settings.get("peft_type", "LORA"), settings.get("lora_alpha")
+    alphas = settings.get("alpha_pattern") or {}
+    begun = str(settings.get("init_lora_weights"))
+    methods = [name for setting, name in _OTHER_METHODS.items() if settings.get(setting)]
     methods += [begun] * begun.lower().startswith(_CHANGES_WEIGHTS) + [str(kind)] * (kind != "LORA")
     if methods:
         raise CheckpointError(
             f"{shown} describes adapters of kind {printable(methods[0], 40)}; only LoRA can be merged."
         )
     if not isinstance(alphas, dict) or not all(
-        type(value) in (int, float) and math.isfinite(value) for value in (alpha, *alphas.values())
+        type(value) in (int, float) and abs(value) <= sys.float_info.max for value in (alpha, *alphas.values())
     ):
         raise CheckpointError(f"{shown} has no number for lora_alpha; download it again.")
     if not all(_PATTERN.fullmatch(name) for name in alphas):
         raise CheckpointError(f"{shown} has layer patterns that are not names; merge it with peft.")
-    base = held.get("base_model_name_or_path")
-    by_root = held.get("use_rslora") is True
+    base = settings.get("base_model_name_or_path")
+    by_root = settings.get("use_rslora") is True
     return AdapterSettings(float(alpha or 0), alphas, by_root, base if isinstance(base, str) else "")
 
 
@@ -98,67 +101,71 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
     compared. `name` is the file's in messages. Raises MisfitError if a layer or a shape does not fit, CheckpointError
     for adapters that are no plain LoRA.
     """
-    if odd := next((key for key in state if any(part in key for part in _UNSUPPORTED)), None):
+    if odd := next((key for key, value in state.items() if _is_odd(key, value)), None):
         raise CheckpointError(f"{name} holds '{printable(odd, 80)}', which is not plain LoRA; merge it with peft.")
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     pairs, whole = _pairs_and_whole(state)
-    for layer, (down, up, is_embedding) in pairs.items():
+    for layer, halves in pairs.items():
         weight = tensors.get(f"{layer}.weight")
-        if down is None or up is None:
+        if halves.keys() != {"A", "B"}:
             raise MisfitError(f"{name} lacks lora_A or lora_B for '{printable(layer, 80)}'.")
         if weight is None:
             raise MisfitError(f"{name} is for '{printable(layer, 80)}', which {type(module).__name__} does not have.")
         # peft goes by the class as well: Conv1D of transformers keeps its weight as (inputs, outputs).
-        is_transposed = is_embedding or type(module.get_submodule(layer)).__name__ == "Conv1D"
-        delta = _product(down, up, is_transposed)
+        owner = module.get_submodule(layer)
+        is_transposed = isinstance(owner, nn.Embedding) or type(owner).__name__ == "Conv1D"
+        delta = _product(halves["A"], halves["B"], is_transposed)
         if delta.shape != weight.shape:
             shapes = f"{tuple(delta.shape)} for a weight of {tuple(weight.shape)}"
             raise MisfitError(f"{name} does not fit '{printable(layer, 80)}': {shapes}.")
         if not weight.is_meta:
-            rank = down.shape[0]
             with torch.no_grad():
-                weight.add_((delta * settings.scale(layer, rank)).to(weight.dtype))
+                weight.add_((delta * settings.scale(layer, halves["A"].shape[0])).to(weight.dtype))
     _replace(module, tensors, whole, name)
-    ups = [up for _, up, _ in pairs.values() if up is not None]
-    ranks = ", ".join(map(str, sorted({down.shape[0] for down, _, _ in pairs.values() if down is not None})))
+    ranks = ", ".join(map(str, sorted({halves["A"].shape[0] for halves in pairs.values()})))
     also = f"; {counted(len(whole), 'other tensor')} of the file took the place of the network's" if whole else ""
     notes = (f"{name}: {counted(len(pairs), 'LoRA adapter')} of rank {ranks} merged into the network{also}.",)
-    untrained = not any(bool(up.any()) for up in ups)
+    untrained = not any(bool(halves["B"].any()) for halves in pairs.values())
     return (*notes, f"{name}: every lora_B is 0 (untrained), so the network is unchanged.") if untrained else notes
+
+
+def _is_odd(key: str, value: object) -> bool:
+    """Return whether a part of an adapter is another method's, or no matrix or kernel of floating-point numbers."""
+    if not (isinstance(value, Tensor) and _PART.fullmatch(key)):
+        return any(part in key for part in _UNSUPPORTED)
+    is_dense = value.layout is torch.strided and value.is_floating_point()
+    return not is_dense or value.dim() < 2 or not value.numel()
 
 
 def _replace(module: nn.Module, tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor], name: str) -> None:
     for key, value in whole.items():
-        held = tensors.get(key)
-        if held is None or held.shape != value.shape:
+        own = tensors.get(key)
+        if own is None or value.is_quantized or not copyable(value, own, key):
             raise MisfitError(
-                f"{name} has a '{printable(key, 80)}' that {type(module).__name__} lacks, or has in another shape."
+                f"{name} has a '{printable(key, 80)}' that {type(module).__name__} lacks, or has in another shape or "
+                "type."
             )
-        if not held.is_meta:
+        if not own.is_meta:
             with torch.no_grad():
-                held.copy_(value)
+                own.copy_(value)
 
 
-_Pair = tuple[Tensor | None, Tensor | None, bool]
-
-
-def _pairs_and_whole(state: Mapping[str, Any]) -> tuple[dict[str, _Pair], dict[str, Tensor]]:
-    pairs: dict[str, _Pair] = {}
+def _pairs_and_whole(state: Mapping[str, Any]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+    pairs: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
     for full, value in state.items():
         name = full.removeprefix(_WRAPPER)
         if not isinstance(value, Tensor):
             continue
         if match := _PART.fullmatch(name):
-            down, up, is_embedding = pairs.get(match["layer"], (None, None, bool(match["embedding"])))
-            pairs[match["layer"]] = (value, up, is_embedding) if match["part"] == "A" else (down, value, is_embedding)
+            pairs.setdefault(match["layer"], {})[match["half"]] = value
         else:
             whole[name.replace(".base_layer.", ".")] = value
     return pairs, whole
 
 
 def _product(down: Tensor, up: Tensor, transposed: bool) -> Tensor:
-    dtype = torch.promote_types(down.dtype, torch.float32)
+    dtype = torch.float64 if down.dtype is torch.float64 else torch.float32
     flat = down.to(dtype).reshape(down.shape[0], -1)
     rows = up.to(dtype).reshape(up.shape[0], -1)
     if rows.shape[1] != flat.shape[0]:

@@ -82,7 +82,7 @@ class NetworkPattern:
         return {name: tuple(map(size, sizes)) for name, sizes in self.sizes.items() if name not in left_out}
 
 
-def pattern(model: str, facts: Mapping[str, Any], sizes: Sizes) -> NetworkPattern:
+def network_pattern(model: str, facts: Mapping[str, Any], sizes: Sizes) -> NetworkPattern:
     """Return a network with these sizes."""
     counters = sum(name.endswith(COUNTER) for name in sizes)
     counts = Counter(name.partition(".")[0] for name in sizes)

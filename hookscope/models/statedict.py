@@ -70,7 +70,7 @@ def load_into(
     named = {new: state[old] for new, old in original.items()}
     # A lazy parameter takes the shape it is given.
     formed = {key: value for key, value in target.items() if not nn.parameter.is_lazy(value)}
-    reshaped = {key: value for key, value in named.items() if key in formed and not _copyable(value, target[key], key)}
+    reshaped = {key: value for key, value in named.items() if key in formed and not copyable(value, target[key], key)}
     fitting = OrderedDict((key, value) for key, value in named.items() if key not in reshaped)
     # A state dict without module versions, such as one from safetensors, is loaded as one of torch's first versions,
     # which BatchNorm and others convert. It gets the versions of the network instead.
@@ -173,20 +173,22 @@ class _SharedMemory:
         """Return the names of tensors that lie wholly in the memory of loaded tensors."""
 
         def is_filled(name: str) -> bool:
-            held = self._neighbours.get(name, {})
-            others = [tensor for neighbour, tensor in held.items() if neighbour in loaded]
-            return bool(others) and bool(_shared_bytes(held[name], others).all())
+            group = self._neighbours.get(name, {})
+            others = [tensor for neighbour, tensor in group.items() if neighbour in loaded]
+            return bool(others) and bool(_shared_bytes(group[name], others).all())
 
         return {*filter(is_filled, names)}
 
     def overwritten(self, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """Yield each name whose value is not in memory any more, with the last name that overwrote it."""
-        relevant = {name: held for name, held in self._neighbours.items() if name in values}
-        kept = [name for name, held in relevant.items() if _holds(held[name], values[name])]
+        relevant = {name: group for name, group in self._neighbours.items() if name in values}
+        kept = [name for name, group in relevant.items() if _holds(group[name], values[name])]
         for name in (name for name in relevant if name not in kept):
-            held = relevant[name]
-            if winners := [other for other in kept if other in held and _shared_bytes(held[name], [held[other]]).any()]:
-                yield name, winners[-1]
+            group = relevant[name]
+            others = (other for other in reversed(kept) if other in group)
+            for winner in (other for other in others if _shared_bytes(group[name], [group[other]]).any()):
+                yield name, winner
+                break
 
 
 def _storage_id(value: object) -> int | None:
@@ -338,7 +340,8 @@ def _unneeded(patterns: Sequence[str], names: Sequence[str], option: str, nothin
     return [f"{option} '{printable(pattern)}' matches {nothing}." for pattern in idle]
 
 
-def _copyable(value: object, target: object, name: str) -> bool:
+def copyable(value: object, target: object, name: str) -> bool:
+    """Return whether a value can take a tensor's place: of its shape and layout, without losing phase or fraction."""
     if _shape_or_type(value) != _shape_or_type(target):
         return False
     if not (isinstance(value, Tensor) and isinstance(target, Tensor)) or name.endswith(COUNTER):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from hookscope.checkpoints.nested import ModuleLike, TensorLike
+from hookscope.checkpoints.nested import ModuleLike, TensorLike, is_floating_point
 from hookscope.checkpoints.stand_ins import kind_of
 from hookscope.errors import CheckpointError, NothingMatchedError
 from hookscope.parameters import arg
@@ -97,8 +97,8 @@ def sets_of(content: object) -> list[tuple[Keys, object]]:
 def _may_be_weights(keys: Keys, content: object) -> bool:
     """Return whether a dict next to the weights may be another set: it has floating-point tensors, no optimiser's."""
     tensors = tensors_of(content) if isinstance(content, dict) else []
-    weights = [tensor for tensor in tensors if type(tensor).dim(tensor) > 0 and type(tensor).is_floating_point(tensor)]
-    return bool(weights) and not any("optim" in key.lower() for key in keys if isinstance(key, str))
+    has_weights = any(tuple(tensor.shape) and is_floating_point(tensor) for tensor in tensors)
+    return has_weights and not any("optim" in key.lower() for key in keys if isinstance(key, str))
 
 
 def _tensors_by_part(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, TensorLike]]:

@@ -20,10 +20,10 @@ import torch
 from torchvision.models import list_models
 
 from hookscope.models.architecture import installed_version
-from hookscope.models.known_networks import KnownNetwork, pattern_of, timm_network, torchvision_network
 from hookscope.models.names import DEMO, timm_names
-from hookscope.models.network_table import Free, Library, NetworkPattern, Sizes, pattern, table_name
+from hookscope.models.network_table import Free, Library, NetworkPattern, Sizes, network_pattern, table_name
 from hookscope.models.zoo import build_demo
+from tests.models.known_networks import KnownNetwork, pattern_of, timm_network, torchvision_network
 
 Row = tuple[str, dict[str, object], Sizes]
 
@@ -43,7 +43,7 @@ def patterns_of(library: Library, names: list[str], run: Callable[..., Iterator[
     """Return the networks of a library in the order of `names`."""
     parts = os.cpu_count() or 1
     rows = [row for actual in run(partial(described, library, parts=parts), range(parts)) for row in actual]
-    return sorted((pattern(*row) for row in rows), key=lambda each: names.index(each.model))
+    return sorted((network_pattern(*row) for row in rows), key=lambda each: names.index(each.model))
 
 
 def packed(version: str, networks: Iterable[NetworkPattern]) -> bytes:

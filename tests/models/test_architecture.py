@@ -275,11 +275,18 @@ def older(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("older")
 def test_a_network_that_the_table_does_not_hold_is_built() -> None:
-    assert models(recognise(shapes_of("alexnet", num_classes=3))) == ["alexnet"]
+    assert models(recognise(shapes_of("alexnet"))) == ["alexnet"]
     assert models(recognise(shapes_of("resnet18"))) == ["resnet18"]
-    adapted = adapt("alexnet", shapes_of("alexnet", 1))
+    assert nearest_network(shapes_of("alexnet", num_classes=3)).startswith("alexnet: 14 of 16 names and shapes")
+    assert adapt("timm:test_vit", timm_shapes("test_vit")) == Candidate("timm:test_vit", {}, None, ())
+
+
+def test_the_tag_of_weights_decides_on_the_classes() -> None:
+    name = "convnext_tiny.in12k"
+    assert adapt(f"timm:{name}", timm_shapes(name)) == Candidate(f"timm:{name}", {}, None, ())
+    adapted = adapt(f"timm:{name}", timm_shapes("convnext_tiny"))
     assert adapted is not None
-    assert adapted.input_channels == 1
+    assert (adapted.model, adapted.arguments) == (f"timm:{name}", {"num_classes": 1000})
 
 
 def test_a_network_that_the_installed_version_has_not_is_not_recognised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,21 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[HookscopeError], str]] = {
         CheckpointError,
         "settings of an image processor",
     ),
+    "a factor that no float holds": (
+        lambda folder: change(folder, "preprocessor_config.json", rescale_factor=10**400),
+        CheckpointError,
+        "settings of an image processor",
+    ),
+    "a share of the picture that is almost none": (
+        lambda folder: change(folder, "preprocessor_config.json", size=224, crop_pct=1e-320),
+        CheckpointError,
+        "settings of an image processor",
+    ),
+    "a mean that is not a number": (
+        lambda folder: change(folder, "preprocessor_config.json", image_mean=[float("nan")] * 3, image_std=[1.0] * 3),
+        CheckpointError,
+        "settings of an image processor",
+    ),
     "a picture's settings that are no JSON": (
         lambda folder: (folder / "preprocessor_config.json").write_text("["),
         CheckpointError,

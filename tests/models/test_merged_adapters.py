@@ -171,6 +171,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "DoRA": (_settings(use_dora=True), "of kind DoRA; only LoRA"),
     "no alpha": (_settings(lora_alpha=None), "no number for lora_alpha"),
     "an alpha that is no number": (_settings(lora_alpha=float("inf")), "no number for lora_alpha"),
+    "an alpha that no float holds": (_settings(lora_alpha=10**400), "no number for lora_alpha"),
     "a pattern that takes for ever": (_settings(alpha_pattern={"(a+)+$": 1}), "layer patterns that are not names"),
     "a layer that is not there": (
         _tensors(lambda state: state.update({"base_model.model.x.lora_A.weight": torch.ones(4, 12)})),
@@ -186,6 +187,22 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "magnitudes": (
         _tensors(lambda state: state.update({f"{Q}magnitude_vector": torch.ones(4)})),
         "not plain LoRA; merge it with peft",
+    ),
+    "a rank of 0": (
+        _tensors(lambda state: state.update({f"{Q}A.weight": torch.ones(0, 12), f"{Q}B.weight": torch.ones(6, 0)})),
+        "A.weight', which is not plain LoRA",
+    ),
+    "a number for a matrix": (
+        _tensors(lambda state: state.update({f"{Q}A.weight": torch.tensor(1.0)})),
+        "A.weight', which is not plain LoRA",
+    ),
+    "complex numbers": (
+        _tensors(lambda state: state.update({f"{Q}B.weight": torch.ones(6, 4, dtype=torch.complex64)})),
+        "B.weight', which is not plain LoRA",
+    ),
+    "a complex bias": (
+        _tensors(lambda state: state.update({"base_model.model.q.bias": torch.ones(6, dtype=torch.complex64)})),
+        "lacks, or has in another shape or type",
     ),
     "a tensor of no layer": (_tensors(lambda state: state.update(x=torch.ones(4))), "has a 'x'"),
 }

@@ -6,8 +6,8 @@ import pytest
 import timm
 import torchvision
 
-from hookscope.models.known_networks import pattern_of, timm_network, torchvision_network
-from hookscope.models.network_table import Free, Library, network_table, pattern, unpacked
+from hookscope.models.network_table import Free, Library, network_pattern, network_table, unpacked
+from tests.models.known_networks import pattern_of, timm_network, torchvision_network
 from tests.models.network_tables import packed
 from tests.models.test_architecture import FLOAT, NAMES, shapes_of, timm_shapes
 
@@ -88,7 +88,7 @@ def test_a_table_is_read_as_it_was_written() -> None:
         "b.head": (Free("classes", 9), Free("patches", 0), 5),
     }
     facts = {"classes": 7, "heads": ["b.head"], "grid": [4, 8], "auxiliary": ["b.a.weight"], "switches": ["aux"]}
-    expected = [pattern("one", facts, sizes), pattern("two", {}, {"a.weight": (2,)})]
+    expected = [network_pattern("one", facts, sizes), network_pattern("two", {}, {"a.weight": (2,)})]
     table = unpacked(packed("1.2", expected))
     assert table.version == "1.2"
     assert [*map(comparable, table.networks.values())] == [*map(comparable, expected)]

@@ -78,6 +78,8 @@ def test_unknown_model_is_not_found_and_says_where_to_look(text: str) -> None:
         ("model.pt", {"arch": "other.pt"}, UsageError, "name a network"),
         ("model.pt", {"arch": "resnet18", "weights": "none"}, UsageError, "--weights cannot be used"),
         ("model.pt", {"arch": "resnet18", "weights": "IMAGENET1K_V1"}, UsageError, "--weights cannot be used"),
+        (".", {"weights": "none"}, UsageError, "--weights cannot be used"),
+        ("/", {"weights": "none"}, UsageError, "--weights cannot be used"),
         ("resnet18", {"arch": "resnet18"}, UsageError, "--arch needs a weights file"),
     ],
 )

@@ -20,8 +20,9 @@ from hookscope.checkpoints.global_names import is_forbidden, refused_names
 from hookscope.checkpoints.stand_ins import ModuleState
 from hookscope.checkpoints.unknown_classes import read_past_unknown
 from hookscope.checkpoints.unpickler import InertUnpickler, StandIn, UnreadablePickleError
-from hookscope.errors import CheckpointError
+from hookscope.errors import CheckpointError, UntrustedFileError
 from hookscope.models.checkpoint import read_checkpoint
+from hookscope.models.construction import FileOptions
 from hookscope.models.contents import list_contents
 from tests.models import hostile
 from tests.models.hostile import Storage, View
@@ -195,6 +196,7 @@ def test_a_stand_in_has_nothing_that_a_file_could_name() -> None:
     [
         *("posix.system", "subprocess.Popen", "builtins.exec", "importlib.import_module", "operator.attrgetter"),
         *("functools.partial", "torch.load", "torch.hub.load", "numpy.load", "pickle.loads", "shutil.rmtree"),
+        "torch.storage._load_from_bytes",
         *("vendornet.os.system", "vendornet.Net.__init__", "argparse._sys.modules", "pathlib.os.system"),
         *("torch.hub.a\nb", "os\n.system", "__x\n__.y", ".os.system", "os."),
         *("torch.nn.modules.module.os.system", "collections.abc.sys.exit", "types.FunctionType", "types.CodeType"),
@@ -254,6 +256,15 @@ def test_a_tensor_that_wraps_another_is_not_called_damaged(tmp_path: Path) -> No
     for read in (read_checkpoint, list_contents):
         with pytest.raises(CheckpointError, match=r"holds tensors of tests\.\S+\.Wrapper, unreadable without its code"):
             read(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_tensors_that_pickle_wrote_are_code_to_run_and_not_damaged(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "model.pkl"
+    path.write_bytes(pickle.dumps({"w": torch.ones(2)}, protocol))  # which keeps the bytes of a torch.save inside
+    with pytest.raises(UntrustedFileError, match=r"would import torch\.storage\._load_from_bytes, which can run code"):
+        read_checkpoint(path)
+    assert read_checkpoint(path, FileOptions(trust=True)).state["w"].tolist() == [1, 1]
 
 
 @pytest.mark.timeout(60)

@@ -13,7 +13,7 @@ from torch import nn
 from hookscope.hooks.attributes import attribute_of
 from hookscope.models.construction import seeded, silenced_known_warnings, skipped_initialisation
 from hookscope.models.input_spec import picture_size
-from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes, Sizes, pattern
+from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes, Sizes, network_pattern
 from hookscope.models.weight_sets import state_shapes
 from hookscope.models.zoo import build_torchvision
 
@@ -49,7 +49,7 @@ def torchvision_network(name: str) -> KnownNetwork:
 
 def timm_network(name: str) -> KnownNetwork:
     """Return a network of timm's, by its name with or without the tag of its weights; raises as `published`."""
-    from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
+    from hookscope.models import timm_zoo
 
     published = timm_zoo.published(name)
     build, heads = partial(timm_zoo.build_timm, name), timm_zoo.names_in(published.classifier)
@@ -70,12 +70,12 @@ def pattern_of(network: KnownNetwork) -> NetworkPattern | None:
         sizes, heads = _with_free_sizes(network, shapes, kwargs)
         if heads:
             facts["heads"] = heads
-        grid, argument = _grid(module), pattern(network.model, {}, {}).size_argument
+        grid, argument = _grid(module), network_pattern(network.model, {}, {}).size_argument
         if grid and (resized := _built(network, {**kwargs, argument: 2 * grid[1]})):
             patched = _with_patches(sizes, shapes, resized[1], *grid)
             facts |= {"grid": grid} if patched != sizes else {}
             sizes = patched
-    return pattern(network.model, facts, sizes)
+    return network_pattern(network.model, facts, sizes)
 
 
 def _built(
@@ -91,7 +91,7 @@ def _built(
             with torch.device(device), skipped_initialisation():
                 module = network.build(kwargs | dict(arguments or {}), input_channels=channels)
             return module, state_shapes(module.state_dict(keep_vars=True))
-        except Exception:  # noqa: BLE001, S112 - whatever it is, it takes no such arguments
+        except Exception:  # noqa: BLE001 - whatever it is, it takes no such arguments
             continue
     return None
 
