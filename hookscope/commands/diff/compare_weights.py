@@ -85,7 +85,7 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
     conditions = [parse_condition(text) for text in fail_over]
     shapes_a, shapes_b = ({name: (tuple(tensor.shape),) for name, tensor in side.tensors.items()} for side in (a, b))
     named = match_names(shapes_a, shapes_b, maps)
-    aligned, _ = align(_calls(shapes_a), _calls(shapes_b), named)
+    aligned = align(_calls(shapes_a), _calls(shapes_b), named)
     ordered: dict[str, tuple[str, Match]] = {name: (other, "order") for (name, _), (other, _) in aligned.items()}
     partners = {**ordered, **named}
     if not partners:
