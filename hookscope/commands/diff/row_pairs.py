@@ -1,4 +1,4 @@
-"""Pairs of rows: those of two stored runs are paired as layers of networks are."""
+"""Pairs of rows, of networks that ran and of stored runs, and how the rows of stored runs find their partners."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
