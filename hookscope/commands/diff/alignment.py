@@ -50,23 +50,19 @@ class Pairing:
     Attributes:
         names: For a layer of A, its partner in B and how it was found. Holds for all calls that `calls` lacks.
         calls: For a call of A that was aligned by order, the call of B.
-        paired: The calls of A that have a partner; None if `names` decides.
-        unselected: Layers of A whose calls `paired` does not list: `names` decides.
     """
 
     names: Mapping[str, tuple[str, Match]]
     calls: Mapping[CallKey, CallKey] = field(default_factory=dict)
-    paired: frozenset[CallKey] | None = None
-    unselected: frozenset[str] = frozenset()
 
     def partner(self, key: CallKey) -> tuple[CallKey, Match] | None:
         """Return the call of B that is the partner of a call of A, and how it was found; None without one."""
         if key in self.calls:
             return self.calls[key], "order"
-        if self.paired is not None and key not in self.paired and key[0] not in self.unselected:
-            return None
         named = self.namesake(key[0])
-        return None if named is None else ((named[0], key[1]), named[1])
+        if named is None or (named[0], key[1]) in self.calls.values():
+            return None
+        return (named[0], key[1]), named[1]
 
     def namesake(self, layer: str) -> tuple[str, Match] | None:
         """Return the partner by name of a layer or operation of A, and how it was found; None without one."""
@@ -80,12 +76,9 @@ class Pairing:
 
     def inverse(self) -> "Pairing":
         """Return the partner in A of each call of B."""
-        keys = None if self.paired is None else frozenset(pair[0] for pair in map(self.partner, self.paired) if pair)
         return Pairing(
             {partner: (name, how) for name, (partner, how) in self.names.items()},
             {partner: key for key, partner in self.calls.items()},
-            keys,
-            frozenset(self.names[name][0] for name in self.unselected),
         )
 
 
@@ -189,9 +182,7 @@ def _pairs_without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[st
     return max(pairs, key=len)
 
 
-def align(
-    a: Sequence[Call], b: Sequence[Call], names: Mapping[str, tuple[str, Match]]
-) -> tuple[dict[CallKey, CallKey], set[CallKey]]:
+def align(a: Sequence[Call], b: Sequence[Call], names: Mapping[str, tuple[str, Match]]) -> dict[CallKey, CallKey]:
     """Pair the calls without a match by name, in order, between calls that have one.
 
     Only calls with equal output shapes and parameter shapes are aligned. It is the alignment with the
@@ -203,7 +194,7 @@ def align(
         names: What `match_names` returned.
 
     Returns:
-        For each aligned call of A, the call of B; and the calls of A that match by name.
+        For each aligned call of A, the call of B.
     """
     pairing = Pairing(names)
     places = {call.key: place for place, call in enumerate(b)}
@@ -216,15 +207,13 @@ def align(
     named_a, named_b = {index for index, _ in fixed}, {other for _, other in fixed}
     start_a = start_b = 0
     for end_a, end_b in [*_longest_sorted(fixed), (len(a), len(b))]:
-        rest_a = [call for at, call in enumerate(a[start_a:end_a], start_a) if _may_align(at, call, named_a)]
-        rest_b = [call for at, call in enumerate(b[start_b:end_b], start_b) if _may_align(at, call, named_b)]
+        rest_a, rest_b = (
+            [call for at, call in enumerate(calls[start:end], start) if at not in named and not call.is_unchanged]
+            for calls, start, end, named in ((a, start_a, end_a, named_a), (b, start_b, end_b, named_b))
+        )
         aligned |= {first.key: other.key for first, other in _best_pairs(rest_a, rest_b)}
         start_a, start_b = end_a + 1, end_b + 1
-    return aligned, {a[place].key for place in named_a}
-
-
-def _may_align(at: int, call: Call, named: Collection[int]) -> bool:
-    return at not in named and not call.is_unchanged
+    return aligned
 
 
 def _longest_sorted(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

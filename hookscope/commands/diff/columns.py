@@ -40,7 +40,6 @@ def is_nan(prediction: Prediction) -> bool:
 
 
 def _nonfinite_remarks(row: DifferenceRow | WeightDifference) -> list[str]:
-    """Return a remark if a row has NaN or Inf on one side; none otherwise."""
     if row.measures is None or row.nonfinite is None:
         return []
     left_out = "; measured without them" if row.measures.max_abs is not None else ""

@@ -11,7 +11,7 @@ from hookscope.commands.diff.first_differences import exceeds, origin_of, roundi
 from hookscope.commands.diff.hooked_network import HookedNetwork
 from hookscope.commands.diff.measures import Sums, sums_of
 from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters
-from hookscope.commands.diff.values import A, B, Compared, Spool, Value, Versions
+from hookscope.commands.diff.values import A, B, Compared, Spool, Value, Versions, compared
 from hookscope.inputs.batches import Batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.device import cpu_threads
@@ -43,7 +43,7 @@ class _Pair:
         """Add the gradients of A, B and the reference over a batch."""
         present = [value for value in values if value is not None]
         if None not in values[:2]:
-            self.compared.add(present, first_input, count)
+            self.compared.merge(compared(present, first_input, count))
             return
         self.compared.note = self.compared.note or f"{'A' if values[0] is None else 'B'} has no gradient here"
         statuses = {getattr(row, "status", "") for row in (rows.a, rows.b)}
@@ -58,14 +58,6 @@ class _Pair:
     def relative_l2(self) -> float | None:
         """`one_sided` where only one side has a gradient; None where the two cannot be compared."""
         return self.one_sided if self.compared.note else self.sums.relative_l2
-
-    def row(self) -> DifferenceRow:
-        compared = self.compared
-        row = self.rows.measured(None if compared.note else compared.measures, compared.note)
-        if len(compared.shapes[0]):
-            row = replace(row, shape=compared.shapes[0].whole, shape_b=compared.shapes[1].whole)
-        error, error_b = compared.errors
-        return replace(row, error=error, error_b=error_b)
 
 
 def _largest_difference(rows: Sequence[DifferenceRow]) -> float:
@@ -106,10 +98,10 @@ class GradientComparison:
             PassError: If a network raises.
         """
         spool = Spool()
-        passes = [_differentiate(network, batch, self.loss, spool) for network in self.networks]
-        of_whole = {} if self.whole is None else _differentiate(self.whole, batch, self.loss, spool)[1]
+        networks = [*self.networks, *([] if self.whole is None else [self.whole])]
+        passes = [_differentiate(network, batch, self.loss, spool) for network in networks]
         (first, ours), (other, theirs) = passes[:2]
-        exact = [gradients for _, gradients in passes[2:]]
+        exact = [gradients for _, gradients in passes[2 : len(self.networks)]]
         self._rows_of_a = self._rows_of_a or first.gradients
         for rows in pair_gradients(first.gradients, other.gradients, self.pairing.partner):
             pair = self._pairs.setdefault(rows.label, _Pair(rows))
@@ -119,7 +111,7 @@ class GradientComparison:
         by_order: dict[str, tuple[str, Match]] = {key[0]: (partner[0], "order") for key, partner in calls}
         paired = pair_parameters(first.parameters, other.parameters, {**self.pairing.names, **by_order})
         self._parameters |= {rows.label: rows for rows in paired}
-        for total, gradients in zip(self._totals, (ours, theirs, exact[0] if exact else {}, of_whole), strict=True):
+        for total, (_, gradients) in zip(self._totals, passes, strict=False):
             for label, gradient in gradients.items():
                 if label.endswith(" grad"):
                     total[label] = total[label] + gradient.read() if label in total else gradient.read()
@@ -142,8 +134,8 @@ class GradientComparison:
         parameters = [_Pair(rows) for rows in self._parameters.values()]
         for pair in parameters:
             labels = pair.rows.label, pair.rows.label_b, pair.rows.label
-            totals = [total.get(label) for total, label in zip(self._totals, labels, strict=False)]
-            pair.add([None if total is None else Value(total) for total in totals], pair.rows)
+            gradients = [self._totals[at].get(labels[at]) for at in range(len(self.networks))]
+            pair.add([None if gradient is None else Value(gradient) for gradient in gradients], pair.rows)
         activations, pairs = _largest_difference(forward), [*self._pairs.values()]
         limit = rounding_limit(eps, 2 * len(self._rows_of_a))
         limit = max(limit, math.sqrt(_CASES_PER_TURNED_SIGN * activations)) if activations < math.inf else limit
@@ -153,11 +145,12 @@ class GradientComparison:
             for pair in pairs
             if pair.rows.label == first or (pair.rows.label.endswith(" grad_output") and has_rows(pair.rows.call[0]))
         ]
-        rows = [replace(pair.row(), index=index) for index, pair in enumerate(listed)]
-        rows += [pair.row() for pair in parameters]
-        rows = [replace(row, origin=origin_of(row)) for row in [replace(row, limit=limit) for row in rows]]
+        rows = [pair.rows.compared(pair.compared, index=index, limit=limit) for index, pair in enumerate(listed)]
+        rows += [pair.rows.compared(pair.compared, limit=limit) for pair in parameters]
+        rows = [replace(row, origin=origin_of(row)) for row in rows]
         if self.whole is not None and not first and not any(row.origin == "begins" for row in forward):
-            self.notes |= dict.fromkeys(_warnings_about_whole(parameters, self._totals[0], self._totals[3], rows))
+            totals = self._totals[A], self._totals[len(self.networks)]
+            self.notes |= dict.fromkeys(_warnings_about_whole(parameters, *totals, rows))
         return tuple(rows), first
 
 

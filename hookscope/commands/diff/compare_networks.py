@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from hookscope import options
-from hookscope.commands.diff.alignment import Call, CallKey, Pairing, align, containers_of, is_inside, match_names
+from hookscope.commands.diff.alignment import Call, Pairing, align, containers_of, is_inside, match_names
 from hookscope.commands.diff.compare_gradients import GradientComparison
 from hookscope.commands.diff.compare_outputs import Outputs
 from hookscope.commands.diff.difference_maps import KeptMaps
@@ -162,7 +162,7 @@ def compare_networks(
         inputs_b=() if inputs_b is None else tuple(passes.records_b),
         rows=rows,
         gradients=gradients,
-        unmatched=unmatched(networks, passes.rows, pairing, with_b=not option.layer),
+        unmatched=tuple(unmatched(networks, passes.rows, pairing, with_b=not option.layer)),
         outputs=outputs,
         first_differences=first_differences,
         first_gradient_difference=first_gradient,
@@ -278,16 +278,9 @@ def _pair_and_compile(
     compiled = compile_in_blocks(networks, batch, option.map, chosen=chosen) if option.compile_b else None
     pairing = _pairing(networks, batch, option.map, chosen=chosen)
     backwards = pairing.inverse()
-
-    def of_a(key: CallKey) -> CallKey | None:
-        return key if pairing.partner(key) is not None else None
-
-    def of_b(key: CallKey) -> CallKey | None:
-        pair = backwards.partner(key)
-        return None if pair is None else pair[0]
-
-    for network, partner in zip(networks, (of_a, of_b, of_a), strict=False):
-        network.partner = partner
+    for network in networks:
+        network.partner = lambda key: key if pairing.partner(key) is not None else None
+    networks[B].partner = lambda key: None if (pair := backwards.partner(key)) is None else pair[0]
     return pairing, compiled
 
 
@@ -311,9 +304,7 @@ def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str
     traced_a, traced_b = (traced(side, batch) for side in (a, b))
     calls_a = _alignable(traced_a, a.selected, wrapped_a, named)
     calls_b = _alignable(traced_b, b.hooked if has_blocks else b.selected, wrapped_b, taken)
-    aligned, matched = align(calls_a, calls_b, named)
-    unselected = frozenset(name for name in named if name not in a.selected)
-    return Pairing(named, aligned, frozenset(matched | aligned.keys()), unselected)
+    return Pairing(named, align(calls_a, calls_b, named))
 
 
 def _wrappers(
@@ -354,11 +345,6 @@ def _in_float64(loaded: LoadedModel, inspected: InspectedNetwork) -> InspectedNe
 
 
 def _preprocessing_warnings(loaded: LoadedModel, other: LoadedModel) -> list[str]:
-    """Return a warning if A and B expect different preprocessing.
-
-    Raises:
-        UsageError: If their inputs are of different kinds.
-    """
     first, two = loaded.preprocessing, other.preprocessing
     names = f"A ({loaded.info.name})", f"B ({other.info.name})"
     if first.kind != two.kind:
@@ -369,11 +355,9 @@ def _preprocessing_warnings(loaded: LoadedModel, other: LoadedModel) -> list[str
 
 
 def _compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) -> list[str]:
-    """Return a note for a network that was given compiled: hooks only run in uncompiled code."""
-    models = {"A": loaded, **({} if compiles else {"B": other})}
     return [
         f"{letter} is compiled, and runs uncompiled here: {arg('compile_b')} compares what is compiled."
-        for letter, model in models.items()
+        for letter, model in (("A", loaded), *([] if compiles else [("B", other)]))
         if "_orig_mod" in model.module._modules
     ]
 
@@ -385,7 +369,7 @@ def _training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> l
     """
     notes: list[str] = []
     modes = [{name: module.training for name, module in side.modules.items()} for side in (a, b)]
-    if all(map(all, (flags.values() for flags in modes))) or not any(map(any, (flags.values() for flags in modes))):
+    if all(flag for training in modes for flag in training.values()):
         return notes
     for letter, side, mode, training in zip("AB", (a, b), ("eval", mode_b), modes, strict=True):
         trained = [name for name in side.modules if training[name] and mode != "train"]

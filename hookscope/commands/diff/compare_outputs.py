@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 from hookscope.commands.diff.alignment import matching_names
 from hookscope.commands.diff.columns import is_nan
 from hookscope.commands.diff.measures import plain
-from hookscope.commands.diff.values import B, Compared, Value
+from hookscope.commands.diff.values import B, Compared, Value, compared
 from hookscope.errors import UsageError
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses.choosing import output_at
@@ -73,7 +73,7 @@ class Outputs:
         for at, (slot, a) in enumerate(sides[0]):
             tensors = [side[at][1] for side in sides if at < len(side)]
             output, b = self._outputs.setdefault(slot, _ComparedOutput()), tensors[B]
-            output.compared.add([Value(tensor) for tensor in tensors], first_input, count)
+            output.compared.merge(compared([Value(tensor) for tensor in tensors], first_input, count))
             is_rows = not a.is_nested and a.dim() == 2 and 0 < count == len(a) and a.shape[1] > 1
             if is_rows and a.is_floating_point() and b.is_floating_point():
                 cpu = torch.device("cpu")
@@ -140,8 +140,8 @@ def _divergence_terms(of_a: Tensor, logs_a: Tensor, logs_b: Tensor) -> Tensor:
 
 
 def _output_difference(slot: str, output: _ComparedOutput) -> OutputDifference:
-    compared = output.compared
-    result = OutputDifference(slot, compared.shapes[0].whole, compared.measures, *compared.errors)
+    measured = output.compared
+    result = OutputDifference(slot, measured.shapes[0].whole, measured.measures, *measured.errors)
     best, best_b = map(tuple, output.predictions)
     if not output.has_scores or not best:
         return result
@@ -166,7 +166,6 @@ def with_classes(
 
 
 def _form_text(tensors: Sequence[tuple[str, Tensor]]) -> str:
-    """Return the shapes of an output in words."""
     shapes = [f"{tensor.size(0)} nested" if tensor.is_nested else str(tuple(tensor.shape)) for _, tensor in tensors]
     if len(shapes) == 1:
         return shapes[0]

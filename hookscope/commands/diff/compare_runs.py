@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hookscope.commands.diff.compare_outputs import with_classes
 from hookscope.commands.diff.difference_maps import KeptMaps
-from hookscope.commands.diff.first_differences import with_origins
+from hookscope.commands.diff.first_differences import origin_of, with_origins
 from hookscope.commands.diff.hooked_network import PairedOutput
 from hookscope.commands.diff.measures import Sums, coarser, comparable, sums_of
 from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters, pair_rows
@@ -44,8 +44,8 @@ _ROUNDING_OF_SUMS = 1e-7
 @dataclass(frozen=True, slots=True)
 class _OpenRun:
     run: InspectionRun
-    tensors: Any  # an open safetensors file; None without one
-    labels: frozenset[str] = field(default_factory=frozenset)  # of the tensors in it
+    tensors: Any = None  # an open safetensors file, whose tensors are read one at a time; None without one
+    labels: frozenset[str] = frozenset()  # of the tensors in it
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class _RunMaps:
         tokens = pair.a.tokens if isinstance(pair.a, LayerRow) else None
         if tokens is not None:
             grids = (tokens.grid,) if tokens.grid is not None else ()
-        output = PairedOutput(pair.call, (*pair.call, 0), (), Value(a), axis, grids)
+        output = PairedOutput(pair.call, (*pair.call, ""), (), Value(a), axis, grids)
         self.kept.offer(pair.label, output, b, relative_l2, None, self.inputs)
 
 
@@ -145,22 +145,16 @@ def _read(folder: Path, files: ExitStack) -> _OpenRun:
         remedy = "Give runs of `hookscope activations` or `hookscope grads`."
         raise refusal(folder, f"a run of {printable(str(verb))} has no rows to compare", remedy)
     run = read_run(folder)
-    name = _TENSORS[run.record.verb]
-    tensors = _open_tensors(folder, name, files)
-    return _OpenRun(run, tensors, frozenset(tensors.keys() if tensors is not None else ()))
-
-
-def _open_tensors(folder: Path, name: str, files: ExitStack) -> Any:
-    """Open a run's tensors, which are read one at a time; None if it has none."""
-    path = folder.resolve() / name
+    path = folder.resolve() / _TENSORS[run.record.verb]
     if not path.exists():
-        return None
+        return _OpenRun(run)
     if path.resolve() != path or not path.is_file():
-        raise refusal(folder, f"its file '{name}' is not a regular file")
+        raise refusal(folder, f"its file '{path.name}' is not a regular file")
     try:
-        return files.enter_context(safe_open(path, framework="pt", device="cpu"))
+        tensors = files.enter_context(safe_open(path, framework="pt", device="cpu"))
     except (SafetensorError, OSError) as error:
-        raise refusal(folder, f"its {name} is cut short or damaged") from error
+        raise refusal(folder, f"its {path.name} is cut short or damaged") from error
+    return _OpenRun(run, tensors, frozenset(tensors.keys()))
 
 
 def _check_inputs(a: _OpenRun, b: _OpenRun) -> tuple[str, ...]:
@@ -287,7 +281,8 @@ def _gradients(a: _OpenRun, b: _OpenRun, pairs: Sequence[RowPair]) -> list[Diffe
     calls = {pair.call: (pair.call_b, pair.matched) for pair in pairs}
     layers = {pair.call[0]: (pair.call_b[0], pair.matched) for pair in pairs}
     parameters = pair_parameters(one.parameters, other.parameters, layers)
-    return [_row(pair, a, b) for pair in (*pair_gradients(one.gradients, other.gradients, calls.get), *parameters)]
+    rows = [_row(pair, a, b) for pair in (*pair_gradients(one.gradients, other.gradients, calls.get), *parameters)]
+    return [replace(row, origin=origin_of(row)) for row in rows]
 
 
 def _eps(pairs: Sequence[RowPair]) -> float:

@@ -85,7 +85,7 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
     conditions = [parse_condition(text) for text in fail_over]
     shapes_a, shapes_b = ({name: (tuple(tensor.shape),) for name, tensor in side.tensors.items()} for side in (a, b))
     named = match_names(shapes_a, shapes_b, maps)
-    aligned, _ = align(_calls(shapes_a), _calls(shapes_b), named)
+    aligned = align(_calls(shapes_a), _calls(shapes_b), named)
     ordered: dict[str, tuple[str, Match]] = {name: (other, "order") for (name, _), (other, _) in aligned.items()}
     partners = {**ordered, **named}
     if not partners:
@@ -124,19 +124,20 @@ def _calls(shapes: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Call]:
 
 def _weight_difference(name: str, name_b: str, matched: Match, a: Tensor, b: Tensor) -> WeightDifference:
     forms = (tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."), str(b.dtype).removeprefix("torch."))
-    first, other = (a, b) if comparable(a, b) else (without_float8(plain(side, torch.device("cpu"))) for side in (a, b))
+    first, other = (a, b) if comparable(a, b) else (without_float8(side.detach().cpu()) for side in (a, b))
     sums = sums_of(first, other)
     if sums is None:
         return WeightDifference(name, name_b, matched, *forms, None)
-    flips = _sign_flips(first, other) / sums.count if sums.unequal else 0.0
+    flips = _sign_flips(*(plain(side, torch.device("cpu")) for side in (first, other))) if sums.unequal else 0.0
     return WeightDifference(name, name_b, matched, *forms, sums.measured(coarser(a.dtype, b.dtype)), flips)
 
 
-def _sign_flips(a: Tensor, b: Tensor) -> int:
-    """Count the elements that are above zero on one side and below on the other."""
+def _sign_flips(a: Tensor, b: Tensor) -> float:
+    """Return the share of elements that are above zero on one side and below on the other."""
     flat_a, flat_b = a.reshape(-1), b.reshape(-1)
     parts = zip(flat_a.split(_CHUNK), flat_b.split(_CHUNK), strict=True)  # type: ignore[no-untyped-call]
-    return sum(int((((first > 0) & (other < 0)) | ((first < 0) & (other > 0))).sum()) for first, other in parts)
+    flips = (int((((first > 0) & (other < 0)) | ((first < 0) & (other > 0))).sum()) for first, other in parts)
+    return sum(flips) / a.numel()
 
 
 def _unmatched(side: Literal["A", "B"], weights: Weights, paired: Collection[str]) -> Iterator[Unmatched]:

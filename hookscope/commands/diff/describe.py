@@ -145,7 +145,6 @@ def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
 
 
 def _labelled_norms(rows: Iterable[DifferenceRow | WeightDifference]) -> list[tuple[float, str]]:
-    """Return the relative L2 norms of rows that could be compared, with their labels."""
     return [(row.relative_l2, row.label) for row in rows if row.relative_l2 is not None]
 
 
@@ -352,7 +351,6 @@ def _not_compared_parts(result: Differences) -> str:
 
 
 def _owner(label: str) -> str:
-    """Return the module around the layer in a label."""
     return re.split(r"[#\[]", label, maxsplit=1)[0].rpartition(".")[0]
 
 

@@ -1,6 +1,6 @@
 """One of the compared networks: its hooks, and one pass of it."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import Context
@@ -14,7 +14,7 @@ from hookscope.commands.diff.alignment import Call, CallKey, containers_of
 from hookscope.commands.diff.values import Value, Versions
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.forward_hooks import Capture, capture
-from hookscope.hooks.observed import ModuleCall, Operation, physical
+from hookscope.hooks.observed import ModuleCall, RowKey, physical
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.selection import default_layers, owned_parameters
@@ -28,13 +28,11 @@ from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import Break
 from hookscope.inspection.state.preservation import Preserved, RandomStates, preserved
 from hookscope.inspection.state.snapshot import Snapshot
-from hookscope.results.network import row_label
+from hookscope.results.activations import LayerRow
+from hookscope.results.statistics import TensorStatistics
 
 # Containers that are never called themselves.
 NEVER_CALLED = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
-
-Key = tuple[str, int, int]
-"""(layer, call, index of the tensor)."""
 
 
 class PairedOutput(NamedTuple):
@@ -42,7 +40,7 @@ class PairedOutput(NamedTuple):
 
     Attributes:
         call: (layer, call) in A.
-        place: The key in its own network.
+        place: Its place in its own network.
         slots: Paths of the tensors that the call returns.
         channel_axis: The axis of channels; None without one.
         grids: In A, the spatial sizes of maps so far, latest last.
@@ -50,7 +48,7 @@ class PairedOutput(NamedTuple):
     """
 
     call: CallKey
-    place: Key
+    place: RowKey
     slots: Sequence[str]
     value: Value
     channel_axis: int | None = None
@@ -76,24 +74,17 @@ class Observer:
     begins: Callable[[CallKey, str, Any, Any], object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OutputForm:
-    """An output in the first batch, without its values.
+class Arguments(NamedTuple):
+    """The arguments of an operation in the first batch.
 
     Attributes:
-        operation: The operation; None for a module.
-        inputs: For each input of an operation, the name of the parameter, buffer or attribute; "" for an input that is
-            none, None for an input that the operation has overwritten.
+        constants: By path, as in `Operation`.
+        inputs: For each input, the name of the parameter, buffer or attribute; "" for an input that is none, None for
+            an input that the operation has overwritten.
     """
 
-    label: str
-    layer: str
-    slot: str
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    operation: Operation | None = None
-    inputs: tuple[str | None, ...] = ()
+    constants: dict[str, str]
+    inputs: list[str | None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,7 +99,8 @@ class HookedNetwork:
         options: How the network runs, forward and backward.
         cpu_threads: Number of CPU threads; None for torch's default.
         own_inputs: Maps a batch, or pair of batches, to the batch that this network runs on.
-        output_forms: Outputs of all batches, in order of execution.
+        rows: Outputs of all batches, in order of execution; only the shape and dtype of the first batch are measured.
+        arguments: Of the operations among them.
         passed_through: Whether an output was an unchanged input in every batch.
     """
 
@@ -123,12 +115,13 @@ class HookedNetwork:
     cpu_threads: int | None = None
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
     own_inputs: Callable[[Batch], Batch] = lambda batch: batch
-    output_forms: dict[Key, OutputForm] = field(default_factory=dict)
-    passed_through: dict[Key, bool] = field(default_factory=dict)
+    rows: dict[RowKey, LayerRow] = field(default_factory=dict)
+    arguments: dict[RowKey, Arguments] = field(default_factory=dict)
+    passed_through: dict[RowKey, bool] = field(default_factory=dict)
     _state: Preserved = field(init=False)
-    _captured: Capture[int] = field(init=False)
+    _captured: Capture[None] = field(init=False)
     _observer: Observer | None = None
-    _counts: defaultdict[object, int] = field(default_factory=lambda: defaultdict(int))
+    _overwriting: Counter[str] = field(default_factory=Counter)  # calls of layers that overwrite their input
     _overwrote: dict[CallKey, Value] = field(default_factory=dict)
     _stored: Mapping[int, tuple[Tensor, str, int]] = field(default_factory=dict)
 
@@ -144,7 +137,7 @@ class HookedNetwork:
         """Run a copy of this object without edits, with these layers hooked; return it. The network is restored."""
         operations = None if self.operations is None else OperationChoice(self.operations.patterns)
         no_edits = PlacedEdits({}, (), {})
-        trial = replace(self, hooked=layers, operations=operations, edits=no_edits, output_forms={}, passed_through={})
+        trial = replace(self, hooked=layers, operations=operations, edits=no_edits, rows={}, passed_through={})
         with trial.prepared():
             trial.run(batch, None)
         return trial
@@ -164,16 +157,14 @@ class HookedNetwork:
         Random numbers are drawn from the present states of the generators.
         """
         self._state.mark()
-        self._counts.clear()
+        self._overwriting.clear()
         self._overwrote.clear()
         self._observer, batch = observer, self.batch_for(batch)
         self.recorder.start(batch.indices, pictures=batch.pictures)
         with cpu_threads(self.cpu_threads), self._hooks() as self._captured:
             output = self._forward(batch)
-            for observation in self._captured.restart():
-                if observation.value is not None:
-                    key = (observation.layer, observation.call, observation.value)
-                    self.passed_through[key] = observation.passed_through and self.passed_through.get(key, True)
+            for seen in self._captured.restart():
+                self.passed_through[seen.place] = seen.passed_through and self.passed_through.get(seen.place, True)
         self._observer = None  # frees the values of tensors
         return output
 
@@ -182,7 +173,7 @@ class HookedNetwork:
         self._state.rewind()
 
     @contextmanager
-    def _hooks(self) -> Iterator[Capture[int]]:
+    def _hooks(self) -> Iterator[Capture[None]]:
         """Add the hooks of `capture`, and hooks before calls that see arguments and inputs to be overwritten."""
         edits, network = self.edits.by_name, self.inspected.network
         hooks = capture(network, self.hooked, self._observe, edits=edits, operations=self.operations)
@@ -214,35 +205,32 @@ class HookedNetwork:
         """Tell whether a layer or operation has rows in the result."""
         return layer in self.selected or layer not in self.hooked  # operations are not hooked modules
 
-    def _observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> int:
-        """Pass an output that has a partner to the observer; return its index among the tensors of the call."""
-        place = (call.layer, call.call)
-        index = self._count(place)
+    def _observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
+        """Pass an output that has a partner to the observer."""
+        place = (call.layer, call.call, slot)
         axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tensor.shape)
-        if (*place, index) not in self.output_forms:
-            kind = type(call.module).__name__ if call.operation is None else call.operation.name
-            shape = () if tensor.is_nested else tuple(tensor.shape)
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            names = () if call.operation is None else [self._stored_name(source, tensor) for _, source in call.inputs]
-            label = row_label(call.layer, call.call, slot)
-            form = OutputForm(label, call.layer, slot, kind, shape, dtype, call.operation, tuple(names))
-            self.output_forms[*place, index] = form
-        partner, observer = self.partner(place), self._observer
+        if place not in self.rows:
+            self.rows[place] = self._row(call, slot, tensor)
+            if call.operation is not None:
+                constants = {path: repr(value) for path, value in call.operation.constants}
+                names = [self._stored_name(source, tensor) for _, source in call.inputs]
+                self.arguments[place] = Arguments(constants, names)
+        partner, observer = self.partner(place[:2]), self._observer
         if partner is not None and observer is not None:
-            overwrote, version_of = self._overwrote.pop(place, None), observer.versions.of
+            overwrote, version_of = self._overwrote.pop(place[:2], None), observer.versions.of
             inputs = [(path, version_of(physical(source)[0])) for path, source in call.inputs if not overwrote]
             inputs = [("", overwrote)] if overwrote else inputs
-            grids = (
-                () if self.recorder.token_layout is None else (*self.recorder.grids_of((*place, slot), tensor, axis),)
-            )
+            grids = () if self.recorder.token_layout is None else (*self.recorder.grids_of(place, tensor, axis),)
             value = version_of(tensor)
-            observer.observe(PairedOutput(partner, (*place, index), call.slots or [slot], value, axis, grids, inputs))
-        return index
+            observer.observe(PairedOutput(partner, place, call.slots or [slot], value, axis, grids, inputs))
 
-    def _count(self, counted: object) -> int:
-        """Count a key; return how often it was counted before in this pass."""
-        self._counts[counted] += 1
-        return self._counts[counted] - 1
+    def _row(self, call: ModuleCall, slot: str, tensor: Tensor) -> LayerRow:
+        kind, owner, source = type(call.module).__name__, None, ""
+        if call.operation is not None:
+            kind, owner, source, _ = call.operation
+        shape = () if tensor.is_nested else tuple(tensor.shape)
+        form = TensorStatistics(shape, str(tensor.dtype).removeprefix("torch."), 0)
+        return LayerRow(len(self.rows), call.layer, kind, call.call, slot, 0, form, owner=owner, source=source)
 
     def _stored_name(self, source: Tensor, output: Tensor) -> str | None:
         if source is output:
@@ -250,8 +238,8 @@ class HookedNetwork:
         tensor, name, version = self._stored.get(id(source), (None, "", 0))
         return name if tensor is not None and tensor._version == version else ""
 
-    def run_alone(self, layer: str, args: Any, kwargs: Any) -> list[Tensor]:
-        """Run one layer before its call in the network, without side effects; return its output tensors.
+    def run_alone(self, layer: str, args: Any, kwargs: Any) -> dict[str, Tensor]:
+        """Run one layer before its call in the network, without side effects; return its output tensors by slot.
 
         The layer has the state and draws the random numbers of that call. It sees no context variables of the network,
         by which a pass may collect outputs of layers.
@@ -262,7 +250,7 @@ class HookedNetwork:
             before = Snapshot([*module.modules()])
             try:
                 self._observer = None
-                return [tensor for _, tensor in tensors_in(Context().run(call, module, *args, **kwargs))]
+                return dict(tensors_in(Context().run(call, module, *args, **kwargs)))
             finally:
                 before.put_back()
                 random_states.enter()
@@ -270,14 +258,15 @@ class HookedNetwork:
 
     def _before_hooks(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._observer is not None and self._observer.begins is not None:
-            partner = self.partner((layer, self._count((layer, "begins"))))
+            partner = self.partner((layer, self._captured.counts.get(layer, 0)))
             if partner is not None:
                 self._observer.begins(partner, layer, args, kwargs)
 
     def _before_overwriting(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._observer is None:
             return
-        place = (layer, self._count((layer, "overwrites")))
+        place = (layer, self._overwriting[layer])
+        self._overwriting[layer] += 1
         inputs, partner = tensors_given(args, kwargs), self.partner(place)
         if inputs and partner is not None:
             with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
@@ -340,9 +329,9 @@ def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
     """Run a network over a batch until its end or an error; return its calls in the order in which they finish."""
     trial = network.trial(batch, network.hooked)
     calls: dict[CallKey, Call] = {}
-    for place, form in trial.output_forms.items():
-        owned = parameter_shapes(trial.hooked[form.layer]) if form.operation is None else ()
-        call = calls.get(place[:2], Call(place[:2], form.kind, (), owned))
+    for place, row in trial.rows.items():
+        owned = parameter_shapes(trial.hooked[row.layer]) if row.owner is None else ()
+        call = calls.get(place[:2], Call(place[:2], row.kind, (), owned))
         is_unchanged = call.is_unchanged or bool(trial.passed_through.get(place))
-        calls[call.key] = replace(call, shapes=(*call.shapes, form.shape), is_unchanged=is_unchanged)
+        calls[call.key] = replace(call, shapes=(*call.shapes, row.shape), is_unchanged=is_unchanged)
     return [*calls.values()]

@@ -120,7 +120,6 @@ def sums_of(a: Tensor, b: Tensor, first_input: int = 0, channel_axis: int | None
 
 
 def _sums_of_parts(a: Tensor, b: Tensor) -> Sums:
-    """Return the sums over the tensors that two nested tensors hold."""
     whole = Sums()
     for index, parts in enumerate(zip(a.unbind(), b.unbind(), strict=True)):
         sums = sums_of(*parts) or Sums()
@@ -132,22 +131,23 @@ def _sums_of_parts(a: Tensor, b: Tensor) -> Sums:
 def _sums_by_torch(a: Tensor, b: Tensor, channel_axis: int | None) -> Sums:
     """Return the sums of tensors that compiled code cannot read, some elements at a time."""
     device = a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")
+    shape, parts = a.shape, 2 if a.is_complex() else 1
     a, b = plain(a, device), plain(b, device)
     flat_a, flat_b = a.reshape(-1), b.reshape(-1)
     step = _CPU_CHUNK if flat_a.device.type == "cpu" else _DEVICE_CHUNK
     sums = Sums()
     for start in range(0, flat_a.numel(), step):
-        sums += _sums_of_chunk(flat_a[start : start + step], flat_b[start : start + step], start)
+        sums += _sums_of_chunk(flat_a[start : start + step], flat_b[start : start + step], start, parts)
     if sums.max_at is not None:
-        sums.max_at = tuple(map(int, np.unravel_index(sums.max_at[0], a.shape)))
+        sums.max_at = tuple(map(int, np.unravel_index(sums.max_at[0], shape)))
     if channel_axis is not None and (sums.unequal or sums.mismatched):
         sums.squares = squares_by_channel(a, b, channel_axis)
     return sums
 
 
-def _sums_of_chunk(a: Tensor, b: Tensor, start: int) -> Sums:
-    """Return the sums of two vectors, the first element of which is at `start`, in float64."""
-    sums = Sums(count=a.numel())
+def _sums_of_chunk(a: Tensor, b: Tensor, start: int, parts: int) -> Sums:
+    """Return the sums of two vectors, which begin at `start`, in float64; a complex element takes two `parts`."""
+    sums = Sums(count=a.numel() // parts)
     exact = a - b if a.dtype == b.dtype == torch.int64 else None  # float64 rounds integers beyond 2**53
     a, b = a.double(), b.double()
     differences = a - b
@@ -156,15 +156,17 @@ def _sums_of_chunk(a: Tensor, b: Tensor, start: int) -> Sums:
     sums.difference = float(differences.dot(differences))
     if not math.isfinite(sums.difference):
         counted = a.isfinite() & b.isfinite()
-        sums.mismatched, sums.nonfinite = int((~counted & _differ(a, b)).sum()), _nonfinite(a, b)
+        sums.mismatched = int(_any_part(~counted & _differ(a, b), parts).sum())
+        sums.nonfinite = _nonfinite(a, b, parts)
         a, b = a.where(counted, 0.0), b.where(counted, 0.0)
         differences = a - b
         sums.difference = float(differences.dot(differences))
     sums.a, sums.b, sums.product = float(a.dot(a)), float(b.dot(b)), float(a.dot(b))
-    sums.unequal = int(differences.count_nonzero())
+    magnitudes = differences.abs_() if parts == 1 else torch.hypot(*differences.view(-1, parts).unbind(1))
+    sums.unequal = int(magnitudes.count_nonzero())
     if sums.unequal:
-        at = int(differences.abs_().argmax())
-        sums.max_abs, sums.max_at, sums.max_value = float(differences[at]), (start + at,), float(a[at])
+        at = int(magnitudes.argmax())
+        sums.max_abs, sums.max_at, sums.max_value = float(magnitudes[at]), (start // parts + at,), float(a[at * parts])
     return sums
 
 
@@ -172,10 +174,14 @@ def _differ(a: Tensor, b: Tensor) -> Tensor:
     return ~((a == b) | (a.isnan() & b.isnan()))
 
 
-def _nonfinite(a: Tensor, b: Tensor) -> tuple[int, int, int, int]:
+def _any_part(flags: Tensor, parts: int) -> Tensor:
+    return flags if parts == 1 else flags.view(-1, parts).any(1)
+
+
+def _nonfinite(a: Tensor, b: Tensor, parts: int = 1) -> tuple[int, int, int, int]:
     """Return how many elements are NaN and infinite in A, and in B, but not equal in the other tensor."""
-    differ = _differ(a, b)
-    nan_a, inf_a, nan_b, inf_b = (int((odd & differ).sum()) for odd in (a.isnan(), a.isinf(), b.isnan(), b.isinf()))
+    differ, odd = _differ(a, b), (a.isnan(), a.isinf(), b.isnan(), b.isinf())
+    nan_a, inf_a, nan_b, inf_b = (int(_any_part(kind & differ, parts).sum()) for kind in odd)
     return nan_a, inf_a, nan_b, inf_b
 
 

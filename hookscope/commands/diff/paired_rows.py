@@ -2,22 +2,23 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from hookscope.commands.diff.alignment import Pairing
-from hookscope.commands.diff.hooked_network import HookedNetwork, Key, OutputForm
+from hookscope.commands.diff.hooked_network import HookedNetwork
 from hookscope.commands.diff.measures import culprit
 from hookscope.commands.diff.passes import Row
+from hookscope.commands.diff.row_pairs import RowPair
 from hookscope.commands.diff.values import A, B
-from hookscope.results.differences import FEWER_TENSORS, UNPAIRED_CALL, DifferenceRow, Match, Unmatched
+from hookscope.hooks.observed import RowKey
+from hookscope.results.differences import FEWER_TENSORS, UNPAIRED_CALL, DifferenceRow, Unmatched
 from hookscope.text import figure, in_words, printable
 
 
 def paired_rows(
-    networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing
+    networks: Sequence[HookedNetwork], compared: Mapping[RowKey, Row], pairing: Pairing
 ) -> list[DifferenceRow]:
     """Return a row for each pair of outputs, containers included, in A's order of execution.
 
@@ -25,69 +26,51 @@ def paired_rows(
     """
     rows: list[DifferenceRow] = []
     listed = 0
-    for place, form in networks[A].output_forms.items():
+    for place, a in networks[A].rows.items():
         row, partner = compared.get(place), pairing.partner(place[:2])
         if row is None or partner is None:
             continue
-        other = networks[B].output_forms[row.place_b]
-        unchanged = networks[A].passed_through.get(place) and networks[B].passed_through.get(row.place_b)
-        if not unchanged:
-            paired = _row(listed, form, other, partner[1], row)
-            if any(edit.place == "input" for edit in networks[B].edits.by_name.get(other.layer, ())):
-                # The input before the edit is not known.
-                paired = replace(paired, arguments="with an edited input", arriving_relative_l2=None)
-            rows.append(paired)
-            listed += networks[A].has_rows(form.layer)
+        b = networks[B].rows[row.place_b]
+        if networks[A].passed_through.get(place) and networks[B].passed_through.get(row.place_b):
+            continue
+        words, total, arriving = _arguments(networks, place, row)
+        if any(edit.place == "input" for edit in networks[B].edits.by_name.get(b.layer, ())):
+            words, arriving = "with an edited input", None  # the input before the edit is not known
+        pair = RowPair(a, b, place[:2], row.place_b[:2], a.label, b.label, partner[1])
+        rows.append(
+            pair.compared(
+                row.output,
+                index=listed,
+                input_relative_l2=total,
+                arriving_relative_l2=arriving,
+                arguments=words,
+                added=None if row.added is None else row.added.measured(row.output.dtype),
+                channel=None if row.output.measures is None else culprit(row.output.sums[A, B]),
+                note=row.output.note or row.note,
+            )
+        )
+        listed += networks[A].has_rows(a.layer)
     return rows
 
 
-def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: Row) -> DifferenceRow:
-    measured = row.output.sums.get((A, B))
-    words, total, arriving = _arguments(form, other, row)
-    error, error_b = row.output.errors
-    return DifferenceRow(
-        index=index,
-        layer=form.layer,
-        label=form.label,
-        kind=form.kind,
-        label_b=other.label,
-        kind_b=other.kind,
-        matched=matched,
-        shape=row.output.shapes[A].whole,
-        shape_b=row.output.shapes[B].whole,
-        dtype=form.dtype,
-        dtype_b=other.dtype,
-        measures=row.output.measures,
-        input_relative_l2=total,
-        arriving_relative_l2=arriving,
-        source="" if form.operation is None else form.operation.source,
-        arguments=words,
-        added=None if row.added is None else row.added.measured(row.output.dtype),
-        error=error,
-        error_b=error_b,
-        channel=None if measured is None else culprit(measured),
-        note=row.output.note or row.note,
-    )
-
-
-def _arguments(form: OutputForm, other: OutputForm, row: Row) -> tuple[str, float | None, float | None]:
+def _arguments(networks: Sequence[HookedNetwork], place: RowKey, row: Row) -> tuple[str, float | None, float | None]:
     """Return in words which constants and stored tensors of an operation differ, and how far its inputs differ.
 
     The first norm is over all inputs, the second over outputs of layers; both are None if an input was overwritten.
     """
     total = row.input_relative_l2
-    if form.operation is None or other.operation is None:
+    a, b = networks[A].arguments.get(place), networks[B].arguments.get(row.place_b)
+    if a is None or b is None:
         return "", total, total
-    of_a, two = (
-        {path: repr(value) for path, value in operation.constants} for operation in (form.operation, other.operation)
-    )
-    differing = [path for path in of_a if two.get(path, of_a[path]) != of_a[path]]
-    parts = [] if sorted(of_a.values()) == sorted(two.values()) else [_constant(path, of_a, two) for path in differing]
-    if None in form.inputs:
+    of_a, of_b = a.constants, b.constants
+    parts: list[str] = []
+    if sorted(of_a.values()) != sorted(of_b.values()):
+        parts += [_constant(path, of_a, of_b) for path in of_a if of_b.get(path, of_a[path]) != of_a[path]]
+    if None in a.inputs:
         return in_words(parts), None, None
-    if row.input_shapes_differ or len(row.inputs) != len(form.inputs):
+    if row.input_shapes_differ or len(row.inputs) != len(a.inputs):
         return in_words(parts), total, total
-    amounts = [(name, sums.relative_l2) for name, sums in zip(form.inputs, row.inputs, strict=True)]
+    amounts = [(name, sums.relative_l2) for name, sums in zip(a.inputs, row.inputs, strict=True)]
     stored = [(printable(name), figure(value, 3)) for name, value in amounts if name and value]
     parts += [f"given {name}, which differs by {amount}" for name, amount in stored]
     arriving = [value for name, value in amounts if not name]
@@ -96,38 +79,31 @@ def _arguments(form: OutputForm, other: OutputForm, row: Row) -> tuple[str, floa
     return in_words(parts), total, float(np.max(arriving))  # NaN if one is
 
 
-def _constant(path: str, of_a: Mapping[str, str], two: Mapping[str, str]) -> str:
+def _constant(path: str, of_a: Mapping[str, str], of_b: Mapping[str, str]) -> str:
     name = f"{path[2:-2]}=" if path.startswith("['") else ""
-    return f"given {name}{printable(of_a[path], 40)} in A and {name}{printable(two[path], 40)} in B"
+    return f"given {name}{printable(of_a[path], 40)} in A and {name}{printable(of_b[path], 40)} in B"
 
 
 def unmatched(
-    networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing, *, with_b: bool
-) -> tuple[Unmatched, ...]:
-    """Return the outputs of A that have no partner, with the reason, and outputs of B if `with_b`."""
-    a, b = networks[:2]
-    paired_b = {row.place_b for row in compared.values()}
-    of_b = _unpaired(b, a, "B", pairing.inverse(), paired_b) if with_b else ()
-    return (*_unpaired(a, b, "A", pairing, compared), *of_b)
-
-
-def _unpaired(
-    network: HookedNetwork,
-    other: HookedNetwork,
-    side: Literal["A", "B"],
-    pairing: Pairing,
-    paired: Collection[Key],
+    networks: Sequence[HookedNetwork], compared: Mapping[RowKey, Row], pairing: Pairing, *, with_b: bool
 ) -> Iterator[Unmatched]:
-    for place, form in network.output_forms.items():
-        if place not in paired and network.has_rows(form.layer) and not network.passed_through.get(place):
-            reason = _reason(place, network, other, "B" if side == "A" else "A", pairing)
-            yield Unmatched(side, form.label, form.kind, form.shape, reason)
+    """Yield the outputs of A that have no partner, with the reason, and outputs of B if `with_b`."""
+    paired: dict[Literal["A", "B"], Collection[RowKey]] = {"A": compared}
+    if with_b:
+        paired["B"] = {row.place_b for row in compared.values()}
+    for side, places in paired.items():
+        (network, other), title = (networks[:2], "B") if side == "A" else (networks[1::-1], "A")
+        partners = pairing if side == "A" else pairing.inverse()
+        for place, row in network.rows.items():
+            if place not in places and network.has_rows(row.layer) and not network.passed_through.get(place):
+                reason = _reason(place, network, other, title, partners)
+                yield Unmatched(side, row.label, row.kind, row.shape, reason)
 
 
-def _reason(place: Key, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
+def _reason(place: RowKey, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
     namesake = pairing.namesake(place[0])
     calls, others = (
-        Counter((layer, call) for layer, call, _ in side.output_forms if layer == name)
+        Counter((layer, call) for layer, call, _ in side.rows if layer == name)
         for side, name in ((network, place[0]), (other, namesake[0] if namesake is not None else None))
     )
     if namesake is None or (not others and place[0] not in network.hooked):

@@ -18,13 +18,13 @@ from hookscope.commands.diff.alignment import CallKey, matching_names
 from hookscope.commands.diff.compare_gradients import GradientComparison
 from hookscope.commands.diff.compare_outputs import Outputs
 from hookscope.commands.diff.difference_maps import KeptMaps
-from hookscope.commands.diff.hooked_network import HookedNetwork, Key, Observer, PairedOutput
+from hookscope.commands.diff.hooked_network import HookedNetwork, Observer, PairedOutput
 from hookscope.commands.diff.measures import Sums, sums_of
 from hookscope.commands.diff.torch_compile import Compiled
-from hookscope.commands.diff.values import REFERENCE, A, B, Compared, Spool, Value, Versions
+from hookscope.commands.diff.values import REFERENCE, A, B, Compared, Spool, Value, Versions, compared
 from hookscope.errors import ModelError
 from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.observed import physical
+from hookscope.hooks.observed import RowKey, physical
 from hookscope.hooks.pytree import tensors_given
 from hookscope.hooks.tracing import eager
 from hookscope.inputs.batches import Batch
@@ -33,6 +33,7 @@ from hookscope.inspection.network import BatchQueue
 from hookscope.inspection.run import Break, run_batches
 from hookscope.inspection.state.preservation import RandomStates
 from hookscope.results.inputs import InputRecord
+from hookscope.results.network import row_label
 from hookscope.text import exception_line
 
 
@@ -41,7 +42,7 @@ class Row:
     """An output of A and its partner in B, compared.
 
     Attributes:
-        place_b: The key of B's output.
+        place_b: The place of B's output.
         output: The comparison of the outputs.
         inputs: Sums of A and B for each input tensor of the layer; () if they cannot be compared.
         input_shapes_differ: Whether the shape of an input tensor is different in B.
@@ -49,8 +50,8 @@ class Row:
         note: Why there is no `added`.
     """
 
-    place_b: Key
-    output: Compared = field(default_factory=Compared)
+    place_b: RowKey
+    output: Compared
     inputs: tuple[Sums, ...] = ()
     input_shapes_differ: bool = False
     added: Sums | None = None
@@ -87,7 +88,7 @@ class Passes:
         gradients: Compares the gradients; None if they are not compared.
         shadow: Whether layers of B also run on A's inputs.
         records: Records of the inputs that all networks ran on; `records_b` has those of B's own inputs.
-        rows: By the key of A's output, over all batches without errors.
+        rows: By the place of A's output, over all batches without errors.
     """
 
     networks: Sequence[HookedNetwork]
@@ -98,11 +99,11 @@ class Passes:
     shadow: bool
     records: list[InputRecord] = field(default_factory=list)
     records_b: list[InputRecord] = field(default_factory=list)
-    rows: dict[Key, Row] = field(default_factory=dict)
-    _batch_rows: dict[Key, Row] = field(default_factory=dict)
-    _spooled: Sequence[dict[Key, PairedOutput]] = ()
+    rows: dict[RowKey, Row] = field(default_factory=dict)
+    _batch_rows: dict[RowKey, Row] = field(default_factory=dict)
+    _spooled: Sequence[dict[RowKey, PairedOutput]] = ()
     _arguments_of_a: dict[CallKey, tuple[list[Any], TreeSpec]] = field(default_factory=dict)  # for shadows
-    _shadow_outputs: dict[CallKey, list[Tensor] | str] = field(default_factory=dict)  # outputs, or the error
+    _shadow_outputs: dict[CallKey, dict[str, Tensor] | str] = field(default_factory=dict)  # by slot, or the error
     _started: list[HookedNetwork] = field(default_factory=list)
     _random_states: RandomStates = field(default_factory=RandomStates)
     _count: int = 0
@@ -194,47 +195,47 @@ class Passes:
         versions = Versions(lambda tensor: Value(tensor, ref(tensor)))
         return Observer(versions, self._compare, self._compare_input, self._run_shadow if self.shadow else None)
 
-    def _key_of_partner(self, b: PairedOutput) -> Key:
-        """Return the key of the output of A that is the partner of an output of B."""
-        which: int | None = b.place[2]
-        if b.slots[0]:  # "" for the only tensor
-            slots = [form.slot for place, form in self.networks[A].output_forms.items() if place[:2] == b.call]
-            which = matching_names(slots, b.slots)[b.place[2]]
-        return (*b.call, -1 if which is None else which)
+    def _partner_place(self, b: PairedOutput) -> RowKey | None:
+        slot, rows_of_a = b.place[2], self.networks[A].rows
+        if (*b.call, slot) in rows_of_a:
+            return (*b.call, slot)
+        slots = [place[2] for place in rows_of_a if place[:2] == b.call]
+        which = matching_names(slots, b.slots)[b.slots.index(slot)]
+        return None if which is None else (*b.call, slots[which])
 
     def _compare(self, b: PairedOutput) -> None:
-        """Compare an output of B with its partners in A and the reference."""
-        key = self._key_of_partner(b)
-        a, *rest = (outputs.pop(key, None) for place, outputs in enumerate(self._spooled) if place != B)
+        place = self._partner_place(b)
+        if place is None:
+            return
+        a, *rest = (outputs.pop(place, None) for network, outputs in enumerate(self._spooled) if network != B)
         exact = [output for output in rest if output is not None]
         if a is None or len(exact) < len(rest):
             return
-        row = self._batch_rows[key] = Row(b.place)
         batch = len(self.records), self._count
         axis = a.channel_axis if a.value.shape[:1] == (self._count,) else None
-        row.output.add([a.value, b.value, *(output.value for output in exact)], *batch, axis)
+        values = [a.value, b.value, *(output.value for output in exact)]
+        row = self._batch_rows[place] = Row(b.place, compared(values, *batch, axis))
         if len(a.inputs) == len(b.inputs):
-            places = matching_names([path for path, _ in b.inputs], [path for path, _ in a.inputs])
-            inputs = [(a.inputs[at][1], b.inputs[place][1]) for at, place in enumerate(places) if place is not None]
+            order = matching_names([path for path, _ in b.inputs], [path for path, _ in a.inputs])
+            inputs = [(a.inputs[at][1], b.inputs[other][1]) for at, other in enumerate(order) if other is not None]
             sums = [value.sums_with(other, *batch) for value, other in inputs]
             row.inputs = tuple([measure for measure in sums if measure is not None]) if None not in sums else ()
             shapes = [(value.shape, other.shape) for value, other in inputs]
             # A ragged shape holds -1.
             row.input_shapes_differ = any(one != two and -1 not in (*one, *two) for one, two in shapes)
-        shadow = self._shadow_outputs.get(b.call, [])
+        shadow = self._shadow_outputs.get(b.call, {})
         if isinstance(shadow, str):
             row.note = shadow
-        elif b.place[2] < len(shadow):
+        elif b.place[2] in shadow:
             row.added = sums_of(a.value.read(), shadow[b.place[2]])
         difference = row.output.sums.get((A, B))
-        if difference is not None and not self.records and self.networks[A].has_rows(key[0]):
+        if difference is not None and not self.records and self.networks[A].has_rows(place[0]):
             added = None if row.added is None else row.added.relative_l2
-            label = self.networks[A].output_forms[key].label
-            self.maps.offer(label, a, b.value.read(), difference.relative_l2, added, self._count)
+            self.maps.offer(row_label(*place), a, b.value.read(), difference.relative_l2, added, self._count)
 
     def _compare_input(self, call: CallKey, b: Value) -> None:
         """Compare the first input of a call of B that will overwrite it."""
-        a = self._spooled[A].get((*call, 0))
+        a = next((output for place, output in self._spooled[A].items() if place[:2] == call), None)
         if a is not None and len(a.inputs) == 1:
             a.inputs[0][1].sums_with(b, len(self.records), self._count)
 

@@ -1,8 +1,8 @@
-"""Pair the rows of two stored runs, as layers of networks are paired."""
+"""Pairs of rows, of networks that ran and of stored runs, and how the rows of stored runs find their partners."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 from hookscope.commands.diff.alignment import (
     Call,
@@ -14,10 +14,12 @@ from hookscope.commands.diff.alignment import (
     match_names,
     matching_names,
 )
+from hookscope.commands.diff.values import A, B, Compared
 from hookscope.results.activations import LayerRow
 from hookscope.results.differences import PARTS_ALONE, DifferenceRow, Match, Measures, Unmatched
 from hookscope.results.gradients import GradientRow, ParameterRow
 
+OutputRow = TypeVar("OutputRow", LayerRow, GradientRow)
 Row = LayerRow | GradientRow | ParameterRow
 
 
@@ -47,7 +49,7 @@ class RowPair:
         return ""
 
     def measured(self, measures: Measures | None, note: str) -> DifferenceRow:
-        """Return the row of the pair."""
+        """Return the row of the pair, as far as two stored runs show it."""
         statistics, other = self.a.statistics, self.b.statistics
         return DifferenceRow(
             index=self.a.index,
@@ -66,6 +68,13 @@ class RowPair:
             note=note,
         )
 
+    def compared(self, tensors: Compared, **fields: Any) -> DifferenceRow:
+        """Return the row of the pair with the measures of its tensors, and `fields` that only networks show."""
+        row, (error, error_b) = self.measured(tensors.measures, tensors.note), tensors.errors
+        if len(tensors.shapes[A]):
+            fields |= {"shape": tensors.shapes[A].whole, "shape_b": tensors.shapes[B].whole}
+        return replace(row, **{"error": error, "error_b": error_b, **fields})
+
 
 def pair_rows(
     a: Sequence[LayerRow], b: Sequence[LayerRow], maps: Sequence[str]
@@ -83,16 +92,20 @@ def pair_rows(
         [call for call in _calls(rows) if not any(is_inside(call.key[0], name) for name in wrapped)]
         for rows, wrapped in ((a, wrapped_a), (b, wrapped_b))
     )
-    aligned, matched = align(calls_a, calls_b, named)
-    pairing = Pairing(named, aligned, frozenset(matched | aligned.keys()))
-    by_place = {(row.layer, row.call, row.slot): row for row in b}
+    pairing = Pairing(named, align(calls_a, calls_b, named))
     by_label = {label: row for row in b for label in (*row.duplicates, row.label)}
+    partners: dict[int, tuple[LayerRow, Match]] = {  # rows that a run has folded into others are found by label
+        row.index: (by_label[label], "name")
+        for row in a
+        for label in (*reversed(row.duplicates), row.label)
+        if label in by_label
+    }
+    partners |= {row.index: (other, how) for row, other, how in _partners(a, b, pairing.partner)}
     pairs: list[RowPair] = []
     taken: set[int] = set()
     for row in a:
-        partner = _partner(row, pairing, by_place, by_label)
-        if partner is not None and partner[0].index not in taken:
-            other, how = partner
+        if row.index in partners and partners[row.index][0].index not in taken:
+            other, how = partners[row.index]
             taken.add(other.index)
             pairs.append(RowPair(row, other, _call(row), _call(other), row.label, other.label, how))
     have = {pair.a.index for pair in pairs}
@@ -103,20 +116,11 @@ def pair_rows(
 def pair_gradients(
     a: Sequence[GradientRow], b: Sequence[GradientRow], partner: Callable[[CallKey], tuple[CallKey, Match] | None]
 ) -> Iterator[RowPair]:
-    """Pair gradients of outputs and inputs that a side has; the tensors of a call are paired by `matching_names`."""
-    slots: dict[tuple[CallKey, str], list[str]] = {}
-    by_call: dict[tuple[CallKey, str], list[GradientRow]] = {}
-    for row in a:
-        slots.setdefault((_call(row), row.role), []).append(row.slot)
-    for row in b:
-        by_call.setdefault((_call(row), row.role), []).append(row)
-    for row in a:
-        matched, names = partner(_call(row)), slots[_call(row), row.role]
-        others = [] if matched is None else by_call.get((matched[0], row.role), [])
-        at = matching_names([other.slot for other in others], names)[names.index(row.slot)]
-        if matched is not None and at is not None and _arrived(row, others[at]):
-            label, label_b = (f"{side.label} grad_{side.role}" for side in (row, others[at]))
-            yield RowPair(row, others[at], _call(row), matched[0], label, label_b, matched[1])
+    """Pair gradients of outputs and inputs that a side has."""
+    for row, other, how in _partners(a, b, partner):
+        if _arrived(row, other):
+            label, label_b = (f"{side.label} grad_{side.role}" for side in (row, other))
+            yield RowPair(row, other, _call(row), _call(other), label, label_b, how)
 
 
 def pair_parameters(
@@ -140,17 +144,25 @@ def _call(row: LayerRow | GradientRow) -> CallKey:
     return row.layer, row.call
 
 
-def _partner(
-    row: LayerRow, pairing: Pairing, by_place: Mapping[tuple[str, int, str], LayerRow], by_label: Mapping[str, LayerRow]
-) -> tuple[LayerRow, Match] | None:
-    """Return the partner in B of a row of A; a row that B folded into another is found by its label."""
-    partner = pairing.partner(_call(row))
-    if partner is not None and (other := by_place.get((*partner[0], row.slot))) is not None:
-        return other, partner[1]
-    for label in (row.label, *row.duplicates):
-        if label in by_label:
-            return by_label[label], "name"
-    return None
+def _partners(
+    a: Sequence[OutputRow], b: Sequence[OutputRow], partner: Callable[[CallKey], tuple[CallKey, Match] | None]
+) -> Iterator[tuple[OutputRow, OutputRow, Match]]:
+    """Pair the rows of paired calls; the tensors of one call are paired by `matching_names`."""
+    calls_b = _by_call(b)
+    for (call, role), rows in _by_call(a).items():
+        paired = partner(call)
+        if paired is not None:
+            others = calls_b.get((paired[0], role), [])
+            order = matching_names([other.slot for other in others], [row.slot for row in rows])
+            yield from ((row, others[at], paired[1]) for row, at in zip(rows, order, strict=True) if at is not None)
+
+
+def _by_call(rows: Sequence[OutputRow]) -> dict[tuple[CallKey, str], list[OutputRow]]:
+    """Group rows by their call and, for gradients, by their role in it."""
+    calls: dict[tuple[CallKey, str], list[OutputRow]] = {}
+    for row in rows:
+        calls.setdefault((_call(row), row.role if isinstance(row, GradientRow) else ""), []).append(row)
+    return calls
 
 
 def _layers(rows: Sequence[LayerRow]) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -161,12 +173,9 @@ def _layers(rows: Sequence[LayerRow]) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 def _calls(rows: Sequence[LayerRow]) -> list[Call]:
     """Return the calls of rows; their shapes have no batch axis."""
-    calls: dict[CallKey, list[LayerRow]] = {}
-    for row in rows:
-        calls.setdefault(_call(row), []).append(row)
     return [
         Call(key, group[0].kind, tuple([row.shape[1:] for row in group]), ((group[0].parameter_count,),))
-        for key, group in calls.items()
+        for (key, _), group in _by_call(rows).items()
     ]
 
 

@@ -121,7 +121,7 @@ class Compiled:
         )
 
     def _ran(self) -> list[str]:
-        seen = {form.layer for form in self.network.output_forms.values()}
+        seen = {layer for layer, *_ in self.network.rows}
         return [name for name in self.blocks if name in seen]
 
     def warnings(self, rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference], eps: float) -> list[str]:

@@ -126,8 +126,8 @@ class Compared:
     Attributes:
         sums: By pair of networks.
         dtype: The coarser floating dtype of A and B.
-        note: Why there are no sums of A and B.
-        shapes: Shapes of the tensors of A and of B in the batches.
+        note: Why A and B cannot be compared in some batch.
+        shapes: Shapes of the tensors of A and of B in the batches; with a `note`, in the batches that it is about.
     """
 
     sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
@@ -135,34 +135,39 @@ class Compared:
     note: str = ""
     shapes: tuple[BatchShapes, BatchShapes] = field(default_factory=lambda: (BatchShapes(), BatchShapes()))
 
-    def add(self, values: Sequence[Value], first_input: int, count: int, channel_axis: int | None = None) -> None:
-        """Compare the values of a batch; the arguments are those of `Value.sums_with`."""
-        self.dtype = coarser(values[A].dtype, values[B].dtype)
-        for shapes, value in zip(self.shapes, values, strict=False):
-            shapes.add(count, value.shape)
-        for first, other in combinations(range(len(values)), 2):
-            axis = channel_axis if (first, other) == (A, B) else None
-            sums = values[first].sums_with(values[other], first_input, count, axis)
-            if sums is not None:
-                self.sums[first, other] = self.sums.get((first, other), Sums()) + sums
-        if (A, B) not in self.sums:
-            self.note = self.note or comparable(values[A].read(), values[B].read())
-
     def merge(self, other: "Compared") -> None:
         """Merge the comparison of other batches."""
         for pair, sums in other.sums.items():
             self.sums[pair] = self.sums.get(pair, Sums()) + sums
-        self.dtype, self.note = other.dtype, self.note or other.note
-        for shapes, others in zip(self.shapes, other.shapes, strict=True):
-            shapes.merge(others)
+        self.dtype = other.dtype
+        if other.note and not self.note:
+            self.note, self.shapes = other.note, other.shapes
+        elif other.note or not self.note:
+            for shapes, others in zip(self.shapes, other.shapes, strict=True):
+                shapes.merge(others)
 
     @property
     def measures(self) -> Measures | None:
-        """The measures of A and B; None if they were not compared."""
-        return self.sums[A, B].measured(self.dtype) if (A, B) in self.sums else None
+        """The measures of A and B; None if some batch could not be compared."""
+        return self.sums[A, B].measured(self.dtype) if (A, B) in self.sums and not self.note else None
 
     @property
     def errors(self) -> tuple[float | None, float | None]:
         """The relative L2 errors of A and of B against the reference; None if they were not compared."""
         error, error_b = (self.sums.get((network, REFERENCE)) for network in (A, B))
         return None if error is None else error.error, None if error_b is None else error_b.error
+
+
+def compared(values: Sequence[Value], first_input: int, count: int, channel_axis: int | None = None) -> Compared:
+    """Compare the values that the networks have in a batch; the other arguments are those of `Value.sums_with`."""
+    result = Compared(dtype=coarser(values[A].dtype, values[B].dtype))
+    for shapes, value in zip(result.shapes, values, strict=False):
+        shapes.add(count, value.shape)
+    for first, other in combinations(range(len(values)), 2):
+        axis = channel_axis if (first, other) == (A, B) else None
+        sums = values[first].sums_with(values[other], first_input, count, axis)
+        if sums is not None:
+            result.sums[first, other] = sums
+    if (A, B) not in result.sums:
+        result.note = comparable(values[A].read(), values[B].read())
+    return result

@@ -376,6 +376,35 @@ def test_a_shape_that_differs_is_a_difference() -> None:
     )
 
 
+class Cutting(nn.Module):
+    """Cuts small inputs to a width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.max()) > 5 else x[:, : self.width]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (0, 2, 1)])
+def test_a_shape_that_differs_in_some_batches_is_a_difference(order: tuple[int, ...]) -> None:
+    """The rows of the large input, the last, are equal."""
+    one, other = (nn.Sequential(nn.Flatten(), Cutting(width), Sum()) for width in (2, 3))
+    inputs = torch.tensor([[1.0, 2, 3, 4], [1, 1, 1, 1], [9, 9, 9, 9]])[[*order]]
+    result = hookscope.diff(one, other, inputs, batch_size=1)
+    assert result["1"].relative_l2 is None
+    assert result["1"].note == "shapes differ"
+    assert [(first.layer, first.relative_l2) for first in result.first_differences] == [("1", None)]
+    assert "First difference in 1 (Cutting): shapes differ, 2x2 in A and 2x3 in B" in answer(result)[0]
+    assert result["2"].relative_l2 == pytest.approx((3**2 + 1) ** 0.5 / (3**2 + 2**2 + 36**2) ** 0.5)
+
+
+class Sum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(1, keepdim=True)
+
+
 def folded(network: nn.Sequential) -> nn.Sequential:
     """Return a copy whose first BatchNorm is folded into the convolution before it."""
     other = copy.deepcopy(network)

@@ -222,6 +222,7 @@ def test_gradients_are_compared_too(tmp_path: Path) -> None:
     labels = {row.label for row in partly.gradients}
     assert {"stem grad_output", "head grad_output", "stem.weight grad", "norm.bias grad"} <= labels
     tensors = [result.tensors for result in results]
+    assert {row.origin for row in partly.gradients if row.relative_l2 == 0} == {"equal"}
     for row, expected in zip(partly.gradients, exact.gradients, strict=True):
         one, other = (tensor[row.label].double() for tensor in tensors)
         true = float((one - other).norm() / one.norm())
@@ -326,20 +327,29 @@ def test_best_classes_are_compared_where_both_runs_have_them(tmp_path: Path, pic
 
 
 class Two(nn.Module):
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor: float, name: str = "scaled") -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.fc, self.factor = nn.Linear(20, 4), factor
+        self.fc, self.factor, self.name = nn.Linear(20, 4), factor, name
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         y = self.fc(x)
-        return {"plain": y, "scaled": self.factor * y}
+        return {"plain": y, self.name: self.factor * y}
 
 
 def test_every_output_of_the_networks_is_compared(tmp_path: Path) -> None:
     a, b = (ran(tmp_path / str(factor), Two(factor), layer=["*"]) for factor in (1.0, 3.0))
     actual = {output.slot: output.measures.relative_l2 for output in compare_runs(a, b).outputs if output.measures}
     assert actual == {"['plain']": 0.0, "['scaled']": pytest.approx(2.0)}
+
+
+def test_an_output_of_another_name_is_paired_as_in_networks_that_run(tmp_path: Path) -> None:
+    networks = Two(1.0), Two(3.0, "larger")
+    runs = [ran(tmp_path / letter, network, layer=["*"]) for letter, network in zip("ab", networks, strict=True)]
+    for result in (compare_runs(runs[0], runs[1]), hookscope.diff(*networks, inputs(), layer="*")):
+        assert result["(model)['scaled']"].label_b == "(model)['larger']"
+        assert result["(model)['scaled']"].relative_l2 == pytest.approx(2.0)
+        assert result.unmatched == ()
 
 
 class TwoHeads(nn.Module):

@@ -48,6 +48,22 @@ def test_measures_equal_numpys(shape: tuple[int, ...], scale: float) -> None:
     assert result.unequal_fraction == np.mean(difference != 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("shape", [(5,), (2, 40_000)])
+def test_an_element_of_complex_tensors_is_one_number(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+    b.view(-1)[::2] = a.view(-1)[::2]
+    difference = a.to(torch.complex128).numpy() - b.to(torch.complex128).numpy()
+    result = measured(a, b, dtype)
+    assert result.relative_l2 == pytest.approx(np.linalg.norm(difference) / float(a.abs().double().norm()), rel=1e-6)
+    assert result.max_abs == pytest.approx(np.abs(difference).max())
+    assert result.max_at == np.unravel_index(np.abs(difference).argmax(), shape)
+    assert result.unequal_fraction == np.mean(difference != 0)
+    b.view(-1)[1] = complex(math.nan, 1)
+    assert measured(a, b, dtype).nonfinite == NonFinite(0, 0, 1, 0, a.numel())
+
+
 def test_signal_to_noise_equals_torchs() -> None:
     from torch.ao.ns.fx.utils import compute_cosine_similarity, compute_normalized_l2_error, compute_sqnr
 
