@@ -72,10 +72,10 @@ def writing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Written]]:
     written: list[Written] = []
     drawn = ImageDraw.ImageDraw.text
 
-    def text(pen: ImageDraw.ImageDraw, place: Any, words: str, fill: Any, font: Any) -> None:
-        left, top, right, bottom = pen.textbbox(place, words, font=font)
+    def text(pen: ImageDraw.ImageDraw, place: Any, words: str, fill: Any, font: Any, anchor: str = "la") -> None:
+        left, top, right, bottom = pen.textbbox(place, words, font=font, anchor=anchor)
         written.append(Written(words, left, top, right, bottom))
-        drawn(pen, place, words, fill, font)
+        drawn(pen, place, words, fill, font, anchor=anchor)
 
     with monkeypatch.context() as patch:
         patch.setattr(ImageDraw.ImageDraw, "text", text)

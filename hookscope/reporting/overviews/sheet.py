@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from hookscope.reporting.lettering import baseline, drawable, font, line_height, text_width, wrap
+from hookscope.reporting.lettering import Ink, drawable, font, line_height, text_width, wrap, write_lines
 
 # Pixels: read without a magnifier on a page 1,200 wide.
 WIDTH, MARGIN, GAP = 1200, 28, 24
@@ -36,21 +34,28 @@ _SPELLED = str.maketrans({"‖": "||", "×": "x", "≥": ">=", "≤": "<=", "Δ"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of the sheet, `height` pixels high; `draw` gets the sheet and the part's top edge."""
+    """A part of a sheet, `height` pixels high; `draw` gets the sheet and the part's top edge.
+
+    `above` is the room between it and the part before it, in pixels.
+    """
 
     height: int
     draw: Callable[[Image.Image, int], None]
+    above: int = GAP
 
 
-def draw_sheet(blocks: Sequence[Block]) -> Image.Image:
-    """Draw blocks under each other, a gap between them."""
+def draw_sheet(
+    blocks: Sequence[Block], width: int = WIDTH, margin: int = MARGIN, mode: str = "RGB", paper: Ink = PAPER
+) -> Image.Image:
+    """Draw blocks under each other; those without a height are left out."""
     shown = [block for block in blocks if block.height]
-    height = 2 * MARGIN + sum(block.height for block in shown) + GAP * max(0, len(shown) - 1)
-    image = Image.new("RGB", (WIDTH, height), PAPER)
-    top = MARGIN
-    for block in shown:
+    height = 2 * margin + sum(block.above + block.height for block in shown) - sum(block.above for block in shown[:1])
+    image = Image.new(mode, (width, height), paper)
+    top = margin
+    for place, block in enumerate(shown):
+        top += block.above if place else 0
         block.draw(image, top)
-        top += block.height + GAP
+        top += block.height
     return image
 
 
@@ -87,13 +92,9 @@ def text_height(text: str, size: int, _colour: Colour, width: int) -> int:
 def write(pen: ImageDraw.ImageDraw, lines: Sequence[Line], top: int, left: int, width: int) -> int:
     """Write lines of text, each broken where it must; return where the next one would begin."""
     for text, size, colour in lines:
-        for pieces in wrap([in_font(text)], size, width, ""):
-            at: float = left
-            for drawn, run in groupby(pieces, partial(font, size)):
-                words = "".join(run)
-                pen.text((at, top + baseline(size) - drawn.getmetrics()[0]), words, colour, drawn)
-                at += drawn.getlength(words)
-            top += line_height(size)
+        pieces = wrap([in_font(text)], size, width, "")
+        write_lines(pen, pieces, size, colour, top, left)
+        top += len(pieces) * line_height(size)
     return top
 
 
