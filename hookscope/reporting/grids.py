@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from hookscope.reporting.grid_layout import Layout, compose, plan
-from hookscope.reporting.lettering import drawable, line_height, text_width, wrap, write_lines
+from hookscope.reporting.lettering import drawable, line_height, text_width, wrap, write_line, write_lines
 from hookscope.reporting.overviews.sheet import Block, draw_sheet
 from hookscope.reporting.palettes import (
     ALL_ZERO,
@@ -352,9 +352,8 @@ def _numbered(tiles: Indices, count: int, columns: int, pitch: int, above: int =
         image.paste(Image.fromarray(tiles), (_MARGIN + left, top))
         for index, label in enumerate(labels):
             centred = index * step * pitch + (min(pitch, height) - high) // 2
-            at = _MARGIN + left - 3 - text_width([label], _NUMBER_SIZE)
             beside = top + min(max(0, centred), height - high)
-            write_lines(ImageDraw.Draw(image), [[label]], _NUMBER_SIZE, _DIM, beside, at)
+            write_line(ImageDraw.Draw(image), label, _NUMBER_SIZE, _DIM, beside, _MARGIN + left - 5, align=1)
 
     return Block(height, draw, above), left
 
@@ -395,11 +394,11 @@ def _legend(labels: Sequence[str], marks: Sequence[tuple[int, str]], width: int)
         bar = np.tile(np.arange(LEVEL_COUNT, dtype=np.uint8), (_BAR_HEIGHT, 1))
         for index, label in enumerate(labels):
             image.paste(Image.fromarray(bar), (_MARGIN, top))
-            at = _MARGIN + 1 + index * (LEVEL_COUNT - text_width([label], _TEXT_SIZE)) // (len(labels) - 1)
-            write_lines(pen, [[label]], _TEXT_SIZE, _DIM, top + _BAR_HEIGHT + 2, at)
+            share = index / (len(labels) - 1)
+            write_line(pen, label, _TEXT_SIZE, _DIM, top + _BAR_HEIGHT + 2, _MARGIN + share * LEVEL_COUNT, share)
         for index, (colour, text) in enumerate(marks):
             at, under = _MARGIN + left, top + down + index * high
             pen.rectangle([at, under + 3, at + 9, under + 12], colour)
-            write_lines(pen, [[text]], _TEXT_SIZE, _DIM, under, at + 17)
+            write_line(pen, text, _TEXT_SIZE, _DIM, under, at + 17)
 
     return Block(max(bar_height, (down + len(marks) * high) * bool(marks)), draw, _BETWEEN)

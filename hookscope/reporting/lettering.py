@@ -88,6 +88,16 @@ def write_lines(
             at += drawn.getlength(words)
 
 
+def write_line(
+    pen: ImageDraw.ImageDraw, text: str, size: int, ink: Ink, top: float, left: float, align: float = 0.0
+) -> float:
+    """Write a text on one line, and return its right edge; `align` is the share of its width left of `left`."""
+    length = font(size, text).getlength(text)
+    left -= align * length
+    write_lines(pen, [[text]], size, ink, top, left)
+    return left + length
+
+
 def drawable(text: str, limit: int) -> str:
     """Return `text` in one line of Latin, Greek and Cyrillic letters, others escaped, the middle left out if long."""
     composed = normalize("NFC", text)

@@ -66,13 +66,14 @@ def palette_colours(image: Image.Image) -> NDArray[np.uint8]:
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every piece of text that gets drawn."""
     texts: list[str] = []
-    write_lines = grids.write_lines
+    write_lines = lettering.write_lines
 
     def recording(pen: ImageDraw.ImageDraw, lines: list[list[str]], *rest: Any) -> None:
         texts.extend(itertools.chain.from_iterable(lines))
         write_lines(pen, lines, *rest)
 
     monkeypatch.setattr(grids, "write_lines", recording)
+    monkeypatch.setattr(lettering, "write_lines", recording)
     return texts
 
 
