@@ -159,8 +159,8 @@ def test_the_sheet_shows_the_mean_and_the_strongest_channel_of_the_run() -> None
             top = float(np.abs(values).max())
             low = -top if values.min() < 0 else 0.0
             assert (name == "berlin") == (low < 0)
-            assert holds(sheet, enlarged(values, name, low, top, 216))
-    assert not holds(sheet, enlarged(run.feature_maps[1].values[strengths.argmin()], "viridis", 0, 1, 216))
+            assert holds(sheet, enlarged(values, name, low, top, 209))  # five columns of a sheet
+    assert not holds(sheet, enlarged(run.feature_maps[1].values[strengths.argmin()], "viridis", 0, 1, 209))
 
 
 def test_a_channel_that_is_shown_for_its_nan_or_inf_is_not_called_the_strongest(
