@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from hookscope.reporting.axes import placed_names
 from hookscope.reporting.document import Level, Series
-from hookscope.reporting.lettering import line_height, text_width, write_line
+from hookscope.reporting.lettering import font, line_height, text_width, write_line
 from hookscope.reporting.overviews.sheet import (
     AMBER,
     DIM,
@@ -130,7 +130,7 @@ class Chart:
 
 
 def _width(words: str) -> float:
-    return text_width([words], SMALL)
+    return font(SMALL, words).getlength(words)
 
 
 def _colour(series: Series) -> Colour:
