@@ -2,21 +2,23 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from hookscope.reporting.grid_layout import Layout, compose, plan
-from hookscope.reporting.lettering import MARGIN, draw_text, drawable, line_height, paragraph, paste, stack
+from hookscope.reporting.lettering import drawable, line_height, text_width, wrap, write_line, write_lines
+from hookscope.reporting.overviews.sheet import Block, draw_sheet
 from hookscope.reporting.palettes import (
     ALL_ZERO,
     BACKGROUND,
     LEVEL_COUNT,
     NON_FINITE,
+    TEXT,
     Indices,
     colour_levels,
     grid_palette,
@@ -32,7 +34,10 @@ _BAR_HEIGHT = 10
 _TITLE_SIZE = 20
 _TEXT_SIZE = 13
 _NUMBER_SIZE = 11
-_DIM = 0.75  # contrast of lesser text
+_MARGIN = 14
+_BETWEEN = 12  # above most parts
+
+_DIM = BACKGROUND + round(0.75 * (TEXT - BACKGROUND))  # of lesser text: these entries of the palette fade
 
 # Values that a canvas can hold.
 _MAX_TILES = 65_536
@@ -146,26 +151,24 @@ def draw_for_run(
     channels, extra = _channels(maps), tokens[:_MAX_EXTRA_TOKENS, :_MAX_TILES]  # (C, T, H, W), (K, C)
     layout = plan(channels.shape, single=_is_single(channels))
     colours = _colours(channels, extra, cmap, scale)
-    grid, where = _tiles(channels, colours, layout)
-    width = max(_CONTENT_MIN, 0 if grid is None else grid.shape[1])
-    parts: list[tuple[int, Indices]] = []  # background pixels above it, and a part of the picture
-    if grid is not None:
-        parts.append((12, grid))
-    if extra.size:
-        parts += _strips(colours.levels(extra, colours.of_extra), width, len(tokens))
-
+    composed, where = _tiles(channels, colours, layout)
+    grid, left = _numbered(composed, where.count, layout.columns, layout.pitch(channels.shape)[0])
+    width = max(_CONTENT_MIN, left + composed.shape[1])
     per_row = f", {layout.columns} per row" if len(channels) > layout.columns else ""
-    title = paragraph([drawable(maps.label, _TITLE_LIMIT)], _TITLE_SIZE, width)
     remarks = _remarks(maps, channels.shape, colours, layout, input_name, per_row)
-    caption = paragraph(remarks, _TEXT_SIZE, width, separator="   ·   ", strength=_DIM)
     bar, marks = colours.bar_labels(), colours.marks()
-    image = Image.fromarray(stack([(0, title), (3, caption), *parts, (12, _legend(bar, marks, width))]))
+    heading = [
+        _text([drawable(maps.label, _TITLE_LIMIT)], _TITLE_SIZE, width, TEXT),
+        _text(remarks, _TEXT_SIZE, width, _DIM, separator="   ·   ", above=3),
+    ]
+    strips = _strips(colours.levels(extra, colours.of_extra), width, len(tokens)) if extra.size else []
+    blocks = [*heading, grid, *strips, _legend(bar, marks, width)]
+    image = draw_sheet(blocks, width + 2 * _MARGIN, _MARGIN, "L", BACKGROUND)
     image.putpalette(colours.palette[0])  # turns 8-bit grey into palette indices, values unchanged
-    if where is not None:
-        top = MARGIN + title.shape[0] + 3 + caption.shape[0] + parts[0][0]
-        where = replace(where, left=MARGIN + where.left, top=top)
+    top = _MARGIN + heading[0].height + heading[1].above + heading[1].height + grid.above
+    placed = replace(where, left=_MARGIN + left, top=top) if where.count else None
     about = (*_remarks(maps, channels.shape, colours, layout, input_name, ""), *(text for _, text in marks))
-    return image, Grid(path, maps.row, maps.label, maps.input_index, about, bar, len(tokens), where)
+    return image, Grid(path, maps.row, maps.label, maps.input_index, about, bar, len(tokens), placed)
 
 
 def colour_marks(grid: Grid) -> tuple[str, ...]:
@@ -231,21 +234,15 @@ def _is_single(channels: NDArray[np.float32]) -> bool:
     return bool(channels[:1].size == 1)
 
 
-def _tiles(
-    channels: NDArray[np.float32], colours: _Colours, layout: Layout
-) -> tuple[Indices, Tiles] | tuple[None, None]:
-    """Draw the tiles, and return them with their place in this picture; (None, None) without values."""
-    if not channels.size:
-        return None, None
+def _tiles(channels: NDArray[np.float32], colours: _Colours, layout: Layout) -> tuple[Indices, Tiles]:
+    """Draw the tiles, and return them with how they lie in this picture; both are empty without values."""
     averaged = block_means(channels, layout.stride) if layout.stride > 1 else channels
     tiles = colours.levels(averaged, colours.of_channels)
     if colours.marks_zeros:
         tiles[colours.of_channels.all_zero] = ALL_ZERO
-    composed = compose(tiles, layout)
-    grid = _numbered(composed, len(tiles), layout.columns, layout.pitch(channels.shape)[0])
-    count, frames, height, width = tiles.shape
+    count, frames, height, width = tiles.shape if channels.size else (0, 0, 0, 0)
     where = Tiles(
-        left=grid.shape[1] - composed.shape[1],
+        left=0,
         top=0,
         columns=min(layout.columns, count),
         count=count,
@@ -256,7 +253,7 @@ def _tiles(
         across=layout.across,
         gap=layout.gap,
     )
-    return grid, where
+    return compose(tiles, layout) if count else np.empty((0, 0), np.uint8), where
 
 
 def _remarks(
@@ -328,35 +325,51 @@ def palette_levels(values: NDArray[np.float32], ranges: NDArray[np.float32], *, 
     return levels
 
 
-def _numbered(grid: Indices, count: int, columns: int, pitch: int) -> Indices:
-    """Write the number of its first channel left of each row of tiles, or of every few rows if rows are low."""
-    step = -(-line_height(_NUMBER_SIZE) // pitch)
-    labels = [draw_text(str(first), _NUMBER_SIZE, _DIM) for first in range(0, count, columns * step)]
-    left = max(label.shape[1] for label in labels) + 4
-    height = max(grid.shape[0], labels[0].shape[0])
-    result = np.full((height, left + grid.shape[1]), BACKGROUND, np.uint8)
-    result[: grid.shape[0], left:] = grid
-    for index, label in enumerate(labels):
-        centred = index * step * pitch + (min(pitch, height) - label.shape[0]) // 2
-        top = min(max(0, centred), height - label.shape[0])
-        paste(result, label, top, left - 4 - label.shape[1])
-    return result
+def _text(
+    texts: Sequence[str], size: int, width: int, ink: int, *, separator: str = "", above: int = _BETWEEN
+) -> Block:
+    """Return texts one after the other, in lines no longer than `width` pixels."""
+    lines = wrap(texts, size, width, separator)
+
+    def draw(image: Image.Image, top: int) -> None:
+        write_lines(ImageDraw.Draw(image), lines, size, ink, top, _MARGIN + 1)
+
+    return Block(len(lines) * line_height(size), draw, above)
 
 
-def _strips(levels: NDArray[np.uint8], width: int, token_count: int) -> list[tuple[int, Indices]]:
-    """Draw a line of text and a wrapped strip of cells for each token apart from the grid, (K, C)."""
+def _numbered(tiles: Indices, count: int, columns: int, pitch: int, above: int = _BETWEEN) -> tuple[Block, int]:
+    """Return rows of tiles, and the pixels left of them for the number of each row's first channel.
+
+    Where rows are low, only every few rows have one.
+    """
+    high = line_height(_NUMBER_SIZE)
+    step = -(-high // pitch) if pitch else 1
+    labels = [str(first) for first in range(0, count, columns * step)]
+    left = max((text_width([label], _NUMBER_SIZE) for label in labels), default=0) + 4
+    height = max(len(tiles), high) if count else 0
+
+    def draw(image: Image.Image, top: int) -> None:
+        image.paste(Image.fromarray(tiles), (_MARGIN + left, top))
+        for index, label in enumerate(labels):
+            centred = index * step * pitch + (min(pitch, height) - high) // 2
+            beside = top + min(max(0, centred), height - high)
+            write_line(ImageDraw.Draw(image), label, _NUMBER_SIZE, _DIM, beside, _MARGIN + left - 5, align=1)
+
+    return Block(height, draw, above), left
+
+
+def _strips(levels: NDArray[np.uint8], width: int, token_count: int) -> Iterator[Block]:
+    """Yield a line of text and a wrapped strip of cells for each token apart from the grid, (K, C)."""
     count = levels.shape[1]
     pitch = min(max((width - 60) // count, 8 if count <= 4096 else 2), 24)
     gap = 1 if pitch >= 8 else 0
     fitting = min(count, (width - 60) // pitch)
     columns = next((number for number in range(fitting, fitting * 2 // 3, -1) if count % number == 0), fitting)
     layout = Layout(columns, pitch - gap, pitch - gap, gap)
-    parts = []
     for index, token in enumerate(levels):
         text = f"token {index + 1} of {token_count} apart from the grid, one cell per channel, {columns} per row"
-        parts.append((12, paragraph([text], _TEXT_SIZE, width, strength=_DIM)))
-        parts.append((4, _numbered(compose(token[:, None, None, None], layout), count, columns, pitch)))
-    return parts
+        yield _text([text], _TEXT_SIZE, width, _DIM)
+        yield _numbered(compose(token[:, None, None, None], layout), count, columns, pitch, above=4)[0]
 
 
 def _count_remark(maps: FeatureMaps, shape: tuple[int, ...], per_row: str) -> str:
@@ -369,29 +382,23 @@ def _count_remark(maps: FeatureMaps, shape: tuple[int, ...], per_row: str) -> st
     return f"{first}{maps.channel_count} {thing}{per_row}{inside.get(maps.arrangement, '')}"
 
 
-def _legend(labels: Sequence[str], marks: Sequence[tuple[int, str]], width: int) -> Indices:
-    blocks = []
-    if labels:
-        inks = [draw_text(label, _TEXT_SIZE, _DIM) for label in labels]
-        bar = np.full((_BAR_HEIGHT + 2 + inks[0].shape[0], LEVEL_COUNT), BACKGROUND, np.uint8)
-        bar[:_BAR_HEIGHT] = np.arange(LEVEL_COUNT)
-        for index, ink in enumerate(inks):
-            paste(bar, ink, _BAR_HEIGHT + 2, index * (LEVEL_COUNT - ink.shape[1]) // (len(inks) - 1))
-        blocks.append(bar)
-    if marks:
-        lines = []
-        for colour, text in marks:
-            ink = draw_text(text, _TEXT_SIZE, _DIM)
-            line = np.full((ink.shape[0], ink.shape[1] + 16), BACKGROUND, np.uint8)
-            line[3:13, :10] = colour
-            paste(line, ink, 0, 16)
-            lines.append((0, line))
-        blocks.append(stack(lines, margin=0))
-    if sum(block.shape[1] for block in blocks) + 28 > width:
-        return stack([(8, block) for block in blocks], margin=0)
-    result = np.full((max((block.shape[0] for block in blocks), default=0), width), BACKGROUND, np.uint8)
-    left = 0
-    for block in blocks:
-        paste(result, block, 0, left)
-        left += block.shape[1] + 28
-    return result
+def _legend(labels: Sequence[str], marks: Sequence[tuple[int, str]], width: int) -> Block:
+    """Return the colour bar with its labels, and right of it, or below it without room, the colours of marks."""
+    high = line_height(_TEXT_SIZE)
+    bar_width, bar_height = (LEVEL_COUNT + 28, _BAR_HEIGHT + 2 + high) if labels else (0, 0)
+    widest = max((text_width([text], _TEXT_SIZE) + 16 for _, text in marks), default=0)
+    left, down = (bar_width, 0) if bar_width + widest + 28 <= width else (0, bar_height + 8)
+
+    def draw(image: Image.Image, top: int) -> None:
+        pen = ImageDraw.Draw(image)
+        bar = np.tile(np.arange(LEVEL_COUNT, dtype=np.uint8), (_BAR_HEIGHT, 1))
+        for index, label in enumerate(labels):
+            image.paste(Image.fromarray(bar), (_MARGIN, top))
+            share = index / (len(labels) - 1)
+            write_line(pen, label, _TEXT_SIZE, _DIM, top + _BAR_HEIGHT + 2, _MARGIN + share * LEVEL_COUNT, share)
+        for index, (colour, text) in enumerate(marks):
+            at, under = _MARGIN + left, top + down + index * high
+            pen.rectangle([at, under + 3, at + 9, under + 12], colour)
+            write_line(pen, text, _TEXT_SIZE, _DIM, under, at + 17)
+
+    return Block(max(bar_height, (down + len(marks) * high) * bool(marks)), draw, _BETWEEN)

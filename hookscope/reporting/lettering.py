@@ -1,55 +1,22 @@
-"""Text and parts of a grid as arrays of palette indices."""
+"""Text in pictures: the letters that the fonts have, in lines as long as there is room."""
 
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import cast
 from unicodedata import combining, normalize
 
-import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import ImageDraw, ImageFont
 
-from hookscope.reporting.palettes import BACKGROUND, TEXT, Indices
-
-MARGIN = 14  # pixels
+Ink = int | tuple[int, int, int]
+"""A colour, or an index of a palette."""
 
 # Characters besides ASCII that hookscope's sentences use and Pillow's own font has.
 _IN_OWN_FONT = frozenset("·…±°")
-
-
-def stack(parts: Sequence[tuple[int, Indices]], margin: int = MARGIN) -> Indices:
-    """Put parts under each other, each with so much background above it, and a margin around all."""
-    height = sum(above + part.shape[0] for above, part in parts) + 2 * margin
-    width = max(part.shape[1] for _, part in parts) + 2 * margin
-    canvas = np.full((height, width), BACKGROUND, np.uint8)
-    top = margin
-    for above, part in parts:
-        paste(canvas, part, top + above, margin)
-        top += above + part.shape[0]
-    return canvas
-
-
-def paste(canvas: Indices, part: Indices, top: int, left: int) -> None:
-    """Put a part into a canvas."""
-    canvas[top : top + part.shape[0], left : left + part.shape[1]] = part
-
-
-def paragraph(texts: Sequence[str], size: int, width: int, *, separator: str = "", strength: float = 1.0) -> Indices:
-    """Draw texts one after the other, in lines no longer than `width` pixels; a text breaks only if it must."""
-    lines = []
-    for pieces in wrap(texts, size, width, separator):
-        line = np.full((line_height(size), text_width(pieces, size)), BACKGROUND, np.uint8)
-        left = 0
-        for piece in pieces:
-            inked = draw_text(piece, size, strength)
-            place = line[:, left : left + inked.shape[1]]
-            np.maximum(place, inked, out=place)
-            left += inked.shape[1] - 2
-        lines.append((0, line))
-    return stack(lines, margin=0)
 
 
 def wrap(texts: Sequence[str], size: int, width: int, separator: str) -> list[list[str]]:
@@ -94,11 +61,6 @@ def _font(size: int, *, is_own: bool) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(_dejavu_file(), size)
 
 
-def baseline(size: int) -> int:
-    """Return how far below the top of a line its letters stand, in pixels."""
-    return font(size).getmetrics()[0]
-
-
 def line_height(size: int) -> int:
     """Return the height in pixels of a line of text."""
     return sum(font(size).getmetrics())
@@ -114,13 +76,26 @@ def _length(text: str, size: int) -> int:
     return math.ceil(font(size, text).getlength(text))
 
 
-@lru_cache(maxsize=1024)
-def draw_text(text: str, size: int, strength: float = 1.0) -> Indices:
-    """Draw one line of text, (height, width); `strength` 0-1 is its contrast with the background."""
-    image = Image.new("L", (text_width([text], size), line_height(size)))
-    ImageDraw.Draw(image).text((1, baseline(size)), text, fill=255, font=font(size, text), anchor="ls")
-    shades = np.asarray(image) * (strength * (TEXT - BACKGROUND) / 255)
-    return (shades + (BACKGROUND + 0.5)).astype(np.uint8)
+def write_lines(
+    pen: ImageDraw.ImageDraw, lines: Iterable[Sequence[str]], size: int, ink: Ink, top: float, left: float
+) -> None:
+    """Write lines under each other, each in pieces as `wrap` returns them."""
+    for line, pieces in enumerate(lines):
+        at, foot = left, top + line * line_height(size) + font(size).getmetrics()[0]
+        for drawn, run in groupby(pieces, partial(font, size)):
+            words = "".join(run)
+            pen.text((at, foot), words, ink, drawn, anchor="ls")
+            at += drawn.getlength(words)
+
+
+def write_line(
+    pen: ImageDraw.ImageDraw, text: str, size: int, ink: Ink, top: float, left: float, align: float = 0.0
+) -> float:
+    """Write a text on one line, and return its right edge; `align` is the share of its width left of `left`."""
+    length = font(size, text).getlength(text)
+    left -= align * length
+    write_lines(pen, [[text]], size, ink, top, left)
+    return left + length
 
 
 def drawable(text: str, limit: int) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,15 +77,18 @@ def checks_to_sarif(
         error: Why there are no reports, or not all; "" if there are.
         exit_code: Of the command; default: the most severe of the reports.
     """
-    outcomes = [_Safe(readable(report), repository_file(report.checkpoint, repository), instead) for report in reports]
     rules = [*rules, _EXAMINATION]
     places = {rule.identifier: place for place, rule in enumerate(rules)}
-    results = [result for outcome in outcomes for result in outcome.results(places)]
+    results, notifications = [], []
+    for report in reports:
+        file = repository_file(report.checkpoint, repository)
+        of_report, notes = _results_and_notes(readable(report), file, instead, places)
+        results += of_report
+        notifications += notes
     if error:
         results.append(_result(_EXAMINATION.identifier, "error", error, _location(instead), places, "nothing checked"))
     results.sort(key=lambda result: result["level"] != "error")
     _number_fingerprints(results)
-    notifications = [note for outcome in outcomes for note in outcome.notifications()]
     notifications += [_notification("error", error)] if error else []
     if len(results) > _MOST_RESULTS:
         more = counted(len(results) - _MOST_RESULTS, "more result")
@@ -109,43 +112,31 @@ def checks_to_sarif(
     return json.dumps(plain(document), indent=1, allow_nan=False) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class _Safe:
-    """A report with safe texts. Results lie in its checkpoint, `file`, or in `instead` outside of a repository."""
+def _results_and_notes(
+    report: CheckReport, file: str, instead: str, places: Mapping[str, int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the results and the notifications of a report with safe texts.
 
-    report: CheckReport
-    file: str
-    instead: str
-
-    def results(self, places: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-        location = _location(self.file or self.instead)
-        if error := untold_error(self.report):
-            rule = _EXAMINATION.identifier
-            yield _result(rule, "error", self._named(error), location, places, self._identity(rule))
-        for finding in self.report.findings:
-            layer = {"logicalLocations": [{"fullyQualifiedName": finding.where}]} if finding.where else {}
-            message = self._named(finding_text(finding))
-            identity = self._identity(finding.rule, finding.where)
-            yield _result(finding.rule, _LEVELS[finding.level], message, {**location, **layer}, places, identity)
-
-    def _identity(self, *parts: str) -> str:
-        """Identify a result across runs. Folders outside the repository may change and are left out."""
-        checkpoint = Path(self.report.checkpoint)
-        name = checkpoint.name if checkpoint.is_absolute() else str(checkpoint)
-        return "\0".join((self.file or name, *parts))
-
-    def notifications(self) -> Iterator[dict[str, Any]]:
-        location = _location(self.file or self.instead)
-        if self.report.error:
-            yield _notification("error", self._named(self.report.error), location)
-        data = accuracy_line(self.report)
-        for note in ([f"data: {data}"] if data else []) + [*self.report.warnings]:
-            yield _notification("note", self._named(note), location)
-        for reason, rules in skipped_rules(self.report).items():
-            yield _notification("note", self._named(f"skipped {rules}: {reason}"), location)
-
-    def _named(self, message: str) -> str:
-        return message if self.file else f"{self.report.checkpoint}: {message}"
+    They lie in its checkpoint, `file`, or in `instead` outside of a repository.
+    """
+    location, checkpoint = _location(file or instead), Path(report.checkpoint)
+    # Identifies results across runs: folders outside the repository may change and are left out.
+    identity = file or (checkpoint.name if checkpoint.is_absolute() else str(checkpoint))
+    subject = "" if file else f"{report.checkpoint}: "
+    results = []
+    if error := untold_error(report):
+        rule = _EXAMINATION.identifier
+        results.append(_result(rule, "error", subject + error, location, places, f"{identity}\0{rule}"))
+    for finding in report.findings:
+        layer = {"logicalLocations": [{"fullyQualifiedName": finding.where}]} if finding.where else {}
+        message, level = subject + finding_text(finding), _LEVELS[finding.level]
+        parts = f"{identity}\0{finding.rule}\0{finding.where}"
+        results.append(_result(finding.rule, level, message, {**location, **layer}, places, parts))
+    data = accuracy_line(report)
+    notes = [*([f"data: {data}"] if data else []), *report.warnings]
+    notes += [f"skipped {rules}: {reason}" for reason, rules in skipped_rules(report).items()]
+    errors = [_notification("error", subject + report.error, location)] if report.error else []
+    return results, [*errors, *(_notification("note", subject + note, location) for note in notes)]
 
 
 def _descriptor(rule: RuleText) -> dict[str, Any]:

@@ -97,12 +97,13 @@ def run_in_turn(lines: Sequence[tuple[int, Sequence[str]]]) -> None:
 
 @contextmanager
 def _drawing_recorded() -> Iterator[None]:
-    """Write the different texts that are drawn into a file, sorted: threads draw them. A number is #."""
+    """Write the different texts of pictures, without grids, into a file, sorted: threads draw them. A number is #."""
     texts: set[str] = set()
     draw = ImageDraw.ImageDraw.text
 
     def recorded(pen: Any, xy: Any, text: Any, *args: Any, **options: Any) -> None:
-        texts.add(re.sub(r"[-\u2212]?\d[\d.,]*(?:e[-+]?\d+)?", "#", str(text)))
+        if pen.im.mode == "RGB":
+            texts.add(re.sub(r"[-\u2212]?\d[\d.,]*(?:e[-+]?\d+)?", "#", str(text)))
         draw(pen, xy, text, *args, **options)
 
     with patch.object(ImageDraw.ImageDraw, "text", recorded):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from hookscope.errors import UsageError
 from hookscope.reporting import grid_layout, grids, lettering, palettes
@@ -66,15 +66,22 @@ def palette_colours(image: Image.Image) -> NDArray[np.uint8]:
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every piece of text that gets drawn."""
     texts: list[str] = []
-    draw_text = lettering.draw_text
+    write_lines = lettering.write_lines
 
-    def recording(text: str, *rest: Any) -> NDArray[np.uint8]:
-        texts.append(text)
-        return draw_text(text, *rest)
+    def recording(pen: ImageDraw.ImageDraw, lines: list[list[str]], *rest: Any) -> None:
+        texts.extend(itertools.chain.from_iterable(lines))
+        write_lines(pen, lines, *rest)
 
-    monkeypatch.setattr(grids, "draw_text", recording)
-    monkeypatch.setattr(lettering, "draw_text", recording)
+    monkeypatch.setattr(grids, "write_lines", recording)
+    monkeypatch.setattr(lettering, "write_lines", recording)
     return texts
+
+
+def drawn(text: str) -> NDArray[np.uint8]:
+    """Return a line of text, light on black."""
+    image = Image.new("L", (lettering.text_width([text], 20), lettering.line_height(20)))
+    lettering.write_lines(ImageDraw.Draw(image), [[text]], 20, 255, 0, 1)
+    return np.asarray(image)
 
 
 # Two channels of 2 x 2: largest magnitudes 1 and 4.
@@ -331,9 +338,9 @@ def test_text_the_font_cannot_write_is_escaped() -> None:
 def test_letters_of_latin_greek_and_cyrillic_are_drawn_each_as_another_shape() -> None:
     letters = "éàçøßñŁžőαβλΩяжщё·…"
     assert lettering.drawable(letters, 100) == letters
-    shapes = {lettering.draw_text(letter, 20).tobytes() for letter in letters}
+    shapes = {drawn(letter).tobytes() for letter in letters}
     assert len(shapes) == len(letters)
-    assert lettering.draw_text("\uffff", 20).tobytes() not in shapes  # the box of a letter that is missing
+    assert drawn("\uffff").tobytes() not in shapes  # the box of a letter that is missing
 
 
 def test_an_accent_apart_is_put_on_its_letter() -> None:
@@ -341,8 +348,8 @@ def test_an_accent_apart_is_put_on_its_letter() -> None:
 
 
 def test_letters_of_both_fonts_stand_on_one_line() -> None:
-    plain, accented = (np.asarray(lettering.draw_text(text, 20)) for text in ("HEH", "HÉH"))
-    bottoms = [int(np.flatnonzero((case > palettes.BACKGROUND).any(axis=1)).max()) for case in (plain, accented)]
+    plain, accented = map(drawn, ("HEH", "HÉH"))
+    bottoms = [int(np.flatnonzero((case > 128).any(axis=1)).max()) for case in (plain, accented)]
     assert abs(bottoms[0] - bottoms[1]) <= 1
 
 

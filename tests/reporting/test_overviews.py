@@ -23,7 +23,18 @@ from hookscope.commands.diff.draw_maps import summarised
 from hookscope.commands.grads.describe import describe_gradients
 from hookscope.reporting.axes import tail_of, within_blocks
 from hookscope.reporting.depth_charts import depth_charts
-from hookscope.reporting.document import DepthChart, Maps, Series
+from hookscope.reporting.document import (
+    DepthChart,
+    Document,
+    FindingLine,
+    Findings,
+    HeatMaps,
+    Maps,
+    Part,
+    RowDetails,
+    Section,
+    Series,
+)
 from hookscope.reporting.html.figures import over_depth
 from hookscope.reporting.lettering import drawable
 from hookscope.reporting.overviews import maps as maps_module
@@ -45,6 +56,7 @@ from hookscope.reporting.overviews.sheet import (
 )
 from hookscope.reporting.palettes import colour_levels
 from hookscope.reporting.plots import depth_plot
+from hookscope.reporting.steps import heat_map
 from hookscope.results.activations import FeatureMaps, MapSummary
 from hookscope.results.check import CheckReport, OverviewParts
 from hookscope.results.differences import Differences
@@ -72,10 +84,10 @@ def writing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Written]]:
     written: list[Written] = []
     drawn = ImageDraw.ImageDraw.text
 
-    def text(pen: ImageDraw.ImageDraw, place: Any, words: str, fill: Any, font: Any) -> None:
-        left, top, right, bottom = pen.textbbox(place, words, font=font)
+    def text(pen: ImageDraw.ImageDraw, place: Any, words: str, fill: Any, font: Any, anchor: str = "la") -> None:
+        left, top, right, bottom = pen.textbbox(place, words, font=font, anchor=anchor)
         written.append(Written(words, left, top, right, bottom))
-        drawn(pen, place, words, fill, font)
+        drawn(pen, place, words, fill, font, anchor=anchor)
 
     with monkeypatch.context() as patch:
         patch.setattr(ImageDraw.ImageDraw, "text", text)
@@ -147,8 +159,8 @@ def test_the_sheet_shows_the_mean_and_the_strongest_channel_of_the_run() -> None
             top = float(np.abs(values).max())
             low = -top if values.min() < 0 else 0.0
             assert (name == "berlin") == (low < 0)
-            assert holds(sheet, enlarged(values, name, low, top, 216))
-    assert not holds(sheet, enlarged(run.feature_maps[1].values[strengths.argmin()], "viridis", 0, 1, 216))
+            assert holds(sheet, enlarged(values, name, low, top, 209))  # five columns of a sheet
+    assert not holds(sheet, enlarged(run.feature_maps[1].values[strengths.argmin()], "viridis", 0, 1, 209))
 
 
 def test_a_channel_that_is_shown_for_its_nan_or_inf_is_not_called_the_strongest(
@@ -525,13 +537,41 @@ def test_operations_of_a_network_without_modules_have_their_own_names() -> None:
 
 def test_what_differs_in_a_sequence_is_named_as_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     words: list[str] = []
-    monkeypatch.setattr(maps_module, "write", lambda _, lines, *__: words.extend(line[0] for line in lines))
+    write = "hookscope.reporting.overviews.sheet.write"
+    monkeypatch.setattr(write, lambda _, lines, *__: words.extend(line[0] for line in lines))
     sequence = FeatureMaps(
         0, "up", "Linear", 0, "maps", np.ones((1, 6, 5), np.float32), None, channel_count=6, shape=(5, 6)
     )
     assert sequence.is_sequence
     summaries = [summarised(sequence, "Linear")]
     part = Maps(maps=lambda: summaries, names=("mean of |A-B|", "A-B in channel {}"), sequences={0})
-    columns = maps_module.map_columns(summaries, part)
-    columns.draw(Image.new("RGB", (1200, columns.height)), 0)
+    draw_sheet(maps_module.map_columns(summaries, part))
     assert words == ["up", "Linear", "6 x 5", "|A-B|", "A-B"]
+
+
+def test_every_name_in_a_picture_is_drawn_in_a_font_that_has_its_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    fonts: dict[str, str] = {}
+    drawn = ImageDraw.ImageDraw.text
+
+    def text(pen: ImageDraw.ImageDraw, place: Any, words: str, fill: Any, font: Any, anchor: str = "la") -> None:
+        fonts[words] = font.getname()[0]
+        drawn(pen, place, words, fill, font, anchor=anchor)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", text)
+    heat = heat_map("norm", "Größe", {"é": [1.0, 2.0]}, [1, 2], (9, 9), set(), share=False)
+    assert heat is not None
+    heat = replace(heat, column_names=("première.pt", "dernière.pt"))
+    finding = FindingLine(level="warn", rule="rule", message="", where="é", spans=[(0, 1000)])
+    parts: list[Part] = [
+        Findings(findings=[finding], ends=("début", "finí")),
+        HeatMaps(
+            maps=lambda *_: [heat], details=lambda _: RowDetails(kind=""), legend="", empty="", all_in="", example=""
+        ),
+        DepthChart(title="Profondeur é", labels=["ж"], series=[Series("série", [1.0])], letters=[("ñ", 0)]),
+    ]
+    section = Section("all", "All", "All", parts)
+    draw_document(Document(title="T", page_title="T", answer=["A"], level="", sections=[section], main="all"))
+    foreign = {words: name for words, name in fonts.items() if not words.isascii()}
+    expected = {"Größe", "première.pt", "dernière.pt", "début", "finí", "Profondeur é", "ж", "série", "ñ"}
+    assert foreign.keys() >= expected
+    assert set(foreign.values()) == {"DejaVu Sans"}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from hookscope.reporting.lettering import drawable, font, line_height
+from hookscope.reporting.lettering import drawable, line_height, text_width, write_line
 from hookscope.reporting.overlays import colour_scale, overlay
 from hookscope.reporting.overviews.charts import VERMILION
 from hookscope.reporting.overviews.sheet import DIM, LINE, PAPER
@@ -152,7 +152,7 @@ def _write_range(pen: ImageDraw.ImageDraw, limits: tuple[float, float], top: int
     )
     for value, at in texts:
         words = drawable(figure(value, 3), 12)
-        pen.text((_LEFT - 6 - font(_SMALL, words).getlength(words), at), words, DIM, font(_SMALL, words))
+        write_line(pen, words, _SMALL, DIM, at, _LEFT - 6, align=1)
 
 
 def _write_steps(image: Image.Image, length: int, top: int) -> None:
@@ -160,10 +160,10 @@ def _write_steps(image: Image.Image, length: int, top: int) -> None:
     inner = image.width - _LEFT - _RIGHT
     for share in np.linspace(0, 1, _TICKS + 1):
         words = f"{round(share * length):,}"
-        size = font(_SMALL, words).getlength(words)
-        at = min(max(_LEFT + share * inner - size / 2, _LEFT), image.width - size - 2)
+        size = text_width([words], _SMALL)
+        at = min(max(_LEFT + share * inner - size / 2, _LEFT), image.width - size)
         pen.line((_LEFT + share * (inner - 1), top, _LEFT + share * (inner - 1), top + 4), DIM)
-        pen.text((at, top + 5), words, DIM, font(_SMALL, words))
+        write_line(pen, words, _SMALL, DIM, top + 5, at)
 
 
 # --- Volumes ---
@@ -228,7 +228,7 @@ def _slices_through(
         image.paste(Image.fromarray(ground), (left, 0))
         pen.rectangle((left, 0, left + across - 1, height - 1), outline=LINE)
         words = f"{name}: {_AXES[axis]} {place} of {size[axis]}"
-        pen.text((left, height + 4), words, DIM, font(_SMALL, words))
+        write_line(pen, words, _SMALL, DIM, height + 4, left)
         left += across + _GAP
     return image
 

@@ -12,7 +12,7 @@ from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.describe_failures import wrong_strips
 from hookscope.commands.survey.draw_crops import SCALE, crop_sheets
 from hookscope.reporting.columns import number_text
-from hookscope.reporting.lettering import font, line_height
+from hookscope.reporting.lettering import line_height, write_line
 from hookscope.reporting.overviews.charts import BLUE
 from hookscope.reporting.overviews.document import draw_document
 from hookscope.reporting.overviews.sheet import AMBER, INK, INNER, PAPER, RED, SMALL, fitting
@@ -73,9 +73,9 @@ def _draw_limit_bars(result: Survey) -> Image.Image | None:
         words = "above it" if peak > limit else f"{figure(limit / peak, 3)}\N{MULTIPLICATION SIGN} below it"
         share = min(math.log(max(peak, 1.0)) / math.log(limit), 1.0)
         colour = RED if peak > limit else AMBER if peak > limit / TIGHT else BLUE
-        pen.text((0, top), fitting(name, SMALL, _NAMES - 16), INK, font(SMALL))
+        write_line(pen, fitting(name, SMALL, _NAMES - 16), SMALL, INK, top, 0)
         pen.rectangle([_NAMES, upper, _NAMES + whole, upper + _BAR], _GROUND)
         pen.rectangle([_NAMES, upper, _NAMES + max(2, round(whole * share)), upper + _BAR], colour)
         text = fitting(f"{number_text(peak, 3)}, {words}", SMALL, _WORDS - 12)
-        pen.text((_NAMES + whole + 12, top), text, INK, font(SMALL))
+        write_line(pen, text, SMALL, INK, top, _NAMES + whole + 12)
     return image

@@ -153,11 +153,6 @@ class ShownTable:
         return shown, [*filter(None, [fidelity.sentence, left_out])]
 
     @property
-    def grids(self) -> Sequence[ShownGrid]:
-        """The grids of all rows."""
-        return self._grids_and_remarks[0]
-
-    @property
     def remarks(self) -> Sequence[str]:
         """Remarks on detail that was lost to keep the page small."""
         return self._grids_and_remarks[1]
@@ -165,7 +160,7 @@ class ShownTable:
     @cached_property
     def details(self) -> list[ShownRow]:
         """The rows, in their order."""
-        rest = iter(self.grids)
+        rest = iter(self._grids_and_remarks[0])
         return [
             ShownRow(
                 row.name,

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from hookscope.reporting.axes import placed_names
 from hookscope.reporting.document import Level, Series
-from hookscope.reporting.lettering import font, line_height
+from hookscope.reporting.lettering import font, line_height, text_width, write_line
 from hookscope.reporting.overviews.sheet import (
     AMBER,
     DIM,
@@ -98,36 +98,35 @@ class Chart:
         self._write_axes(image, top + self._head, ticks)
 
     def _write_head(self, image: Image.Image, top: int) -> None:
-        pen, drawn = ImageDraw.Draw(image), font(TEXT)
-        pen.text((MARGIN, top), in_font(self.plot.title), INK, font(NAME))
+        pen = ImageDraw.Draw(image)
+        write_line(pen, in_font(self.plot.title), NAME, INK, top, MARGIN)
         key: list[tuple[str, Colour, Shape]] = [
-            (series.name, _colour(series), series.shape) for series, _ in self.plot.lines
+            (in_font(series.name), _colour(series), series.shape) for series, _ in self.plot.lines
         ]
         key += [(words, *_MARKS[level]) for words, level, _ in self.plot.marks]
         key += [(self.plot.ground[0], _GROUND, "area")] if self.plot.ground[1] else []
-        left = MARGIN + INNER - sum(28 + drawn.getlength(name) + 18 for name, _, _ in key) + 18
+        left: float = MARGIN + INNER - sum(28 + text_width([name], TEXT) + 18 for name, _, _ in key) + 18
         for name, colour, shape in key:
             swatch = _Pen(22, 12)
             if shape == "line":
                 swatch.line([(0, 6), (22, 6)], colour, 2)
             swatch.draw(shape, [(11, 0 if shape == "area" else 6)], colour, 9)
             image.paste(swatch.drawn(), (round(left), top + 3))
-            pen.text((left + 28, top + 3), name, INK, drawn)
-            left += 28 + drawn.getlength(name) + 18
+            left = write_line(pen, name, TEXT, INK, top + 3, left + 28) + 20
 
     def _write_axes(self, image: Image.Image, top: int, ticks: Sequence[tuple[float, str]]) -> None:
-        pen, drawn = ImageDraw.Draw(image), font(SMALL)
+        pen = ImageDraw.Draw(image)
         for height, words in ticks:
-            pen.text((MARGIN + _AXIS - 8 - drawn.getlength(words), top + height - 5), words, DIM, drawn)
+            write_line(pen, words, SMALL, DIM, top + height - 5, MARGIN + _AXIS - 8, align=1)
         left = 0.0
         for letter, place in self.plot.letters:
-            left = max(left + drawn.getlength(letter) + 5, MARGIN + self._x(place) - drawn.getlength(letter) / 2)
-            pen.text((left, top - line_height(SMALL) + 1), letter, INK, drawn)
+            left = max(left, MARGIN + self._x(place) - _width(letter) / 2)
+            left = write_line(pen, letter, SMALL, INK, top - line_height(SMALL) + 1, left) + 5
         top += _PLOT_HEIGHT + 8
         names = [(MARGIN + self._x(place), in_font(name, 24)) for place, name in self.plot.names if self.has_names]
         for tick, left, words in placed_names(names, _width, MARGIN, MARGIN + INNER, 10):
             pen.line([(tick, top), (tick, top + 5)], DIM)
-            pen.text((left, top + 6), words, DIM, font(SMALL, words))
+            write_line(pen, words, SMALL, DIM, top + 6, left)
 
 
 def _width(words: str) -> float:

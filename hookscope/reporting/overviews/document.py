@@ -5,6 +5,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from hookscope.reporting.axes import placed_names
 from hookscope.reporting.columns import number_text, percent_text
 from hookscope.reporting.document import (
     ChannelSearch,
@@ -21,7 +22,7 @@ from hookscope.reporting.document import (
     StepCharts,
 )
 from hookscope.reporting.document_text import finding_line
-from hookscope.reporting.lettering import font, line_height
+from hookscope.reporting.lettering import line_height, text_width, write_line
 from hookscope.reporting.overviews.charts import Chart
 from hookscope.reporting.overviews.maps import MOST_STAGES, map_columns, small_maps
 from hookscope.reporting.overviews.over_photograph import map_blocks
@@ -43,13 +44,14 @@ from hookscope.reporting.overviews.sheet import (
     Colour,
     Line,
     cell_row,
+    draw_scale,
     draw_sheet,
     fitting,
     in_font,
     text_block,
     write,
 )
-from hookscope.reporting.palettes import BACKGROUND, LEVEL_COUNT, colour_levels
+from hookscope.reporting.palettes import BACKGROUND, colour_levels
 from hookscope.reporting.plots import depth_plot, step_plot
 from hookscope.reporting.steps import HeatMap
 from hookscope.results.survey import CropSheet
@@ -64,6 +66,7 @@ _NAMES = 330  # left of a time line or a heat map, for the names
 _BAR = 12
 _MOST_ROWS = 36  # of a heat map
 _ROW = 17
+_SCALE = 200  # a colour bar is wide
 
 _LEGEND_OF_CROPS = (
     "Left: the inputs of one half of the data that excite the channel most; right: those of the other half. If alike, "
@@ -107,7 +110,7 @@ def _heat_maps(part: HeatMaps) -> list[Block]:
 def _maps(part: Maps) -> list[Block]:
     maps = part.maps()
     more = _more(len(maps) - MOST_STAGES, "output")
-    return [map_columns(maps[:MOST_STAGES], part), text_block([(part.legend, SMALL, DIM), *more])] if maps else []
+    return [*map_columns(maps[:MOST_STAGES], part), text_block([(part.legend, SMALL, DIM), *more])] if maps else []
 
 
 def _finding_lines(part: Findings) -> Block:
@@ -142,9 +145,9 @@ def _time_line(part: Findings) -> Block:
                 pen.rectangle([begin, upper, begin + max(3, length * unit), lower], _COLOURS[finding.level])
             top += step
         write(pen, _more(len(part.findings) - _MOST_FINDINGS, "finding"), top, MARGIN, _NAMES)
-        first, last = (fitting(end, SMALL, INNER // 3) for end in part.ends)
-        pen.text((left, top), first, DIM, font(SMALL))
-        pen.text((MARGIN + INNER - font(SMALL).getlength(last), top), last, DIM, font(SMALL))
+        for share, end in enumerate(part.ends):
+            words = fitting(end, SMALL, INNER // 3)
+            write_line(pen, words, SMALL, DIM, top, left + share * (INNER - _NAMES), share)
 
     return Block(len(findings) * step + line_height(SMALL), draw)
 
@@ -161,8 +164,10 @@ def _heat_block(heat: HeatMap) -> Block:
 
     def draw(image: Image.Image, top: int) -> None:
         pen = ImageDraw.Draw(image)
-        pen.text((MARGIN, top), in_font(title), INK, font(NAME))
-        _draw_scale(image, heat, top)
+        write_line(pen, in_font(title), NAME, INK, top, MARGIN)
+        if heat.scale is not None:
+            ends = [(percent_text if heat.share else number_text)(end) for end in heat.scale]
+            draw_scale(image, colour_levels("viridis", _SCALE), ends, top, MARGIN + INNER - _SCALE, _SCALE)
         size = (INNER - _NAMES, _ROW * len(heat.names))
         picture = heat.picture(BACKGROUND + 1).convert("RGB").resize(size, Image.Resampling.NEAREST)
         image.paste(picture, (MARGIN + _NAMES, top + head))
@@ -179,31 +184,12 @@ def _heat_block(heat: HeatMap) -> Block:
 
 def _write_columns(pen: ImageDraw.ImageDraw, heat: HeatMap, top: int) -> None:
     """Write the first and the last step, or the last name of a column and as many others as do not overlap."""
-    drawn, right = font(SMALL), MARGIN + INNER
-    last = fitting(heat.column_names[-1], SMALL, INNER // 4) if heat.column_names else f"{heat.columns[-1][1]:,}"
-    names = heat.column_names or (f"step {heat.columns[0][0]:,}",)
-    end = right - drawn.getlength(last)
-    pen.text((end, top), last, DIM, drawn)
-    left = 0.0
-    for place, name in enumerate(names[: len(heat.columns) - 1] if heat.column_names else names):
-        at = MARGIN + _NAMES + (INNER - _NAMES) * place / len(heat.columns)
-        words = fitting(name, SMALL, INNER // 4)
-        if at >= left and at + drawn.getlength(words) + 10 <= end:
-            pen.text((at, top), words, DIM, drawn)
-            left = at + drawn.getlength(words) + 10
-
-
-def _draw_scale(image: Image.Image, heat: HeatMap, top: int) -> None:
-    if heat.scale is None:
-        return
-    text = percent_text if heat.share else number_text
-    low, high = map(text, heat.scale)
-    pen, drawn = ImageDraw.Draw(image), font(SMALL)
-    right = MARGIN + INNER - drawn.getlength(high)
-    pen.text((right, top + 3), high, DIM, drawn)
-    bar = Image.fromarray(colour_levels("viridis", LEVEL_COUNT)[None]).resize((200, 10))
-    image.paste(bar, (round(right) - 208, top + 7))
-    pen.text((right - 216 - drawn.getlength(low), top + 3), low, DIM, drawn)
+    names = heat.column_names or (f"step {heat.columns[0][0]:,}", f"{heat.columns[-1][1]:,}")
+    *others, last = [fitting(name, SMALL, INNER // 4) for name in names]
+    left, right = MARGIN + _NAMES, MARGIN + INNER
+    begins = [(left + (right - left) * place / len(heat.columns), name) for place, name in enumerate(others)]
+    for _, at, name in placed_names([(right, last), *begins], lambda name: text_width([name], SMALL), left, right, 10):
+        write_line(pen, name, SMALL, DIM, top, at)
 
 
 def _pictures(part: Pictures, images: Mapping[str, Image.Image]) -> list[Block]:
@@ -261,13 +247,8 @@ def _captioned(lines: Sequence[str], picture: Image.Image) -> Block:
     if picture.width > INNER:
         shown = picture.resize((INNER, max(1, picture.height * INNER // picture.width)), Image.Resampling.BOX)
 
-    def draw(image: Image.Image, top: int) -> None:
-        fitted = [(fitting(line, TEXT, INNER), TEXT, INK) for line in lines]
-        write(ImageDraw.Draw(image), fitted, top, MARGIN, INNER)
-        image.paste(shown, (MARGIN, top + height))
-
-    height = len(lines) * line_height(TEXT) + 4  # below the line's underscores
-    return Block(height + shown.height, draw)
+    heading: list[Line] = [(fitting(line, TEXT, INNER), TEXT, INK) for line in lines]
+    return cell_row([Cell(shown, heading=heading)], 1)
 
 
 _BLOCKS: Mapping[type, Callable[[Any, Mapping[str, Image.Image]], list[Block]]] = {

@@ -19,14 +19,16 @@ from hookscope.reporting.overviews.sheet import (
     MARGIN,
     NAME,
     RED,
-    SCALE,
     SMALL,
     Block,
-    draw_scale,
+    Cell,
+    Line,
+    cell_row,
+    column_width,
     fitting,
     write,
 )
-from hookscope.reporting.palettes import LEVEL_COUNT, colour_levels, palette_image
+from hookscope.reporting.palettes import colour_levels, palette_image
 from hookscope.results.activations import MapSummary
 
 MOST_STAGES = 5
@@ -45,10 +47,7 @@ _MOST_COLUMNS = 24
 _NAMES = 150  # left of small maps
 _LARGEST = 84  # a side of a small map, with the gap beside it
 _TWO_LINES = 40  # a row of small maps drawn higher has room for where they are from
-_GAP, _BETWEEN = 16, 12  # beside a column, and between its maps
-_HEAD = 3 * line_height(SMALL) + 6
-_UNDER_NAME = line_height(SMALL) + 4
-_UNDER_MAP = 5 + SCALE
+_BETWEEN = 12  # between the maps of a column
 
 
 def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
@@ -98,33 +97,35 @@ def coloured(values: NDArray[np.float32]) -> Image.Image:
     return palette_image(levels, _palette(scale)).convert("RGB")
 
 
-def map_columns(summaries: Sequence[MapSummary], part: Maps) -> Block:
+def map_columns(summaries: Sequence[MapSummary], part: Maps) -> list[Block]:
     """Return maps side by side, a layer a column: its name, all channels as one, and the strongest channel below.
 
     `summaries` are those of the part for which there is room.
     """
-    width = (INNER - (MOST_STAGES - 1) * _GAP) // MOST_STAGES
-    pitch = _UNDER_NAME + max(_height(summary.size, width) for summary in summaries) + _UNDER_MAP + _BETWEEN
-    letters, (above, below) = part.letters, part.names
+    whole = [_map_cell(summary, part, is_strongest=False) for summary in summaries]
+    strongest = [_map_cell(summary, part, is_strongest=True) for summary in summaries if part.with_strongest]
+    return [cell_row(whole, MOST_STAGES), *([cell_row(strongest, MOST_STAGES, _BETWEEN)] if strongest else [])]
 
-    def draw(image: Image.Image, top: int) -> None:
-        pen = ImageDraw.Draw(image)
-        for column, summary in enumerate(summaries):
-            left = MARGIN + column * (width + _GAP)
-            label = f"{letters[summary.row]}  {summary.label}" if summary.row in letters else summary.label
-            is_sequence = summary.row in part.sequences
-            size = " x ".join(map(str, (summary.channel_count, *summary.size[is_sequence or is_strip(summary.size) :])))
-            named = [(label or "(model)", INK), (summary.kind, DIM), (size, DIM)]
-            write(pen, [(fitting(text, SMALL, width), SMALL, colour) for text, colour in named], top, left, width)
-            names = above.format(summary.over_channels), below.format(summary.channel, _why(summary))
-            names = ("|A-B|", "A-B") if is_sequence else names
-            drawings = [(summary.combined, names[0]), (summary.strongest, names[1])]
-            for place, (values, name) in enumerate(drawings[: 1 + part.with_strongest]):
-                here = top + _HEAD + place * pitch
-                write(pen, [(name, SMALL, INK)], here, left, width)
-                _paste(image, values, here + _UNDER_NAME, left, width, _height(summary.size, width))
 
-    return Block(_HEAD + (1 + part.with_strongest) * pitch - _BETWEEN, draw)
+def _map_cell(summary: MapSummary, part: Maps, *, is_strongest: bool) -> Cell:
+    width, is_sequence = column_width(MOST_STAGES), summary.row in part.sequences
+    values, name = (summary.combined, part.names[0].format(summary.over_channels))
+    heading: list[Line] = []
+    if is_strongest:
+        values, name = summary.strongest, part.names[1].format(summary.channel, _why(summary))
+    else:
+        letter = f"{part.letters[summary.row]}  " if summary.row in part.letters else ""
+        sides = summary.size[is_sequence or is_strip(summary.size) :]
+        size = " x ".join(map(str, (summary.channel_count, *sides)))
+        texts = [(f"{letter}{summary.label or '(model)'}", INK), (summary.kind, DIM), (size, DIM)]
+        heading = [(fitting(text, SMALL, width), SMALL, colour) for text, colour in texts]
+    if is_sequence:
+        name = "A-B" if is_strongest else "|A-B|"
+    heading.append((name, SMALL, INK))
+    scale = colour_scale(values, clips=False)
+    bar = colour_levels(_palette(scale), width) if scale.top else None
+    picture = _coloured_at(values, _height(summary.size, width), width)
+    return Cell(picture, bar=bar, labels=scale_labels(values), heading=heading)
 
 
 def _why(summary: MapSummary) -> str:
@@ -141,13 +142,6 @@ def _height(size: tuple[int, int], width: int) -> int:
     if is_strip(size):
         return _STRIP
     return max(12, min(round(width * size[0] / size[1]), round(width * _TALLEST)))
-
-
-def _paste(image: Image.Image, values: NDArray[np.float32], top: int, left: int, width: int, height: int) -> None:
-    image.paste(_coloured_at(values, height, width), (left, top))
-    scale = colour_scale(values, clips=False)
-    colours = colour_levels(_palette(scale), LEVEL_COUNT) if scale.top else None
-    draw_scale(image, colours, scale_labels(values), top + height + 5, left, width)
 
 
 def _coloured_at(values: NDArray[np.float32], height: int, width: int) -> Image.Image:

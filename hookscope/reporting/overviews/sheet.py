@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from hookscope.reporting.lettering import baseline, drawable, font, line_height, text_width, wrap
+from hookscope.reporting.lettering import Ink, drawable, line_height, text_width, wrap, write_line, write_lines
 
 # Pixels: read without a magnifier on a page 1,200 wide.
 WIDTH, MARGIN, GAP = 1200, 28, 24
@@ -28,7 +27,7 @@ SCALE = BAR + 1 + line_height(SMALL)
 """Pixels that a colour bar and its labels are high."""
 
 _LONGEST_TEXT = 400  # characters
-_ABOVE = 8  # pixels between a picture, the lines below it, and their colour bar
+_BETWEEN = 8  # pixels between the parts of a cell
 
 # Characters in hookscope's sentences that the font lacks.
 _SPELLED = str.maketrans({"‖": "||", "×": "x", "≥": ">=", "≤": "<=", "Δ": "A-B", "→": "->"})
@@ -36,21 +35,28 @@ _SPELLED = str.maketrans({"‖": "||", "×": "x", "≥": ">=", "≤": "<=", "Δ"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of the sheet, `height` pixels high; `draw` gets the sheet and the part's top edge."""
+    """A part of a sheet, `height` pixels high; `draw` gets the sheet and the part's top edge.
+
+    `above` is the room between it and the part before it, in pixels.
+    """
 
     height: int
     draw: Callable[[Image.Image, int], None]
+    above: int = GAP
 
 
-def draw_sheet(blocks: Sequence[Block]) -> Image.Image:
-    """Draw blocks under each other, a gap between them."""
+def draw_sheet(
+    blocks: Sequence[Block], width: int = WIDTH, margin: int = MARGIN, mode: str = "RGB", paper: Ink = PAPER
+) -> Image.Image:
+    """Draw blocks under each other; those without a height are left out."""
     shown = [block for block in blocks if block.height]
-    height = 2 * MARGIN + sum(block.height for block in shown) + GAP * max(0, len(shown) - 1)
-    image = Image.new("RGB", (WIDTH, height), PAPER)
-    top = MARGIN
-    for block in shown:
+    height = 2 * margin + sum(block.above + block.height for block in shown) - sum(block.above for block in shown[:1])
+    image = Image.new(mode, (width, height), paper)
+    top = margin
+    for place, block in enumerate(shown):
+        top += block.above if place else 0
         block.draw(image, top)
-        top += block.height + GAP
+        top += block.height
     return image
 
 
@@ -84,17 +90,12 @@ def text_height(text: str, size: int, _colour: Colour, width: int) -> int:
     return len(wrap([in_font(text)], size, width, "")) * line_height(size)
 
 
-def write(pen: ImageDraw.ImageDraw, lines: Sequence[Line], top: int, left: int, width: int) -> int:
-    """Write lines of text, each broken where it must; return where the next one would begin."""
+def write(pen: ImageDraw.ImageDraw, lines: Sequence[Line], top: int, left: int, width: int) -> None:
+    """Write lines of text, each broken where it must."""
     for text, size, colour in lines:
-        for pieces in wrap([in_font(text)], size, width, ""):
-            at: float = left
-            for drawn, run in groupby(pieces, partial(font, size)):
-                words = "".join(run)
-                pen.text((at, top + baseline(size) - drawn.getmetrics()[0]), words, colour, drawn)
-                at += drawn.getlength(words)
-            top += line_height(size)
-    return top
+        pieces = wrap([in_font(text)], size, width, "")
+        write_lines(pen, pieces, size, colour, top, left)
+        top += len(pieces) * line_height(size)
 
 
 def fitting(text: str, size: int, width: int) -> str:
@@ -111,46 +112,54 @@ def draw_scale(
     image: Image.Image, colours: NDArray[np.uint8] | None, labels: Sequence[str], top: int, left: int, width: int
 ) -> None:
     """Draw the colours of a scale, (length, 3), and labels below it, from one end to the other; without any no bar."""
-    pen, drawn = ImageDraw.Draw(image), font(SMALL)
+    pen = ImageDraw.Draw(image)
     if colours is not None:
         bar = Image.fromarray(np.ascontiguousarray(colours[None]))
         image.paste(bar.resize((width, BAR), Image.Resampling.NEAREST), (left, top))
         pen.rectangle([left, top, left + width - 1, top + BAR - 1], outline=LINE)
     for place, label in enumerate(labels):
-        at = left + place * (width - drawn.getlength(label)) / max(1, len(labels) - 1)
-        pen.text((at, top + BAR + 1), label, DIM, drawn)
+        share = place / max(1, len(labels) - 1)
+        write_line(pen, label, SMALL, DIM, top + BAR + 1, left + share * width, share)
+
+
+def column_width(columns: int) -> int:
+    """Return how wide each of so many columns is."""
+    return (INNER + GAP) // columns - GAP
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A picture, if there is one, and the lines below it; a colour bar last, (length, 3), with its labels."""
+    """A picture, if there is one, with lines above and below it; a colour bar last, (length, 3), with its labels."""
 
     picture: Image.Image | None
-    lines: Sequence[Line]
+    lines: Sequence[Line] = ()
     bar: NDArray[np.uint8] | None = None
     labels: Sequence[str] = ()
+    heading: Sequence[Line] = ()
 
-    def height(self, width: int) -> int:
-        """Return how high it is in a column so wide."""
-        above = self.picture.height + _ABOVE if self.picture else 0
-        return above + sum(text_height(*line, width) for line in self.lines) + bool(self.labels) * (_ABOVE + SCALE)
+    def tops(self, width: int) -> list[int]:
+        """Return where heading, picture, lines and colour bar begin in a column so wide, and what comes below it."""
+        heading, lines = (sum(text_height(*line, width) for line in part) for part in (self.heading, self.lines))
+        heights = (heading, self.picture.height if self.picture else 0, lines, SCALE * bool(self.labels))
+        return [0, *accumulate(height + _BETWEEN * bool(height) for height in heights)]
 
 
-def cell_row(cells: Sequence[Cell | None], columns: int) -> Block:
+def cell_row(cells: Sequence[Cell | None], columns: int, above: int = GAP) -> Block:
     """Return cells beside each other, of so many columns; nothing where there is none."""
-    pitch = (INNER + GAP) // columns
-    width = pitch - GAP
+    width = column_width(columns)
 
     def draw(image: Image.Image, top: int) -> None:
+        pen = ImageDraw.Draw(image)
         for place, cell in enumerate(cells):
-            left, under = MARGIN + place * pitch, top
             if cell is None:
                 continue
+            left = MARGIN + place * (width + GAP)
+            heading, picture, lines, scale, _ = (top + begin for begin in cell.tops(width))
+            write(pen, cell.heading, heading, left, width)
             if cell.picture:
-                image.paste(cell.picture, (left, top))
-                under += cell.picture.height + _ABOVE
-            under = write(ImageDraw.Draw(image), cell.lines, under, left, width)
-            if cell.bar is not None:
-                draw_scale(image, cell.bar, cell.labels, under + _ABOVE, left, len(cell.bar))
+                image.paste(cell.picture, (left, picture))
+            write(pen, cell.lines, lines, left, width)
+            if cell.labels:
+                draw_scale(image, cell.bar, cell.labels, scale, left, width if cell.bar is None else len(cell.bar))
 
-    return Block(max(cell.height(width) for cell in cells if cell is not None), draw)
+    return Block(max(cell.tops(width)[-1] for cell in cells if cell is not None) - _BETWEEN, draw, above)
