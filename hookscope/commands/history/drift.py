@@ -1,5 +1,6 @@
 """How far weights moved from one file to another, and which of them have traded places."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -33,7 +34,8 @@ def drifts(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str,
         for name, tensor in now.items()
         if name in before and _has_norm(before[name]) and _has_norm(tensor)
     }
-    return {name: None if both is None or both.mismatched else both.relative_l2 for name, both in sums.items()}
+    norms = {name: None if both is None else both.relative_l2 for name, both in sums.items()}
+    return {name: None if norm is None or math.isnan(norm) else norm for name, norm in norms.items()}
 
 
 def _sums(a: Tensor, b: Tensor) -> Sums | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.memory import missing_memory
 from hookscope.statistics.channels import reduce_by_channel
+from hookscope.statistics.storage import is_dense
 
 MOST_PLACE_AXES = 3
 """Axes besides batch and channels by which a position is told; those of a clip."""
@@ -70,7 +71,7 @@ def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.fl
     A channel's position is wanted where its greatest value is above its threshold, (C,); everywhere with None, and with
     thresholds of another C.
     """
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or not tensor.numel():
+    if not is_dense(tensor):
         return None
     with plain_arithmetic():
         values = tensor.detach()

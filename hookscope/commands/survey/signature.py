@@ -12,6 +12,7 @@ import torch
 from PIL.Image import Image
 from torch import nn
 
+from hookscope.hooks.observed import shape_of
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.clips import Clip, Source
@@ -47,7 +48,7 @@ def inputs_signature(files: Sequence[Source], batch: Batch | None) -> str:
         else:
             digest.update(os.fsencode(f"{file} {_size_of(file)}\n"))
     for _, tensor in () if batch is None else tensors_in([*batch.args, dict(batch.kwargs)]):
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(f"{tensor.dtype} {tuple(shape_of(tensor))}".encode())
         digest.update(bytes_of(tensor))
     return digest.hexdigest()
 

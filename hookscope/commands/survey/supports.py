@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.commands.survey.pictures import inputs_again
+from hookscope.commands.survey.pictures import are_pictures, inputs_again
 from hookscope.errors import ModelError
 from hookscope.hooks.module_scopes import module_scopes
 from hookscope.hooks.pytree import tensors_in
@@ -38,8 +38,7 @@ def input_supports(session: Session, row: SurveyRow, places: Sequence[ChannelPla
     inputs, seen = session.inputs, 0
     for names, batch in inputs_again(inputs.preprocessing, inputs, [*by_name]):
         values, *others = to_device(batch, inputs.device, inputs.dtype).args or (None,)
-        is_picture = isinstance(values, Tensor) and values.dim() == 4 and values.is_floating_point()
-        if others or batch.kwargs or not is_picture:
+        if others or batch.kwargs or not are_pictures(values):
             continue
         wanted = [(number, place) for number, name in enumerate(names) for place in by_name.get(name, ())]
         for begin in range(0, len(wanted), _AT_ONCE):
