@@ -75,7 +75,12 @@ def traded_places(
         if len(names) > 1 and now[names[0]].numel() >= _FEWEST_ELEMENTS
         for name, origin in _origins(names, before, now)
     }
-    return {name: origin for name, origin in origins.items() if _returns(name, origins)}
+    while True:  # until every name that is left is the origin of another
+        sources = {*origins.values()}
+        turns = {name: origin for name, origin in origins.items() if origin in origins and name in sources}
+        if turns == origins:
+            return turns
+        origins = turns
 
 
 def _origins(names: list[str], before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
@@ -98,13 +103,3 @@ def _sampled(tensor: Tensor) -> Tensor:
 def cosine(a: Tensor, b: Tensor) -> float:
     """Return the cosine between two tensors of one shape, by a sample of their elements; NaN if one is not finite."""
     return float(torch.nn.functional.cosine_similarity(_sampled(a), _sampled(b), dim=0))
-
-
-def _returns(name: str, origins: Mapping[str, str]) -> bool:
-    """Tell whether following where weights come from leads back to the first of them."""
-    at = origins.get(name, "")
-    for _ in origins:
-        if at in ("", name):
-            break
-        at = origins.get(at, "")
-    return at == name
