@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -142,7 +141,7 @@ class ChannelRecorder:
     def keep(self, batch: Batch, output: object) -> None:
         """Add what was seen of a batch that went through the network."""
         if not self.returns_nonfinite:
-            self.returns_nonfinite = any(_holds(tensor, _nonfinite) for _, tensor in tensors_in(output))
+            self.returns_nonfinite = any(_holds_nonfinite(tensor, with_inf=True) for _, tensor in tensors_in(output))
         numbers = np.array(batch.indices, np.int64)
         classes = [] if self.class_of is None else [self.class_of(record.name) for record in batch.records]
         sampled = [place for place, number in enumerate(batch.indices) if number % self.sample_step == 0]
@@ -168,11 +167,10 @@ class ChannelRecorder:
         if self.judge is not None and not self.judge.reason:
             self.judge.add(batch, output)
         labels: Sequence[int | None] = classes or [None] * len(numbers)
+        broken = [*map(_is_nonfinite, in_batches(batch, 1))] if _is_nonfinite(batch) else [False] * len(numbers)
         self.inputs += [
             MeasuredInput(number, record.name, record.sha256, label, is_nonfinite)
-            for number, record, label, is_nonfinite in zip(
-                batch.indices, batch.records, labels, _nonfinite_inputs(batch), strict=True
-            )
+            for number, record, label, is_nonfinite in zip(batch.indices, batch.records, labels, broken, strict=True)
         ]
 
     def end_batch(self) -> None:
@@ -185,12 +183,6 @@ class ChannelRecorder:
             self.rows_used.forget()
 
 
-def _nonfinite_inputs(batch: Batch) -> list[bool]:
-    if not _is_nonfinite(batch):
-        return [False] * len(batch.indices)
-    return [_is_nonfinite(part) for part in in_batches(batch, 1)]
-
-
 def _is_nonfinite(batch: Batch) -> bool:
     """Tell whether an input of a batch holds NaN or Inf; in arguments by name only NaN counts, as masks hold -Inf."""
     arguments = {f"[{at}]": value for at, value in enumerate(batch.args)} | dict(batch.kwargs)
@@ -199,21 +191,17 @@ def _is_nonfinite(batch: Batch) -> bool:
         is_listed = isinstance(value, list) and (name in batch.listed or not is_named)
         for path, tensor in tensors_in(value):
             is_of_inputs = name + path not in batch.shared and (is_listed or length_of(tensor) == len(batch.indices))
-            if is_of_inputs and _holds(tensor, torch.isnan if is_named else _nonfinite):
+            if is_of_inputs and _holds_nonfinite(tensor, with_inf=not is_named):
                 return True
     return False
 
 
-def _nonfinite(values: Tensor) -> Tensor:
-    return ~values.isfinite()
-
-
-def _holds(tensor: Tensor, which: Callable[[Tensor], Tensor]) -> bool:
-    """Tell whether any of the values that a tensor stores is NaN or Inf; there are none in freed or meta tensors."""
+def _holds_nonfinite(tensor: Tensor, *, with_inf: bool) -> bool:
+    """Tell whether a tensor stores NaN or, with `with_inf`, Inf; freed and meta tensors store nothing."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or missing_memory(tensor):
         return False
-    values, _, _ = stored_values(tensor.detach(), ())
-    return bool(which(without_float8(values)).any())
+    values = without_float8(stored_values(tensor.detach(), ())[0])
+    return bool((~values.isfinite() if with_inf else values.isnan()).any())
 
 
 def measure_chunk(
