@@ -60,8 +60,8 @@ def traded_places(
 ) -> dict[str, str]:
     """Return the weights that have exchanged their values with each other, in pairs or in turn: name, and where from.
 
-    A weight comes from another place where its values are nearer to that one's of before than to its own, by half at
-    least. Only full turns count: a copy of another weight, as momentum encoders and target networks are, is none.
+    A weight comes from another if it is at most half as far from the old values of that weight as from its own. Only
+    closed cycles count: copies of a weight, as in momentum encoders and target networks, exchange nothing.
     `moved` is what `drifts` returns for the two files.
     """
     groups: dict[object, list[str]] = {}

@@ -51,7 +51,7 @@ class MeasuredInput:
     is_nonfinite: bool = False
 
     def name_in(self, offset: int) -> str:
-        """Return its name; of one in memory with its number among all inputs, the first of the chunk being `offset`."""
+        """Return its name; in memory it has its number among all inputs, which begin at `offset` in this chunk."""
         is_numbered = self.sha256 is not None or self.name.endswith("]")
         return self.name if is_numbered else f"{self.name}[{offset + self.number}]"
 

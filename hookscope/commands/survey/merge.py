@@ -65,7 +65,7 @@ class Merging:
     classified: ClassifiedInputs | None = None
 
     def add(self, chunk: MeasuredChunk, files: ChunkFiles, sidecar: Sidecar) -> None:
-        """Take in the next chunk."""
+        """Add the next chunk."""
         for row in chunk.rows:
             self._add_row(row, len(chunk.inputs))
         self.class_counts.update(measured.label for measured in chunk.inputs if measured.label is not None)

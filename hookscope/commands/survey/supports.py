@@ -26,8 +26,8 @@ _AT_ONCE = 8
 def input_supports(session: Session, row: SurveyRow, places: Sequence[ChannelPlace]) -> Mapping[ChannelPlace, Box]:
     """Return the smallest box around the pixels that each place depends on, as far as they are known.
 
-    They are those that the value depends on at this very input: behind a ReLU that is closed, nothing. Where the
-    first few depend on all of their inputs, so do the others, which are left out.
+    Only the values of this input count: behind a closed ReLU a place depends on no pixel. If the first few places
+    depend on all of their inputs, the others are taken to do so too, and are left out.
     """
     boxes: dict[ChannelPlace, Box] = {}
     if row.slot or ":" in row.layer or row.activation.channel_axis is None:
