@@ -38,6 +38,11 @@ def plain_array(tensor: Tensor) -> NDArray[Any]:
     return np.from_dlpack(tensor)
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Tell whether a tensor holds a value for each place: it is not sparse, ragged, empty or without memory."""
+    return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_meta and tensor.numel() > 0
+
+
 def stored_values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], int]:
     """Return the stored elements as a strided tensor, the logical shape, and how many zeros are not stored.
 

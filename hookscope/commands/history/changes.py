@@ -204,8 +204,8 @@ def moved_though_frozen(
 ) -> Iterator[Finding]:
     """Yield the parameters that are frozen in two files and differ between them by more than rounding.
 
-    Files without a trainable parameter are averaged copies, or saved for use: nothing is said of those. What shares its
-    memory with a trainable parameter, or follows one as a copy, moves with it. `learnt` has a tied parameter once.
+    Files without a trainable parameter are averaged copies, or saved for use, and are skipped. A parameter that shares
+    memory with a trainable one, or follows one as a copy, moves with it. `learnt` lists a tied parameter once.
     """
     flags, others = now.requires_grad, before.requires_grad
     if not (any(flags.values()) and any(others.values())):
@@ -234,7 +234,7 @@ def _rounding(tensor: Tensor) -> float:
 
 
 def _copies(moved: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield what the names of copies begin with, and those of the trainable weights that they follow."""
+    """Yield the prefixes of copies and of the trainable weights that they follow."""
     for name, tensor in moved.items():
         for origin, other in trained.items():
             ending = _common_ending(name, origin)

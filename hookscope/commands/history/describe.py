@@ -163,41 +163,31 @@ def _maps(result: History) -> HeatMaps:
 
 def _heat_maps(result: History, most_rows: int, named: AbstractSet[str]) -> list[HeatMap]:
     """Return the heat maps of a run by its checkpoints, without maps that have no number, or no share above 0."""
-    layers = by_layer(result)
-    outputs: dict[str, dict[int, ActivationPoint]] = {}
-    for activation in result.activations:
-        outputs.setdefault(activation.label, {})[activation.file] = activation
+    layers: dict[str, dict[int, dict[str, float | None]]] = {}
+    for name, points in by_layer(result).items():
+        first_norm = next((point.norm for point in points.values() if point.norm), None)
+        layers[name or "(model)"] = {at: _numbers(point, first_norm) for at, point in points.items()}
+    outputs: dict[str, dict[int, dict[str, float | None]]] = {}
+    for output in result.activations:
+        std = math.inf if output.nonfinite_count else output.std
+        numbers = {"std": std, "dead-share": output.dead_channel_fraction}
+        outputs.setdefault(output.label or "(model)", {})[output.file] = numbers
     files, maps = [file.index for file in result.files], []
-    for key, title in (_OF_LAYERS | _OF_OUTPUTS).items():
-        rows: dict[str, list[float | None]] = {}
-        for name, points in layers.items() if key in _OF_LAYERS else ():
-            first = next((point.norm for _, point in sorted(points.items()) if point.norm), None)
-            rows[name or "(model)"] = [_of_layer(points.get(at), key, first) for at in files]
-        for name, seen in outputs.items() if key in _OF_OUTPUTS else ():
-            rows[name or "(model)"] = [_of_output(seen.get(at), key) for at in files]
-        rows = {name: row for name, row in rows.items() if any(value is not None for value in row)}
-        share = key.startswith("dead")
-        if not share or any(map(any, rows.values())):
-            steps = [at + 1 for at in files]
-            maps.append(heat_map(key, title, rows, steps, (most_rows, len(files)), named, share=share))
+    for by_name, titles in ((layers, _OF_LAYERS), (outputs, _OF_OUTPUTS)):
+        for key, title in titles.items():
+            rows = {name: [by_file.get(at, {}).get(key) for at in files] for name, by_file in by_name.items()}
+            rows = {name: row for name, row in rows.items() if any(value is not None for value in row)}
+            share, steps = key.startswith("dead"), [at + 1 for at in files]
+            if not share or any(map(any, rows.values())):
+                maps.append(heat_map(key, title, rows, steps, (most_rows, len(files)), named, share=share))
     labels = tuple(file.label for file in result.files)
     return [replace(drawn, column_names=labels) for drawn in maps if drawn is not None]
 
 
-def _of_layer(point: LayerPoint | None, key: str, first_norm: float | None) -> float | None:
-    if point is None or key == "dead-filters":
-        return None if point is None else point.dead_fraction
-    if point.nonfinite_count:
-        return math.inf
-    if key == "drift":
-        return point.drift
-    return None if point.norm is None or not first_norm else point.norm / first_norm
-
-
-def _of_output(point: ActivationPoint | None, key: str) -> float | None:
-    if point is None or key == "dead-share":
-        return None if point is None else point.dead_channel_fraction
-    return math.inf if point.nonfinite_count else point.std
+def _numbers(point: LayerPoint, first_norm: float | None) -> dict[str, float | None]:
+    norm = None if point.norm is None or not first_norm else point.norm / first_norm
+    drift, norm = (math.inf, math.inf) if point.nonfinite_count else (point.drift, norm)
+    return {"drift": drift, "norm": norm, "dead-filters": point.dead_fraction}
 
 
 def _names_of(place: str) -> tuple[str, str]:

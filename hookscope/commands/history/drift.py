@@ -1,5 +1,6 @@
 """How far weights moved from one file to another, and which of them have traded places."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -33,7 +34,8 @@ def drifts(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str,
         for name, tensor in now.items()
         if name in before and _has_norm(before[name]) and _has_norm(tensor)
     }
-    return {name: None if both is None or both.mismatched else both.relative_l2 for name, both in sums.items()}
+    norms = {name: None if both is None else both.relative_l2 for name, both in sums.items()}
+    return {name: None if norm is None or math.isnan(norm) else norm for name, norm in norms.items()}
 
 
 def _sums(a: Tensor, b: Tensor) -> Sums | None:
@@ -58,8 +60,8 @@ def traded_places(
 ) -> dict[str, str]:
     """Return the weights that have exchanged their values with each other, in pairs or in turn: name, and where from.
 
-    A weight comes from another place where its values are nearer to that one's of before than to its own, by half at
-    least. Only full turns count: a copy of another weight, as momentum encoders and target networks are, is none.
+    A weight comes from another if it is at most half as far from the old values of that weight as from its own. Only
+    closed cycles count: copies of a weight, as in momentum encoders and target networks, exchange nothing.
     `moved` is what `drifts` returns for the two files.
     """
     groups: dict[object, list[str]] = {}
@@ -73,7 +75,12 @@ def traded_places(
         if len(names) > 1 and now[names[0]].numel() >= _FEWEST_ELEMENTS
         for name, origin in _origins(names, before, now)
     }
-    return {name: origin for name, origin in origins.items() if _returns(name, origins)}
+    while True:  # until every name that is left is the origin of another
+        sources = {*origins.values()}
+        turns = {name: origin for name, origin in origins.items() if origin in origins and name in sources}
+        if turns == origins:
+            return turns
+        origins = turns
 
 
 def _origins(names: list[str], before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
@@ -96,13 +103,3 @@ def _sampled(tensor: Tensor) -> Tensor:
 def cosine(a: Tensor, b: Tensor) -> float:
     """Return the cosine between two tensors of one shape, by a sample of their elements; NaN if one is not finite."""
     return float(torch.nn.functional.cosine_similarity(_sampled(a), _sampled(b), dim=0))
-
-
-def _returns(name: str, origins: Mapping[str, str]) -> bool:
-    """Tell whether following where weights come from leads back to the first of them."""
-    at = origins.get(name, "")
-    for _ in origins:
-        if at in ("", name):
-            break
-        at = origins.get(at, "")
-    return at == name

@@ -104,8 +104,8 @@ def measure_history_file(
         matched = {} if like is None else match_names(like, shapes)
         renamed = {name: series_name for series_name, (name, how) in matched.items() if how == "prefix"}
         options = FileOptions(None, settings.key, allowed_globals=tuple(settings.allow_global))
-        by = _moved_by(read, measured)
-        moved_by = None if by is None else {renamed.get(name, name): by[name] for name in by}
+        causes = _moved_by(read, measured)
+        moved_by = None if causes is None else {renamed.get(name, name): by for name, by in causes.items()}
         weights = Weights(path, options, versions_of(path), read, renamed, moved_by)
         rows = tuple(_points(file.index, measured, weights))
         counters = {} if read.training is None else dict(read.training.counters)
@@ -169,8 +169,8 @@ def _moved_by(read: Checkpoint, measured: CheckMeasurements) -> dict[str, list[s
 
 
 def _texts(group: Mapping[Any, Any], key: str) -> list[str]:
-    held = group.get(key)
-    return [item for item in held if isinstance(item, str)] if isinstance(held, list | tuple) else []
+    items = group.get(key)
+    return [item for item in items if isinstance(item, str)] if isinstance(items, list | tuple) else []
 
 
 def _judged(file: HistoryFile, report: CheckReport, began: float, **kwargs: Any) -> MeasuredFile:
@@ -228,8 +228,7 @@ def _optimisers(measured: CheckMeasurements) -> Iterator[OptimiserPoint]:
 
 def _activations(index: int, rows: tuple[LayerRow, ...]) -> Iterator[ActivationPoint]:
     for row in rows:
-        of = row.activation
-        bad = None if of.nan_count is None else of.nan_count + (of.inf_count or 0)
-        yield ActivationPoint(
-            index, row.label, row.kind, of.mean, of.std, of.zero_fraction, of.dead_channel_fraction, bad
-        )
+        output = row.activation
+        nonfinite_count = None if output.nan_count is None else output.nan_count + (output.inf_count or 0)
+        shares = output.zero_fraction, output.dead_channel_fraction
+        yield ActivationPoint(index, row.label, row.kind, output.mean, output.std, *shares, nonfinite_count)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.memory import missing_memory
 from hookscope.statistics.channels import reduce_by_channel
+from hookscope.statistics.storage import is_dense
 
 MOST_PLACE_AXES = 3
 """Axes besides batch and channels by which a position is told; those of a clip."""
@@ -50,14 +50,14 @@ class ChannelRows:
 
 @dataclass(slots=True)
 class RowsOnDevice:
-    """The same on an accelerator, (6, N, C): high, low, mean, deviations, finite, positions."""
+    """The same on an accelerator, (6, N, C): finite, mean, deviations, high, low, positions."""
 
     places: tuple[int, ...]
     values: Tensor = field(repr=False)
 
     def fetched(self) -> ChannelRows:
         """Move it over."""
-        high, low, mean, deviations, finite, positions = self.values.cpu().double().numpy()
+        finite, mean, deviations, high, low, positions = self.values.cpu().double().numpy()
         return ChannelRows(self.places, finite, mean, deviations, high, low, positions.astype(np.int64))
 
 
@@ -70,7 +70,7 @@ def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.fl
     A channel's position is wanted where its greatest value is above its threshold, (C,); everywhere with None, and with
     thresholds of another C.
     """
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or not tensor.numel():
+    if not is_dense(tensor):
         return None
     with plain_arithmetic():
         values = tensor.detach()
@@ -84,14 +84,11 @@ def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.fl
             return RowsOnDevice(places, _exact(values))
         if thresholds is not None and thresholds.size != values.shape[1]:
             thresholds = None  # compiled code would read beyond them
-        reduced = None
-        if not missing_memory(values):
-            reduced = reduce_by_channel(values if places else values.unsqueeze(2), thresholds)
+        reduced = reduce_by_channel(values if places else values.unsqueeze(2), thresholds)
         if reduced is None:  # input by input, as copies in float64 are large
             return RowsOnDevice(places, torch.cat([_exact(value.unsqueeze(0)) for value in values], 1)).fetched()
         finite = np.full(reduced.high.shape, float(math.prod(places)))
-        high, low, positions = reduced.high, reduced.low, reduced.positions
-        return ChannelRows(places, finite, reduced.mean, reduced.deviations, high, low, positions)
+        return ChannelRows(places, finite, *reduced)
 
 
 def _exact(values: Tensor) -> Tensor:
@@ -108,4 +105,4 @@ def _exact(values: Tensor) -> Tensor:
     greatest = high.amax(2)
     place = torch.arange(high.shape[2], device=high.device)  # `argmax` may return any of equal ones
     first = torch.where(high == greatest.unsqueeze(2), place, high.shape[2]).amin(2).to(wide.dtype)
-    return torch.stack([greatest, low, mean, deviations, finite, first])
+    return torch.stack([finite, mean, deviations, greatest, low, first])

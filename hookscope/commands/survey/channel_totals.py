@@ -37,7 +37,7 @@ class Moments:
     deviations: NDArray[np.float64]
 
     def merge(self, other: "Moments") -> None:
-        """Take in those of other values."""
+        """Add the moments of other values."""
         count = self.count + other.count
         share = np.divide(other.count, count, out=np.zeros_like(count), where=count > 0)
         delta = other.mean - self.mean
@@ -84,7 +84,7 @@ class TopLists:
         return least
 
     def add(self, rows: ChannelRows, numbers: NDArray[np.int64]) -> None:
-        """Take in inputs, (N,), which come after all others so far."""
+        """Add inputs, (N,), which come after all others so far."""
         for half in range(HALVES):
             (chosen,) = np.nonzero(numbers % HALVES == half)
             (improved,) = np.nonzero((rows.high[chosen] > self.values[half, :, -1]).any(0))
@@ -105,7 +105,7 @@ class TopLists:
             self.values, self.inputs, self.positions = self.values[::-1], self.inputs[::-1], self.positions[::-1]
 
     def merge(self, other: "TopLists") -> None:
-        """Take in the lists of other inputs, which come after these."""
+        """Add the lists of other inputs, which come after these."""
         everything = np.arange(self.values.shape[1])
         for half in range(HALVES):
             self._take(half, everything, other.values[half], other.inputs[half], other.positions[half])
@@ -161,7 +161,7 @@ class ChannelTotals:
 
     @classmethod
     def empty(cls, channels: int, top: int) -> "ChannelTotals":
-        """Return those of no inputs."""
+        """Return the totals of no inputs."""
         zeros = np.zeros(channels)
         return cls(
             values=Moments(zeros, zeros, zeros),
@@ -176,7 +176,7 @@ class ChannelTotals:
     def add(
         self, rows: ChannelRows, numbers: NDArray[np.int64], classes: Sequence[int], sampled: Sequence[int]
     ) -> None:
-        """Take in a batch: the numbers of its inputs, (N,), ascending and above all before, and of their classes.
+        """Add a batch: the numbers of its inputs, (N,), ascending and above all before, and of their classes.
 
         `sampled` are the places in the batch of the inputs that belong to the sample.
         """
@@ -205,7 +205,7 @@ class ChannelTotals:
         self.sample = [np.concatenate(self.sample)[::2]] if self.sample else []
 
     def merge(self, other: "ChannelTotals") -> None:
-        """Take in what the channels did over the inputs of the next chunk."""
+        """Add what the channels did over the inputs of the next chunk."""
         self.values.merge(other.values)
         self.high, self.low = np.maximum(self.high, other.high), np.minimum(self.low, other.low)
         self.total = self.total + other.total

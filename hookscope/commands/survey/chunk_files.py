@@ -111,7 +111,7 @@ class Sidecar:
 def write_chunk(
     files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str, str], digests: Mapping[str, str]
 ) -> None:
-    """Write a chunk: what lies there of the same number is no chunk from the first moment on.
+    """Write a chunk; the sidecar of an older one with its number is removed first.
 
     Raises:
         OutputError: If it cannot be written.

@@ -56,7 +56,7 @@ class Spread:
     names: list[str] = field(default_factory=list)
 
     def add(self, name: str) -> None:
-        """Take in the next one."""
+        """Add the next input."""
         if self.seen % self.step == 0:
             self.names.append(name)
         self.seen += 1
@@ -83,7 +83,7 @@ class ClassifiedInputs:
     seen: Counter[int] = field(default_factory=Counter)
     right: Counter[int] = field(default_factory=Counter)
     taken_for: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    given: Counter[int] = field(default_factory=Counter)
+    false_positives: Counter[int] = field(default_factory=Counter)
     worst: list[WrongInput] = field(default_factory=list)
     members: defaultdict[int, Spread] = field(default_factory=lambda: defaultdict(Spread))
     right_count: int = 0
@@ -92,7 +92,7 @@ class ClassifiedInputs:
     high: NDArray[np.float64] = field(default_factory=lambda: np.full(len(LOOKS), np.nan))
 
     def add(self, inputs: Sequence[MeasuredInput], judged: JudgedInputs, offset: int) -> None:
-        """Take in the inputs of the next chunk, the first of which has the number `offset`."""
+        """Add the inputs of the next chunk, the first of which has the number `offset`."""
         self.class_count, self.mapping = judged.class_count, judged.mapping
         for place, sample in enumerate(inputs):
             label, best = sample.label, int(judged.taken_for[place])
@@ -103,7 +103,7 @@ class ClassifiedInputs:
                 self.members[label].add(sample.name_in(offset))
                 continue
             self.taken_for[label][best] += 1
-            self.given[best] += 1
+            self.false_positives[best] += 1
             high, low = judged.probabilities[place].tolist()
             looks, layout = judged.looks[place], judged.layouts[place]
             number, name = offset + sample.number, sample.name_in(offset)
@@ -158,22 +158,22 @@ class ClassifiedInputs:
         return OutsideRange("inverted" if least <= -value <= most else "other layout", value, least, most)
 
     def _classes(self) -> Classes:
-        return classes_of(self.labels, self._known, self.class_count, in_folders=True)[0]
+        return classes_of(self.labels, self._class_names, self.class_count, in_folders=True)[0]
 
     def labels_at(self) -> Mapping[int, int]:
         """Return the number of the label that stands for each class of the network."""
         return {index: self.labels.index(label) for label, indices in self._classes().items() for index in indices}
 
     @property
-    def _known(self) -> Sequence[str]:
+    def _class_names(self) -> Sequence[str]:
         return self.categories if len(self.categories) == self.class_count else ()
 
     def name(self, index: int) -> str:
         """Return the name of a class of the network: its own, the label that stands for it, or its number."""
         if index < 0:
             return "NaN"
-        if self._known:
-            return self._known[index]
+        if self._class_names:
+            return self._class_names[index]
         label = self.labels_at().get(index)
         return f"class {index}" if label is None else self.labels[label]
 
@@ -183,7 +183,7 @@ class ClassifiedInputs:
         for label in sorted(self.seen):
             name, indices = self.labels[label], indices_of[self.labels[label]]
             mistaken = [(self.name(index), count) for index, count in self.taken_for[label].most_common(1)]
-            false_positives = sum(self.given[index] for index in indices)
+            false_positives = sum(self.false_positives[index] for index in indices)
             counts = self.seen[label], self.right[label], *(mistaken or [("", 0)])[0], false_positives
             classes.append(ClassAccuracy(name, indices, *counts))
         worst = tuple(

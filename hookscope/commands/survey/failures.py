@@ -29,6 +29,7 @@ from hookscope.parameters import arg
 from hookscope.results.accuracy import WrongPicture
 from hookscope.results.failures import DEPARTURE_RATE, FailedInput, Failures, NearInput
 from hookscope.results.repeats import fold_repeats
+from hookscope.statistics.storage import is_dense
 from hookscope.text import counted, printable, some_of
 
 FEWEST_MEMBERS = 19
@@ -80,7 +81,7 @@ class _Recorder:
     by_name: dict[str, dict[str, NDArray[np.float32]]] = field(default_factory=dict)
 
     def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
-        if channel_axis is not None and channel_axis > 0 and not tensor.is_nested and tensor.numel():
+        if channel_axis is not None and channel_axis > 0 and is_dense(tensor):
             self.latest[label] = pooled(tensor, channel_axis, "avg", label).float().numpy()
 
     def keep(self, batch: Batch, _output: object) -> None:

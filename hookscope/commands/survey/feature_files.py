@@ -110,10 +110,10 @@ class FeatureParts:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, files: ChunkFiles, sidecar: Sidecar, offset: int) -> None:
-        """Take in those of the next chunk, whose first input has the number `offset`.
+        """Add the features of the next chunk, whose first input has the number `offset`.
 
         Raises:
-            UsageError: If its outputs are not those of the chunks before, or have other shapes.
+            UsageError: If it has other outputs than the chunks before, or other shapes.
         """
         if not sidecar.inputs:
             return

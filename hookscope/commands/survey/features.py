@@ -15,7 +15,7 @@ from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.parameters import arg
 from hookscope.results.runs.atomic import whole_file
 from hookscope.results.runs.tensors import SpooledTensor, TensorSpool, tensor_bytes
-from hookscope.statistics.storage import plain_array
+from hookscope.statistics.storage import is_dense, plain_array
 from hookscope.text import printable, shape_text
 
 Pool = Literal["avg", "max", "cls", "none"]
@@ -28,8 +28,12 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
     `pool` is the mean or the maximum over positions; "cls" for the first token of (N, T, D); "none" for all values.
 
     Raises:
-        UsageError: If the output has nothing to pool.
+        UsageError: If the output has nothing to pool, or does not hold a value for each place.
     """
+    if not is_dense(tensor):
+        raise UsageError(
+            f"{arg('features')}: {printable(label)} is sparse, ragged, empty or without memory. Leave this layer out."
+        )
     with plain_arithmetic():
         values = tensor.detach()
         values = values.dequantize() if values.is_quantized else values

@@ -1,4 +1,4 @@
-"""Processes of one survey tell each other that they live and how far they are, by a file each beside the chunks."""
+"""Each process of a survey writes that it is alive and how far it is, into a file next to the chunks."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ _DONE = "done"
 
 @dataclass(slots=True)
 class Heartbeat:
-    """The heartbeat of this process, and what it hears of the others.
+    """The heartbeat of this process, and the last one of each other process.
 
     Attributes:
         finished: Inputs of its share that are finished.
@@ -65,7 +65,7 @@ class Heartbeat:
         """Return how many inputs all processes have finished.
 
         Raises:
-            InputError: If nothing was heard for long of a process that has not finished its share.
+            InputError: If a process that has not finished its share was silent for long.
         """
         total, now = self.finished, time.monotonic()
         for index in range(self.share.count):

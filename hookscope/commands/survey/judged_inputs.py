@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn import functional
 
 from hookscope.commands.check.measuring.labelled_pictures import Classes, classes_of
 from hookscope.commands.check.measuring.outputs import class_scores, returned_tensors
+from hookscope.commands.survey.pictures import are_pictures
 from hookscope.errors import UsageError
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.labelled_files import LabelledFiles
@@ -99,7 +99,7 @@ class InputJudge:
         count = len(batch.indices)
         looks, layouts = np.full((count, len(LOOKS)), np.nan), np.full((count, GRID * GRID), np.nan)
         values = batch.args[0] if batch.args else None
-        if not isinstance(values, Tensor) or values.dim() != 4 or not values.is_floating_point() or not values.numel():
+        if not are_pictures(values):
             return looks, layouts
         grey = values.detach().float()
         if all(record.size is not None for record in batch.records):

@@ -15,9 +15,10 @@ from hookscope.commands.survey.features import FeatureSpool
 from hookscope.commands.survey.judged_inputs import InputJudge, JudgedInputs
 from hookscope.errors import HookscopeError, UnfitInputError
 from hookscope.hooks.embedding_rows import RowsUsed
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import version_of
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inputs.batches import Batch
+from hookscope.inputs.batches import Batch, in_batches, length_of
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import ONE_TENSOR, several_by_name
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
@@ -29,6 +30,7 @@ from hookscope.results.json_form import UNSTORED
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import NONFINITE_OUTPUT, Unusable
 from hookscope.statistics.reduction import Reduction
+from hookscope.statistics.storage import stored_values, without_float8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class MeasuredInput:
     is_nonfinite: bool = False
 
     def name_in(self, offset: int) -> str:
-        """Return its name; of one in memory with its number among all inputs, the first of the chunk being `offset`."""
+        """Return its name; in memory it has its number among all inputs, which begin at `offset` in this chunk."""
         is_numbered = self.sha256 is not None or self.name.endswith("]")
         return self.name if is_numbered else f"{self.name}[{offset + self.number}]"
 
@@ -139,10 +141,7 @@ class ChannelRecorder:
     def keep(self, batch: Batch, output: object) -> None:
         """Add what was seen of a batch that went through the network."""
         if not self.returns_nonfinite:
-            floating = [
-                tensor for _, tensor in tensors_in(output) if tensor.is_floating_point() and not tensor.is_nested
-            ]
-            self.returns_nonfinite = not all(bool(tensor.isfinite().all()) for tensor in floating)
+            self.returns_nonfinite = any(_holds_nonfinite(tensor, with_inf=True) for _, tensor in tensors_in(output))
         numbers = np.array(batch.indices, np.int64)
         classes = [] if self.class_of is None else [self.class_of(record.name) for record in batch.records]
         sampled = [place for place, number in enumerate(batch.indices) if number % self.sample_step == 0]
@@ -168,10 +167,10 @@ class ChannelRecorder:
         if self.judge is not None and not self.judge.reason:
             self.judge.add(batch, output)
         labels: Sequence[int | None] = classes or [None] * len(numbers)
-        nonfinite = _nonfinite_inputs(batch)
+        broken = [*map(_is_nonfinite, in_batches(batch, 1))] if _is_nonfinite(batch) else [False] * len(numbers)
         self.inputs += [
-            MeasuredInput(number, record.name, record.sha256, label, bool(nonfinite[place]))
-            for place, (number, record, label) in enumerate(zip(batch.indices, batch.records, labels, strict=True))
+            MeasuredInput(number, record.name, record.sha256, label, is_nonfinite)
+            for number, record, label, is_nonfinite in zip(batch.indices, batch.records, labels, broken, strict=True)
         ]
 
     def end_batch(self) -> None:
@@ -184,21 +183,25 @@ class ChannelRecorder:
             self.rows_used.forget()
 
 
-def _nonfinite_inputs(batch: Batch) -> NDArray[np.bool_]:
-    """Return which inputs of a batch hold NaN or Inf, (N,); of arguments by name only NaN, as masks hold -Inf."""
-    nonfinite = np.zeros(len(batch.indices), np.bool_)
-    positional = [(f"[{at}]", value) for at, value in enumerate(batch.args)]
-    for name, value in [*positional, *batch.kwargs.items()]:
-        listed = isinstance(value, list) and len(value) == len(nonfinite)
-        for _, tensor in () if name in batch.shared else tensors_in(value):
-            if not tensor.is_floating_point() or tensor.is_nested:
-                continue
-            broken = tensor.isnan() if name in batch.kwargs else ~tensor.isfinite()
-            if not listed and tensor.dim() and tensor.shape[0] == len(nonfinite):
-                nonfinite |= broken.flatten(1).any(1).cpu().numpy() if tensor.dim() > 1 else broken.cpu().numpy()
-        if listed:
-            nonfinite |= [any(bool((~leaf.isfinite()).any()) for _, leaf in tensors_in(item)) for item in value]
-    return nonfinite
+def _is_nonfinite(batch: Batch) -> bool:
+    """Tell whether an input of a batch holds NaN or Inf; in arguments by name only NaN counts, as masks hold -Inf."""
+    arguments = {f"[{at}]": value for at, value in enumerate(batch.args)} | dict(batch.kwargs)
+    for name, value in arguments.items():
+        is_named = name in batch.kwargs
+        is_listed = isinstance(value, list) and (name in batch.listed or not is_named)
+        for path, tensor in tensors_in(value):
+            is_of_inputs = name + path not in batch.shared and (is_listed or length_of(tensor) == len(batch.indices))
+            if is_of_inputs and _holds_nonfinite(tensor, with_inf=not is_named):
+                return True
+    return False
+
+
+def _holds_nonfinite(tensor: Tensor, *, with_inf: bool) -> bool:
+    """Tell whether a tensor stores NaN or, with `with_inf`, Inf; freed and meta tensors store nothing."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or missing_memory(tensor):
+        return False
+    values = without_float8(stored_values(tensor.detach(), ())[0])
+    return bool((~values.isfinite() if with_inf else values.isnan()).any())
 
 
 def measure_chunk(

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.commands.survey.channel_totals import ChannelTotals, channel_arrays, massive
+from hookscope.commands.survey.channel_totals import channel_arrays, massive
 from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of, read_chunk
 from hookscope.commands.survey.classified_inputs import ClassifiedInputs
 from hookscope.commands.survey.failures import Again, explained
@@ -65,7 +65,7 @@ class Merging:
     classified: ClassifiedInputs | None = None
 
     def add(self, chunk: MeasuredChunk, files: ChunkFiles, sidecar: Sidecar) -> None:
-        """Take in the next chunk."""
+        """Add the next chunk."""
         for row in chunk.rows:
             self._add_row(row, len(chunk.inputs))
         self.class_counts.update(measured.label for measured in chunk.inputs if measured.label is not None)
@@ -103,7 +103,10 @@ class Merging:
             repeated = merged.row.duplicate_of if merged.row.duplicate_of == row.row.duplicate_of else ""
             merged.row = replace(merged.row, flags=tuple(flags), duplicate_of=repeated)
             merged.reduction = merge(merged.reduction, row.reduction)
-            merged.totals = _merged_totals(merged.totals, row.totals)
+            if merged.totals is None or row.totals is None or merged.totals.high.size != row.totals.high.size:
+                merged.totals = None
+            else:
+                merged.totals.merge(row.totals)
         merged.shapes.add(input_count, row.reduction.shape)
 
     def result(self, source: InputPipeline | None = None, again: Again | None = None) -> Survey:
@@ -223,10 +226,3 @@ class Merging:
             massive=massive(channels.arrays, statistics.distribution),
             receptive_field=None if row.owner is not None or row.slot else fields.get((row.layer, row.call)),
         )
-
-
-def _merged_totals(first: ChannelTotals | None, second: ChannelTotals | None) -> ChannelTotals | None:
-    if first is None or second is None or first.high.size != second.high.size:
-        return None
-    first.merge(second)
-    return first

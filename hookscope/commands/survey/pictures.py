@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from hookscope.inputs.pictures import picture_name
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import Preprocessing
-from hookscope.statistics.storage import plain_array
+from hookscope.statistics.storage import is_dense, plain_array
 
 _AT_ONCE = 8
 
@@ -55,8 +56,14 @@ def input_pictures(
     wanted = {*names}
     for read, batch in inputs_again(preprocessing, source, names):
         values = batch.args[0] if batch.args else None
-        shown = thumbnails(plain_array(values.float().cpu()), preprocessing) if isinstance(values, Tensor) else []
-        yield from ((name, picture) for name, picture in zip(read, shown, strict=False) if name in wanted)
+        if isinstance(values, Tensor) and is_dense(values) and not values.is_complex():
+            shown = thumbnails(plain_array(values.float().cpu()), preprocessing)
+            yield from ((name, picture) for name, picture in zip(read, shown, strict=False) if name in wanted)
+
+
+def are_pictures(values: object) -> TypeGuard[Tensor]:
+    """Tell whether an argument of the network is a batch of pictures, (N, C, H, W)."""
+    return isinstance(values, Tensor) and values.is_floating_point() and is_dense(values) and values.dim() == 4
 
 
 def path_of(name: str) -> Path | None:

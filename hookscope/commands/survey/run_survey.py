@@ -122,7 +122,7 @@ def _labelled_inputs(images: object) -> LabelledFiles:
 
 
 def _own_device(device: str) -> str:
-    """Return the accelerator of this process where torchrun started several; else what is given."""
+    """Return the accelerator of this process where torchrun started several; else `device`."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     local = os.environ.get("LOCAL_RANK", "")
     if _launched() is None or device not in ("auto", "cuda") or not count or not local.isdecimal():

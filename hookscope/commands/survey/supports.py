@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.commands.survey.pictures import inputs_again
+from hookscope.commands.survey.pictures import are_pictures, inputs_again
 from hookscope.errors import ModelError
 from hookscope.hooks.module_scopes import module_scopes
 from hookscope.hooks.pytree import tensors_in
@@ -26,8 +26,8 @@ _AT_ONCE = 8
 def input_supports(session: Session, row: SurveyRow, places: Sequence[ChannelPlace]) -> Mapping[ChannelPlace, Box]:
     """Return the smallest box around the pixels that each place depends on, as far as they are known.
 
-    They are those that the value depends on at this very input: behind a ReLU that is closed, nothing. Where the
-    first few depend on all of their inputs, so do the others, which are left out.
+    Only the values of this input count: behind a closed ReLU a place depends on no pixel. If the first few places
+    depend on all of their inputs, the others are taken to do so too, and are left out.
     """
     boxes: dict[ChannelPlace, Box] = {}
     if row.slot or ":" in row.layer or row.activation.channel_axis is None:
@@ -38,8 +38,7 @@ def input_supports(session: Session, row: SurveyRow, places: Sequence[ChannelPla
     inputs, seen = session.inputs, 0
     for names, batch in inputs_again(inputs.preprocessing, inputs, [*by_name]):
         values, *others = to_device(batch, inputs.device, inputs.dtype).args or (None,)
-        is_picture = isinstance(values, Tensor) and values.dim() == 4 and values.is_floating_point()
-        if others or batch.kwargs or not is_picture:
+        if others or batch.kwargs or not are_pictures(values):
             continue
         wanted = [(number, place) for number, name in enumerate(names) for place in by_name.get(name, ())]
         for begin in range(0, len(wanted), _AT_ONCE):

@@ -404,7 +404,7 @@ def test_a_norm_that_overflows_float64_is_not_said_to_grow(tmp_path: Path) -> No
     states = {f"epoch-{at}.pt": {"conv.weight": torch.full((4, 4), 1e200 * at, dtype=torch.float64)} for at in (1, 2)}
     history = hookscope.history(save(tmp_path, states))
     assert "norm-jump" not in [verdict.rule for verdict in history.verdicts]
-    assert [row.norm for row in history["conv.weight"]] == [math.inf, math.inf]
+    assert [(row.norm, row.drift) for row in history["conv.weight"]] == [(math.inf, None), (math.inf, None)]
 
 
 def test_a_weight_that_starts_from_zeros_does_not_jump(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Features on the disk are what the layers put out, in the order of the inputs, however many chunks and processes."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -121,6 +123,37 @@ def test_what_cannot_be_features_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is not a folder"):
         hookscope.survey(network(), torch.randn(2, 3, 8, 8), features=tmp_path / "file" / "f.safetensors", layer="0")
     assert not target.exists()
+
+
+class Observed(nn.Module):
+    """A layer that gets the inputs in another form; they are returned as they are."""
+
+    def __init__(self, form: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.form = nn.Identity(), form
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.layer(self.form(x))
+        return x
+
+
+@pytest.mark.parametrize("pool", ["avg", "max", "none"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        torch.Tensor.to_sparse,
+        lambda x: torch.nested.nested_tensor([*x]),
+        lambda x: x[:, :, :0],
+        lambda x: x.to("meta"),
+    ],
+    ids=["sparse", "ragged", "empty", "meta"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_outputs_without_a_value_for_each_place_are_refused(
+    tmp_path: Path, form: Callable[[torch.Tensor], torch.Tensor], pool: Literal["avg", "max", "none"]
+) -> None:
+    with pytest.raises(UsageError, match=r"layer is sparse, ragged, empty or without memory\. Leave this layer out\."):
+        hookscope.features(Observed(form), [torch.rand(4, 3, 6)], tmp_path / "f.safetensors", layer="layer", pool=pool)
 
 
 class Branches(nn.Module):

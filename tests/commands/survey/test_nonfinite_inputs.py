@@ -1,16 +1,18 @@
 """Inputs that hold NaN or Inf themselves are named, before the layers that follow from them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hookscope
 from hookscope.commands.survey.describe import answer
 from hookscope.results.json_form import to_document
 from hookscope.results.runs.reading import read_run
+from hookscope.results.survey import NONFINITE_OUTPUT
 
 
 def files(folder: Path, broken: dict[int, float]) -> Path:
@@ -48,6 +50,69 @@ def test_an_input_in_memory_is_named_by_its_number(tmp_path: Path) -> None:
     inputs[3, 0, 0, 0] = torch.nan
     torch.save(inputs, tmp_path / "x.pth")
     assert hookscope.survey(network(), tmp_path / "x.pth").nonfinite_inputs == (f"{tmp_path / 'x.pth'}[3]",)
+
+
+def ragged(rows: Tensor) -> Tensor:
+    return torch.nested.nested_tensor([row.expand(at + 1, -1) for at, row in enumerate(rows)])
+
+
+class Reads(nn.Module):
+    """A linear layer over inputs of any form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.stack([part.mean(0) for part in x.unbind()]) if x.is_nested else x.to_dense()
+        return self.layer(rows.real if rows.is_complex() else rows)
+
+
+@pytest.mark.parametrize(
+    "form", [Tensor.to_sparse, Tensor.to_sparse_csr, ragged, lambda rows: torch.complex(torch.ones_like(rows), rows)]
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta", "ignore:The PyTorch API of nested tensors")
+def test_sparse_ragged_and_complex_inputs_are_named_too(form: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    rows = torch.rand(5, 6)
+    rows[3, 2] = torch.nan
+    survey = hookscope.survey(Reads(), form(rows), batch_size=2, chunk_size=4)
+    assert survey.nonfinite_inputs == ("tensor[3]",)
+    survey.save(tmp_path / "run")  # for which inputs are read again, to draw them
+
+
+class Returns(nn.Module):
+    """A linear layer, then a function without a module."""
+
+    def __init__(self, last: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(6, 4), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(x))
+
+
+def freed(values: Tensor) -> Tensor:
+    copy = values.clone()
+    copy.untyped_storage().resize_(0)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("last", "is_broken"),
+    [
+        (lambda x: torch.fft.fft(x) / 0, True),
+        (lambda x: (x / 0).to_sparse(), True),
+        (lambda x: torch.nested.nested_tensor([*(x / 0)]), True),
+        (lambda x: x.to(torch.float8_e4m3fn), False),
+        (freed, False),
+        (lambda x: x.to("meta"), False),
+    ],
+    ids=["complex", "sparse", "nested", "float8", "freed", "meta"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_a_network_returns_is_looked_at_in_any_form(last: Callable[[Tensor], Tensor], is_broken: bool) -> None:
+    survey = hookscope.survey(Returns(last), torch.rand(3, 6), verify=False)
+    assert any(warning.startswith(NONFINITE_OUTPUT) for warning in survey.warnings) == is_broken
 
 
 def test_an_input_without_a_finite_value_is_no_input_of_mean_zero(tmp_path: Path) -> None:
