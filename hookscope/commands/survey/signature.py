@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 from PIL.Image import Image
@@ -37,7 +38,7 @@ def common_signature(
 
 
 def inputs_signature(files: Sequence[Source], batch: Batch | None) -> str:
-    """Return a digest of the names of a chunk's files, of the pixels of pictures, or of a batch's values."""
+    """Return a digest of the names and sizes of a chunk's files, of the pixels of pictures, or of a batch's values."""
     digest = hashlib.sha256()
     for file in files:
         if isinstance(file, Image):
@@ -45,11 +46,18 @@ def inputs_signature(files: Sequence[Source], batch: Batch | None) -> str:
         elif isinstance(file, Clip):
             digest.update(os.fsencode(f"{file.folder} {[frame.name for frame in file.frames]}"))
         else:
-            digest.update(os.fsencode(f"{file}\n"))
+            digest.update(os.fsencode(f"{file} {_size_of(file)}\n"))
     for _, tensor in () if batch is None else tensors_in([*batch.args, dict(batch.kwargs)]):
         digest.update(f"{tensor.dtype} {tuple(shape_of(tensor))}".encode())
         digest.update(bytes_of(tensor))
     return digest.hexdigest()
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):
+        return None
 
 
 def differing(actual: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
