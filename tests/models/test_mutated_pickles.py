@@ -138,7 +138,7 @@ def listed(path: Path) -> Listed | None:
 @pytest.fixture(autouse=True)
 def without_recognition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not look for the network: these are of none."""
-    monkeypatch.setattr(contents, "_architectures", lambda shapes: (dict.fromkeys(shapes, ()), ()))
+    monkeypatch.setattr(contents, "recognise", lambda _shapes: ())
     monkeypatch.setattr(contents, "nearest_network", lambda _: "")
 
 
