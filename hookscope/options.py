@@ -84,8 +84,8 @@ class OnCommandLine:
     """An option on the command line.
 
     Attributes:
-        help: Names and metavar, two blanks, and a description: "--layer -l PATTERN  Layers by name". The default name is
-            the field's.
+        help: Names and metavar, two blanks, and a description: "--layer -l PATTERN  Layers by name". The default name
+            is the field's.
         section: The heading in the help; "" for the heading of the class.
         bounds: Least and greatest number.
         command_default: The default on the command line, if it is not the field's.

@@ -82,7 +82,7 @@ def _unmet(
             f" limit: at least {expected.min_probability:g})."
         )
     among = ranked[: expected.k]
-    # With no more than k classes, all are known.
+    # A prediction of a network with fewer than k classes lists all of them.
     unknown = len(ranked) < expected.k and len(ranked) < len(categories or range(expected.k))
     for contain in expected.contains:
         if wanted[contain].isdisjoint(among):

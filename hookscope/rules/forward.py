@@ -167,7 +167,7 @@ def _filled_on_purpose(broken: Sequence[LayerRow]) -> set[str]:
 
 
 def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[RuleFinding]:
-    """Report an output with NaN, or a result with Inf, that no module made out of finite inputs; masks of Inf pass."""
+    """Report NaN in an output, or Inf in the network's result, if no module makes them out of finite inputs."""
     broken = next(
         (row for row in rows if row.activation.nan_count or (not row.layer and row.activation.inf_count)), None
     )
@@ -212,7 +212,6 @@ _ROUNDINGS = 16  # a difference of this many roundings in the output's dtype alw
 # By the output's dtype, a difference of a few times this number is rounding: it is the distance of float16's subnormal
 # numbers, and in wider dtypes processors may round smaller numbers to zero (IEEE 754).
 _SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
-
 
 # A network may have a second head for distillation; if more of the last weights are zero, the file lost its end.
 _MOST_HEADS = 2
@@ -380,6 +379,7 @@ def _about(measured: CheckMeasurements, output: OutputValues, claim: str) -> Rul
 
 
 def _difference_words(difference: float) -> str:
+    """Return the words before a magnitude: "0.013 of" it; "NaN beside" it if an output is NaN."""
     return "NaN beside" if math.isnan(difference) else f"{figure(difference)} of"
 
 

@@ -125,7 +125,7 @@ def _has_batch(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 
 def _permuted(module: nn.Module, shape: tuple[int, ...]) -> int | None:
-    """Return the channel axis after a module that permutes axis 1 and the last axis; None for other modules."""
+    """Return the channel axis of a module's output if it moves channels between axis 1 and the last; else None."""
     dims = vars(module).get("dims")  # torchvision's Permute
     if dims is None or not isinstance(dims, Sequence) or len(dims) != len(shape) or dims[0] != 0:
         return None
