@@ -13,8 +13,8 @@ from hookscope.parameters import arg
 from hookscope.statistics.windows import Windows, pair, window_size
 from hookscope.text import counted, safe_text
 
-# Most tokens in front of the grid: class token, distillation token, registers (DINOv2 has 4). Small grids have at most
-# half as many as places.
+# Most tokens in front of the grid: class token, distillation token, registers (DINOv2 has 4). There are also at most
+# half as many of them as places in the grid.
 MAX_EXTRA_TOKENS = 8
 # A pyramid halves its first grid at most this often.
 MAX_HALVINGS = 5
