@@ -1,6 +1,6 @@
-"""Every exception hookscope raises on purpose, and the exit code each one means.
+"""Every exception that hookscope raises on purpose, with its exit code.
 
-Our exception hierarchy::
+The hierarchy::
 
     HookscopeError
     ├── UsageError                2   an option or argument that cannot be right
@@ -32,30 +32,30 @@ EXIT_TERMINATED = 143
 EXIT_BROKEN_PIPE = 141
 
 
-_MOST_CAUSES = 10  # how far causes of causes are followed
+_MOST_CAUSES = 10  # exceptions that are examined in a chain of causes
 
 _OUT_OF_MEMORY = re.compile(
     "[Cc]an('t|not) allocate memory|not enough memory|out of memory|std::bad_alloc|failed to map segment"
 )
 
-# Inputs that a message names.
+# A message names at most this many inputs.
 _NAMED_INPUTS = 3
 
 
 class HookscopeError(Exception):
-    """Something the user can put right. The message is one line: what failed, what was given, what to do."""
+    """An error that the user can correct. The message is one line: what failed, what was given, what to do."""
 
     exit_code = EXIT_BUG
 
 
 class UsageError(HookscopeError):
-    """An option or argument has a value that cannot be right."""
+    """An option or argument has an invalid value."""
 
     exit_code = 2
 
 
 class NetworkNeededError(UsageError):
-    """A file of adapters is sound, and the network that they are for was not named."""
+    """A file of adapters is sound, but the user named no network for them."""
 
 
 class InputError(HookscopeError):
@@ -77,7 +77,7 @@ class MisfitError(CheckpointError):
 
 
 class UnmergedError(InputError):
-    """A file of adapters is sound, but cannot be merged: their alpha is not there, or their names are not peft's."""
+    """A file of adapters is sound, but cannot be merged: alpha is missing, or the names are not peft's."""
 
 
 class OutputError(InputError):
@@ -111,16 +111,16 @@ class ModelError(HookscopeError):
 
 
 class UnfitInputError(ModelError):
-    """The model raised on an input, or on a batch that cannot be taken apart.
+    """The model raised on an input, or on a batch that cannot be divided.
 
     Attributes:
-        names: Of the inputs, safe to show; none for noise and tensors that are no files.
-        reason: What was raised, and where.
+        names: Names of the inputs, safe to show; () for noise, and for tensors without a file.
+        reason: The error and its place.
         indices: Position of each input among those given.
     """
 
     def __init__(self, names: Sequence[str], reason: str, indices: Sequence[int] = ()) -> None:
-        """Put the names, the first ones of many, before the reason."""
+        """Make the message from the first names and the reason."""
         more = f" and {len(names) - _NAMED_INPUTS} more" if len(names) > _NAMED_INPUTS else ""
         super().__init__(f"{', '.join(names[:_NAMED_INPUTS])}{more}: {reason}" if names else reason)
         self.names = tuple(names)
@@ -128,37 +128,37 @@ class UnfitInputError(ModelError):
         self.indices = tuple(indices)
 
 
-# The most severe of several failures decides, in this order.
+# Exit codes, the most severe first.
 _BY_SEVERITY = (EXIT_BUG, 4, 3, 6, 5, 2, EXIT_CHECK_FAILED, EXIT_DONE)
 
 
 def most_severe(exit_codes: Iterable[int]) -> int:
-    """Return the exit code that stands for all of `exit_codes`; 0 if there are none. An unknown one is the worst."""
+    """Return the most severe of `exit_codes`; 0 if there are none. Unknown codes are the most severe."""
     return min(exit_codes, key=lambda code: code in _BY_SEVERITY and _BY_SEVERITY.index(code), default=EXIT_DONE)
 
 
 def nearest(wanted: str, names: Iterable[str], count: int = 3, *, prefix: str = "", cutoff: float = 0.5) -> str:
-    """Return a sentence naming the candidates closest to `wanted`, or an empty string.
+    """Return a sentence with the names closest to `wanted`, or an empty string.
 
     Args:
-        wanted: What the user wrote.
-        names: What would have been right.
-        count: How many candidates to name at most.
-        prefix: What many candidates begin with; it is not compared.
-        cutoff: How alike a candidate has to be, at most 1.
+        wanted: The name that the user wrote.
+        names: The valid names.
+        count: Most names in the sentence.
+        prefix: A prefix that many names share; it is not compared.
+        cutoff: Least similarity of a name, 0-1.
     """
     by_folded = {name.removeprefix(prefix).lower(): name for name in names}
-    # An input method for Chinese or Japanese may write full-width letters, which NFKC maps to the usual ones.
+    # Input methods for Chinese and Japanese may write full-width letters; NFKC maps them to ASCII.
     folded = normalize("NFKC", str(wanted)).removeprefix(prefix).lower()
     close = get_close_matches(folded, by_folded, n=count, cutoff=cutoff)
     return f" Nearest: {', '.join(repr(by_folded[name]) for name in close)}." if close else ""
 
 
 def is_out_of_memory(error: BaseException | str) -> bool:
-    """Tell whether an error, or its message, means that memory has run out.
+    """Tell whether an error, its message or one of its causes means that memory has run out.
 
-    The loader of shared libraries reports "failed to map segment from shared object"; NumPy and torch raise their own
-    errors from it.
+    The loader of shared libraries reports "failed to map segment from shared object", from which NumPy and torch raise
+    errors of their own.
     """
     if isinstance(error, str):
         return _OUT_OF_MEMORY.search(error) is not None

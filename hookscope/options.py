@@ -1,8 +1,8 @@
 """Every option, once: its type, default and help, for the command line and for the Python functions.
 
-A dataclass holds the options that belong together, and that of a command extends those that it takes; fields come in
-the order of `dataclasses.fields`, those of the last base first. A field has the help; the docstring of its class
-describes it for Python callers where the help would mislead them.
+A dataclass holds options that belong together; a command's class inherits from the classes of its options. Fields come
+in the order of `dataclasses.fields`, the last base first. A field has the help. The class docstring describes fields
+whose help would mislead Python callers.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,12 +34,12 @@ Limits = Texts | Mapping[str, float]
 Numbers = str | float | Sequence[float]
 Sizes = str | int | Sequence[int]
 File = str | Path
-Named = str | PathLike[str]  # a name, or a file
+Named = str | PathLike[str]  # a name or a file
 Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 Autocast = Literal["bfloat16", "float16"]
 Mode = Literal["eval", "train"]
 
-# The types that the command line takes instead of those in Python; a repeatable option takes texts anyway.
+# The types on the command line that differ from those in Python; repeatable options are always texts.
 _ON_COMMAND_LINE: Mapping[Any, Any] = {
     **dict.fromkeys((Sizes | None, Numbers | None, Named | None, str | int | None), str | None),
     **dict.fromkeys(("Classes | None", "Target"), str | None),
@@ -68,27 +68,27 @@ _HEADINGS = (
     TERMINAL := "Terminal",
 )
 
-# The options that most people need come first, in this order; in a long help under a heading of their own.
+# The options that most people need come first, in this order; a long help has a heading for them.
 _MOST_USED = (
     *("layer", "ops", "grads", "loss", "target", "method", "query", "reference", "shadow", "fail_over", "fail_on"),
     *("config", "select", "ignore", "baseline", "images", "data", "top", "by_class", "features", "resume", "bisect"),
     *("weights", "arch", "input_shape", "device", "out", "page", "json"),
 )
-_LONG = 20  # options
+_LONG = 20  # a help with more options is long
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class OnCommandLine:
-    """An option as the command line has it.
+    """An option on the command line.
 
     Attributes:
-        help: Names and metavar, two blanks, and what it does: "--layer -l PATTERN  Layers by name". A name that is not
-            given is the field's.
-        section: The heading in the help; "" for that of the class.
-        bounds: Least and largest number.
-        command_default: Where it is not the field's.
+        help: Names and metavar, two blanks, and a description: "--layer -l PATTERN  Layers by name". The default name
+            is the field's.
+        section: The heading in the help; "" for the heading of the class.
+        bounds: Least and greatest number.
+        command_default: The default on the command line, if it is not the field's.
         is_python: Whether the Python function has it.
     """
 
@@ -100,18 +100,18 @@ class OnCommandLine:
 
 
 def option(default: Any, help_text: str, **further: Any) -> Any:
-    """Return a field; the arguments after the default are those of `OnCommandLine`."""
+    """Return a field for an option; the arguments after the default go to `OnCommandLine`."""
     return field(default=default, metadata={"option": OnCommandLine(help_text, **further)})
 
 
 def shown(default: Any, help_text: str, **further: Any) -> Any:
-    """Return the field of an option that the command line alone has."""
+    """Return a field for an option that only the command line has."""
     return option(default, help_text, is_python=False, **further)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def group(section: str = "") -> Callable[[type[T]], type[T]]:
-    """Return a decorator for frozen dataclasses of options; `section` heads the options without their own."""
+    """Return a decorator for dataclasses of options; `section` is the heading of options without their own."""
 
     def declared(kind: type[T]) -> type[T]:
         changed: dict[str, Any] = {"__init__": _init, "__post_init__": _settle}
@@ -121,24 +121,24 @@ def group(section: str = "") -> Callable[[type[T]], type[T]]:
             changed[name] = field(default=setting.default, metadata={"option": here})
         for name, value in changed.items():
             setattr(kind, name, value)
-        # One `__init__` for all: to write one for each of 50 classes takes a tenth of the time of --help.
+        # All share one `__init__`: generating 50 of them would take a tenth of the time of --help.
         return dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False, match_args=False)(kind)
 
     return declared
 
 
 def on_command_line(setting: "Field[Any]") -> OnCommandLine:
-    """Return an option as the command line has it."""
+    """Return the part of a field for the command line."""
     return cast("OnCommandLine", setting.metadata["option"])
 
 
 def text_type(setting: "Field[Any]") -> Any:
-    """Return the type that the command line turns an option's text into."""
+    """Return the type into which the command line converts an option's text."""
     return _ON_COMMAND_LINE.get(setting.type, list[str] | None if setting.default == () else setting.type)
 
 
 def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
-    """Return the options of a class in the order of the help, each with its heading."""
+    """Return a class's options in the order of the help, each with its heading."""
     every = fields(kind)
     rank = {name: place for place, name in enumerate(_MOST_USED)}
     above = rank if len(every) > _LONG else {}
@@ -146,7 +146,7 @@ def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
     return sorted(headed, key=lambda row: (_HEADINGS.index(row[1]), rank.get(row[0].name, len(rank))))
 
 
-# What an option of a type may be, and in words.
+# By type of an option, the classes that its value may have, and their description.
 _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((str, str | None), ((str,), "a text")),
     **dict.fromkeys((int, int | None), ((Integral,), "a whole number")),
@@ -169,7 +169,7 @@ def _init(self: Any, **kwargs: Any) -> None:
 
 
 def _settle(self: Any) -> None:
-    """Make a tuple of one value where there may be several, and refuse what an option cannot be."""
+    """Turn single values of repeatable options into tuples, and refuse values of a wrong type or out of bounds."""
     for setting in fields(self):
         value = getattr(self, setting.name)
         if value is setting.default or "option" not in setting.metadata:
@@ -187,7 +187,7 @@ def _settle(self: Any) -> None:
 
 
 def of_kind(name: str, kind: Any, value: Any) -> Any:
-    """Return the value of an option or argument of a type, a path as text; raise UsageError if it cannot be that."""
+    """Return the value of an option or argument, a path of type `Named` as text; UsageError if its type is wrong."""
     choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
     classes, wanted = _KINDS.get(kind, ((), ""))
     is_right = not classes or (isinstance(value, classes) and not (isinstance(value, bool) and Integral in classes))
@@ -202,7 +202,7 @@ def of_kind(name: str, kind: Any, value: Any) -> Any:
 
 
 def is_given(option: Any, name: str) -> bool:
-    """Tell whether an option has another value than its default; an empty list counts as none."""
+    """Tell whether an option has a value other than its default; an empty list counts as none."""
     value, default = getattr(option, name), type(option).__dataclass_fields__[name].default
     if isinstance(value, list | tuple | Mapping) and not value:
         return False
@@ -210,12 +210,12 @@ def is_given(option: Any, name: str) -> bool:
 
 
 def any_given(option: Any, kind: Any) -> bool:
-    """Tell whether any option of a class is given."""
+    """Tell whether `option` has a value other than the default for any option of class `kind`."""
     return any(is_given(option, setting.name) for setting in fields(kind))
 
 
 def taken(kind: type[T], option: Any, **changes: Any) -> T:
-    """Return options of another class with the values of those that both have, and with changes."""
+    """Return options of class `kind`, with the values of options that both classes have, and with changes."""
     names = [setting.name for setting in fields(option) if hasattr(kind, setting.name)]
     return kind(**({name: getattr(option, name) for name in names} | changes))
 

@@ -1,4 +1,4 @@
-"""How messages name a parameter: --input-shape on the command line, `input_shape` where Python calls a function."""
+"""Names of parameters in messages: --input-shape on the command line, `input_shape` for Python callers."""
 
 import threading
 from collections.abc import Callable
@@ -12,28 +12,28 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_python_calls = 0  # under way in this process: threads that read inputs belong to one, too
+_python_calls = 0  # active calls in this process, counted here because they also have threads that read inputs
 
 
 def arg(name: str) -> str:
-    """Return a parameter as the caller writes it."""
+    """Return a parameter's name as the caller writes it."""
     return f"`{name}`" if _python_calls else f"--{name.replace('_', '-')}"
 
 
 def listing(*, ops: bool = False) -> str:
-    """Return the command that lists layers, or operations too, as the caller writes it."""
+    """Return the command that lists layers, and operations with `ops`, as the caller writes it."""
     if _python_calls:
         return f"`hookscope.layers(model{', ops=True' if ops else ''})`"
     return f"`hookscope layers MODEL{' --ops' if ops else ''}`"
 
 
 def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function with messages that name its parameters, and the nearest name to one that it does not have."""
+    """Wrap a function: messages then use Python's names of parameters, and wrong names get a suggestion."""
     parameters = cache(signature)
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        global _python_calls  # noqa: PLW0603 - who is calling is a fact about the process
+        global _python_calls  # noqa: PLW0603 - shared by all threads of the process
         try:
             parameters(function).bind(*args, **kwargs)
         except TypeError as error:

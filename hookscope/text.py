@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-# GitHub's runner acts on a line that starts with "::", and on "##[" anywhere in it. A renderer may break a line at
-# any white space, so a "::" after white space could come to start one.
+# GitHub's runner acts on a line that starts with "::", and on "##[" anywhere in a line. A renderer may break a line at
+# any white space, so a "::" after white space may become the start of a line.
 _WORKFLOW_COMMAND = re.compile(r"(?:(?<=\s)|^):(?=:)|#(?=#\[)")
 
 
 def safe_text(text: str) -> str:
-    r"""Return `text` on one line, with everything that could steer a terminal or a log spelled out.
+    r"""Return `text` on one line, with visible escapes for everything that could control a terminal or a log.
 
     Control characters, line ends, ANSI sequences, bidirectional and invisible formatting, unassigned code points and
-    lone surrogates become visible escapes such as ``\x1b``; so does the character that makes a GitHub workflow command
-    work. What Python calls printable stays as it is. Applying it twice changes nothing more.
+    lone surrogates become escapes such as ``\x1b``; so does the first character of a GitHub workflow command. All other
+    characters that Python calls printable are kept. A second call changes nothing.
     """
     if not text.isprintable():
         text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
@@ -30,7 +30,7 @@ def printable(text: str, limit: int = 200) -> str:
 
 
 def one_line(message: object, limit: int = 160) -> str:
-    """Return a message of unknown origin on one line that is safe to show; one without words gives its type's name."""
+    """Return a message of unknown origin on one line that is safe to show; its type's name if the message is empty."""
     return printable(" ".join(str(message).split()) or type(message).__name__, limit)
 
 
@@ -41,7 +41,7 @@ def exception_line(error: BaseException, limit: int = 1000) -> str:
 
 
 def shape_text(shape: Iterable[int]) -> str:
-    """Return a tensor's shape as "1x64x112x112", or "scalar" when it has no axes."""
+    """Return a tensor's shape as "1x64x112x112", or "scalar" without axes."""
     return "x".join(str(size) for size in shape) or "scalar"
 
 
@@ -53,7 +53,7 @@ def input_shape_text(shape: Sequence[int]) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: "1 row", "1,234 rows"; some nouns need their plural."""
+    """Return a number with its noun: "1 row", "1,234 rows"; `plural` is for nouns that do not just add an s."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"
 
 
@@ -75,12 +75,12 @@ def figure(value: float, digits: int = 2) -> str:
 
 
 def are(count: int) -> str:
-    """Return the verb for a number of things."""
+    """Return "is" for 1, else "are"."""
     return "is" if count == 1 else "are"
 
 
 def some_of(names: Sequence[object], most: int) -> str:
-    """Return the first few names and how many more there are: "a, b, c and 4 more"."""
+    """Return the first `most` names and the number of others: "a, b, c and 4 more"."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 
@@ -91,7 +91,7 @@ def in_words(words: Sequence[str]) -> str:
 
 
 def once_per_file(sentences: Iterable[tuple[str, str]]) -> list[str]:
-    """Return sentences, given with their file's name, without those that differ in the name alone from another."""
+    """Merge sentences, given as pairs of file name and sentence, that differ only in the name."""
     alike: dict[str, list[str]] = {}
     for name, sentence in sentences:
         alike.setdefault(sentence.replace(name, ""), []).append(sentence)
@@ -102,7 +102,7 @@ def once_per_file(sentences: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def told_apart(values: Sequence[float]) -> list[str]:
-    """Return probabilities with two to six decimals, as many as tell different ones apart: "0.41", "0.0127"."""
+    """Return probabilities with two to six decimals, enough to distinguish different ones: "0.41", "0.0127"."""
     for decimals in range(2, 7):
         texts = [
             f"{number:.{decimals}f}" if number >= 0.1 or not number else f"{number:.{decimals + 1}g}"
@@ -116,8 +116,8 @@ def told_apart(values: Sequence[float]) -> list[str]:
 def slug(text: str, max_bytes: int = 80) -> str:
     """Return `text` as part of a file name: letters, digits and ``._-``, nothing else.
 
-    It never starts with a dot or a dash and is never empty; different texts may get the same slug. Of one with more
-    than `max_bytes` in UTF-8 both ends are kept; file systems allow 255 for a name.
+    It never starts with a dot or a dash and is never empty; different texts may get the same slug. A slug of more than
+    `max_bytes` in UTF-8 is cut in the middle; file systems allow 255 for a name.
     """
     kept = re.sub(r"[^\w.-]+", "-", text).strip("-.")
     encoded = kept.encode()
@@ -131,10 +131,10 @@ def slug(text: str, max_bytes: int = 80) -> str:
 def strict_json(document: Mapping[str, Any]) -> str:
     r"""Return `document` as JSON that every parser accepts: one key a line, one item of a top-level list a line.
 
-    The text is ASCII and ends in a line end; keys keep their order. Numbers that JSON does not have become the texts
-    "NaN", "Infinity" and "-Infinity"; null means that there is no value. A lone surrogate in a string becomes a visible
-    escape, because strict parsers refuse it. A value that JSON does not know becomes its `str()`. "##[", which GitHub's
-    runner acts on anywhere in a line, is written "#\u0023[", which means the same.
+    The text is ASCII and ends in a line end; keys keep their order. NaN and infinities, which JSON lacks, become the
+    texts "NaN", "Infinity" and "-Infinity"; null means that there is no value. A lone surrogate in a string becomes a
+    visible escape, because strict parsers refuse it. Values of types that JSON lacks become their `str()`. "##[", which
+    GitHub's runner acts on anywhere in a line, is written "#\u0023[", which means the same.
     """
     entries = [f"  {json.dumps(key)}: {_entry(value)}" for key, value in plain(document).items()]
     return ("{\n" + ",\n".join(entries) + "\n}\n").replace("##[", "#\\u0023[")
@@ -147,14 +147,14 @@ def _entry(value: Any) -> str:
 
 
 def json_number(value: float) -> float | str:
-    """Return a number as JSON knows it: NaN and infinities are "NaN", "Infinity" and "-Infinity"."""
+    """Return a finite number unchanged; NaN and infinities as "NaN", "Infinity" and "-Infinity", which JSON lacks."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON knows it, without lone surrogates; NaN and infinities are texts."""
+    """Return a value in the types of JSON, without lone surrogates; NaN and infinities are texts."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Integral):
@@ -178,5 +178,5 @@ def position_text(position: tuple[int | None, ...]) -> str:
 
 
 def input_text(index: int, name: str) -> str:
-    """Return which input is meant: "2 ('cat.jpg')", "2" for one without a name, as a tensor in memory."""
+    """Return an input's index and name: "2 ('cat.jpg')"; only "2" without a name, as for a tensor in memory."""
     return str(index) if name in ("", f"tensor[{index}]") else f"{index} ('{name}')"

@@ -1,4 +1,4 @@
-"""How many labelled pictures a network classifies right, in all and by class, as frozen dataclasses; no torch."""
+"""How many labelled pictures a network classifies right, in total and by class, as frozen dataclasses; no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from hookscope.results.binomial import Interval, interval
 from hookscope.results.json_form import in_json
 from hookscope.text import counted, printable, some_of
 
-# So many exchanged labels are named.
+# A message names at most this many exchanged labels.
 _SHOWN = 3
-# With fewer pictures, most of a label's say little. Ours.
+# A label with fewer pictures is not examined for an exchange. Ours.
 _FEWEST_TO_COMPARE = 5
 
 
@@ -20,12 +20,12 @@ class ClassAccuracy:
 
     Attributes:
         label: As the data has it: a folder's name, or the second column.
-        indices: Of the network's classes that it stands for; two for a name that two classes have.
+        indices: The network's classes that the label stands for; two if two classes have this name.
         count: Pictures with this label.
-        right: Those of them whose greatest score is that of one of the `indices`; with several labels for each picture,
-            those where one of these is above 0.5.
-        mistaken_for: The class that most of the others are taken for; "" for none.
-        mistaken_count: How many are taken for that.
+        right: Pictures whose highest score is at one of the `indices`; with several labels for each picture, pictures
+            with a score above 0.5 at one of the `indices`.
+        mistaken_for: The class that most of the wrong pictures are taken for; "" for none.
+        mistaken_count: Pictures that are taken for `mistaken_for`.
         false_positives: Pictures without this label for which the network gives it.
     """
 
@@ -52,15 +52,15 @@ class ClassAccuracy:
 class WrongPicture:
     """A labelled picture that is taken for another class.
 
-    With several labels for each picture, `label` and `taken_for` list all that it has and all that it is given.
-    `probability` is the highest of a class wrongly given, `label_probability` the lowest of a label that is missed;
-    None if there is no such class.
+    With several labels for each picture, `label` lists its labels, and `taken_for` the classes that the network gives
+    it. `probability` is then the highest of a wrongly given class, and `label_probability` the lowest of a missed
+    label; None if there is no such class.
 
     Attributes:
         taken_for: Name or number of the class with the greatest score; "NaN" for scores with NaN.
-        probability: Of that class: the softmax of the scores, or the score where that is a probability already; None
-            for scores with NaN.
-        label_probability: Of its label's class.
+        probability: Of the class in `taken_for`: the softmax of the scores, or the score itself if scores are
+            probabilities; None for scores with NaN.
+        label_probability: Of the label's class.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Accuracy:
         mapping: How labels became classes of the network, in a sentence.
         class_count: Classes of the network.
         count: Labelled pictures.
-        right: Those whose greatest score is that of their label; with several labels for each picture, those that are
+        right: Pictures whose highest score is at their label; with several labels for each picture, pictures that are
             given exactly their labels.
         classes: One for each label that a picture has, in the order of the data.
         worst: The wrong pictures with the highest confidence, in descending order.
@@ -110,9 +110,9 @@ class Accuracy:
 
     @property
     def by_share(self) -> tuple[ClassAccuracy, ...]:
-        """The classes with the lowest share first, and of equal ones those with the most pictures.
+        """The classes, the lowest share first; among equal shares, the most pictures first.
 
-        With several labels for each picture, those with the lowest F1: a label that is always given has a share of 1.
+        With several labels for each picture F1 replaces the share: a label that is always given has a share of 1.
         """
         return tuple(sorted(self.classes, key=lambda row: (row.f1 if self.multi_label else row.share, -row.count)))
 
@@ -125,7 +125,7 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class LabelledResult:
-    """An accuracy, and which pictures are right: by the indices of the label, then by the digest of the content."""
+    """An accuracy, and whether each picture is right, by its label's class indices, then by its content's digest."""
 
     accuracy: Accuracy
     pictures: Mapping[tuple[int, ...], Mapping[str, bool]]
@@ -161,9 +161,9 @@ def class_words(entry: ClassAccuracy, *, multi_label: bool) -> str:
 
 
 def lowest_words(accuracy: Accuracy) -> str:
-    """Return the class with the lowest share or F1 in a sentence, "" if all are right or there is but one.
+    """Return a sentence about the class with the lowest share or F1; "" if all are right or there is only one class.
 
-    A second sentence asks about labels that are taken for one another, as where two class lists differ in their order.
+    If labels are mostly taken for one another, a second sentence asks whether the class list is in the right order.
     """
     lowest = accuracy.by_share[0]
     if len(accuracy.classes) < 2 or (lowest.f1 if accuracy.multi_label else lowest.share) == 1:
@@ -177,7 +177,7 @@ def lowest_words(accuracy: Accuracy) -> str:
 
 
 def _exchanged(accuracy: Accuracy) -> list[tuple[str, str]]:
-    """Return labels, each with the one that most of its pictures are taken for, where these are the same labels."""
+    """Return labels that are permuted: each with the label that most of its pictures are taken for."""
     taken = {
         entry.label: entry.mistaken_for
         for entry in accuracy.classes

@@ -1,4 +1,4 @@
-"""What layers put out in one run."""
+"""The outputs of layers in one run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ Flag = Literal[
 OverChannels = Literal["mean", "RMS"]
 
 NO_ROWS, NOT_SEEN = "No rows for", "not seen:"
-"""What notes hold that say what no rule has looked at: an all-clear then speaks of what was seen."""
+"""Words in notes about parts that no rule has judged: an all-clear is then limited to what was seen."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -72,7 +72,7 @@ class OutputRow(MeasuredTensor):
 
     @property
     def statistics(self) -> TensorStatistics:
-        """Those of the activation."""
+        """The statistics of the activation."""
         return self.activation
 
 
@@ -81,15 +81,15 @@ class LayerRow(OutputRow):
     """A row of one run.
 
     Attributes:
-        duplicate_of: Label of the row with this very tensor, for a pass-through module whose input another row shows;
-            "" for a tensor that no earlier row shows.
+        duplicate_of: Label of the earlier row with the same tensor, for a pass-through module; "" if no earlier row
+            has it.
         duplicates: Labels of the rows that repeat this one and were folded into it by `fold_repeats`.
-        owner: Of an operation, the dotted name of the module whose forward calls it; `layer` is then "MODULE:NAME", and
-            `kind` the operation's name. None for a module.
+        owner: For an operation, the dotted name of the module whose forward calls it; `layer` is then "MODULE:NAME",
+            and `kind` the operation's name. None for a module.
         source: The line that calls the operation, "net.py:14"; "" for a module, and where no Python code calls it.
         inputs: Where the input tensors came from, if operations were observed: labels of rows, names of parameters and
             buffers, "input" for the network's own, "" for anything else.
-        tokens: Of tokens (N, T, D), their norms; None of other outputs, and where they were not measured.
+        tokens: Norms of an output of tokens (N, T, D); None for other outputs, and if they were not measured.
     """
 
     duplicate_of: str = ""
@@ -110,9 +110,9 @@ class FeatureMaps:
             back on its grid; "vector": (F,).
         values: float32. At most `--max-channels` channels: the first ones.
         extra_tokens: For "tokens", the class token and its like, (K, C); else None.
-        channel_count: Channels the activation has in all.
-        shape: The activation's shape without the batch axis, as the network produced it; where windows were put back,
-            that of the map.
+        channel_count: All channels of the activation.
+        shape: The activation's shape without the batch axis, as the network produced it; the shape of the map if
+            windows were put back.
     """
 
     row: int
@@ -137,21 +137,21 @@ class FeatureMaps:
 
 @dataclass(frozen=True, slots=True)
 class MapSummary:
-    """The maps of one activation for one input as two, for the overview.
+    """The maps of one activation for one input, summarised as two maps for the overview.
 
-    Maps of more than 160 values a side are averaged over square blocks; a token sequence is laid back on its grid,
-    without a class token and its like; of a clip it is the frame in the middle. A sequence, of a signal or of words,
-    has h = 1 and magnitudes.
+    Maps of more than 160 values a side are averaged over square blocks. A token sequence is laid back on its grid,
+    without class token and registers. A clip is shown by its middle frame. A sequence, of a signal or of words, has
+    h = 1 and magnitudes.
 
     Attributes:
         row: `LayerRow.index` of the activation it belongs to.
         combined: All channels as one, (h, w) float32; a mean that is 0 up to rounding is 0.
         strongest: The first channel with NaN, else the first with Inf, else the one whose root mean square is the
             greatest, (h, w) float32.
-        channel: Which one that is, from 0.
+        channel: Index of the channel in `strongest`, from 0.
         size: (H, W) before averaging.
-        over_channels: What `combined` is: the mean, and of tokens, signals and maps with channels last the root mean
-            square, since LayerNorm makes their means 0.
+        over_channels: How `combined` is computed: the mean; the root mean square for tokens, signals and maps with
+            channels last, because LayerNorm makes their means 0.
     """
 
     row: int
@@ -168,7 +168,7 @@ class MapSummary:
 
 @dataclass(frozen=True, slots=True)
 class UncalledLayer:
-    """A selected module whose forward never ran as a module, and why as far as known."""
+    """A selected module whose forward never ran as a module, and why, if that is known."""
 
     layer: str
     kind: str
@@ -178,15 +178,15 @@ class UncalledLayer:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Whether the network computes the same with hooks as without; compared on the first batch.
+    """Whether the network computes the same with hooks as without, on the first batch.
 
-    Compared are the output and, in a run with a backward pass, the loss and the gradients of parameters: bit for bit.
-    Only gradients that are summed in another order, on an accelerator or where hooks put aliases in the place of
-    tensors, may differ by rounding.
+    The output must be equal bit for bit; with a backward pass, so must the loss and the gradients of parameters.
+    Gradients may differ by rounding if they are summed in a different order: on an accelerator, or where hooks replace
+    tensors by aliases.
 
     Attributes:
         status: "same"; "differs"; or "not repeatable": it differs between two passes without hooks as well.
-        difference: In a few words; "" for "same".
+        difference: What differs, in a few words; "" for "same".
         layer: For "differs", the first layer in execution order whose hooks make the difference.
     """
 
@@ -197,16 +197,15 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run(NetworkResult[Entry_co]):
-    """What runs have with or without a backward pass.
+    """The fields that all runs have, with or without a backward pass.
 
     Attributes:
         rows: One per (layer, call, slot), in execution order.
-        verdicts: What the rules find, failures first; they look at operations too, whether those are rows or not.
+        verdicts: What the rules find, failures first. Rules judge operations even if they have no rows.
         hidden: Labels of rows that were measured for verdicts alone; `reduced` leaves them out.
-        broadcast_inputs: Arguments of the network that have the same row for every input, because a single row was
-            given for several inputs: "['meta']".
+        broadcast_inputs: Arguments of the network that were given as a single row and used for every input: "['meta']".
         predictions: Top classes per input, for classifiers.
-        failure: Set when the model raised; rows then hold what was reached.
+        failure: Set when the model raised; `rows` then ends where it raised.
         verification: Whether hooks changed what the network computes; None with `verify=False` or with edits.
         comparison: What edits changed; None without edits.
         tensors: With `save_tensors=True`, the activations on the CPU by label, read from a temporary file one by one.
@@ -232,13 +231,13 @@ class Run(NetworkResult[Entry_co]):
 
     @property
     def where_judged(self) -> str:
-        """Return where rules found nothing, for an all-clear: " in what was seen" if a note names what was not seen."""
+        """The end of an all-clear: " in what was seen" if a note lists parts that were not seen, else ""."""
         return " in what was seen" * any(NO_ROWS in note or NOT_SEEN in note for note in self.notes)
 
     def save(self, path: str | Path, *, cmap: str = "auto", scale: Literal["channel", "layer"] = "channel") -> Path:
-        """Write the run directory, as `RunResult.save`, with grids in a colour map of Matplotlib's.
+        """Write the run directory, as `RunResult.save`, with grids in one of Matplotlib's colour maps.
 
-        `scale` gives colours to each channel by itself, or one scale to the layer.
+        With `scale` "channel", each channel has its own colour range; with "layer", the layer has one.
         """
         return Path(rendered(self, "save", path, cmap=cmap, scale=scale).folder)
 
@@ -249,8 +248,8 @@ class Activations(Run[LayerRow]):
 
     Attributes:
         map_summaries: Reduced feature maps of the first three inputs, for the overview.
-        token_maps: Norms of tokens on their grids, for the first three inputs, in layers with high tokens, or in the
-            last block if there is none.
+        token_maps: Norms of tokens on their grids, for the first three inputs, in layers with high tokens; in the last
+            block if no layer has any.
         cost: Cost of one forward pass over the first input, by module; None without `cost=True`.
     """
 

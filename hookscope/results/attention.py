@@ -1,4 +1,4 @@
-"""What transformers look at: weights of every block and head as numbers and maps, and what could not be seen."""
+"""Where transformers attend: the weights of each block and head as numbers and maps, and the blocks not seen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,27 +14,27 @@ from hookscope.results.network import NetworkResult
 from hookscope.text import counted, some_of
 
 ONE_TOKEN = 0.9
-"""Above this share of a head's weight, averaged over queries, on a single key, the head is flagged."""
+"""A head is flagged if a single key has more than this share of its weight, averaged over queries."""
 
 ROLLOUT = "rollout"
-"""What stands for the block of a map that follows attention through all blocks."""
+"""The `block` of a map that follows attention through all blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """A place where attention is computed, and its weights were seen.
+    """A module whose attention weights were seen.
 
     Attributes:
         label: Name of the module that computes it, "blocks.3.attn"; "#1" marks its second call in one pass.
         kind: Class name of the module.
         entry: What its forward calls: "scaled dot product", "multi-head", or "softmax", followed by a product.
-        queries: How many there are; of a network with windows, in a window.
-        keys: The same of keys.
+        queries: Number of queries; in a network with windows, per window.
+        keys: Number of keys, likewise.
         prefix: Tokens in front of the grid, among the keys: class token, registers; None where keys have no grid.
-        query_grid: How the queries lie on the picture, (h, w); None where that is not known, or for a pooling query.
-        key_grid: The same of the keys. Where windows were put back, that of the whole map.
-        windows: How many windows there are; 1 without windows.
-        remark: Why no map can be drawn; "" where one can.
+        query_grid: Grid of the queries on the picture, (h, w); None if it is not known, or for a pooling query.
+        key_grid: Grid of the keys; the grid of the whole map if windows were put back.
+        windows: Number of windows; 1 without windows.
+        remark: Why no map can be drawn; "" if it can be drawn.
     """
 
     label: str
@@ -69,15 +69,15 @@ class HeadRow:
 
     Attributes:
         block: Label of the block.
-        index: Of the block among those seen, from 0.
+        index: Position of the block in `Attention.blocks`, from 0.
         head: From 0.
         entropy: Of a query's weights, in nats; at most the logarithm of the number of keys.
-        distance: From a query's patch to the patches it looks at, weighted, in patches of the queries' grid; weight on
-            other tokens apart. None where the grid is not known.
+        distance: Weighted mean distance from a query's patch to the patches it looks at, in patches of the queries'
+            grid; weight on other tokens is left out. None if the grid is not known.
         class_share: Share of the weight on the class token; None without one.
         register_share: Share on registers (or a distillation token) together; None without any.
-        top_share: The largest share that a single key has, averaged over queries; of windows, averaged over them.
-        top_token: That key's index, of the first input; None for windows.
+        top_share: The largest share of a single key, averaged over queries, and over windows.
+        top_token: The key's index, for the first input; None for windows.
     """
 
     block: str
@@ -92,7 +92,7 @@ class HeadRow:
 
     @property
     def is_one_token(self) -> bool:
-        """Whether the head looks at one token, whatever the query."""
+        """Whether all queries of the head look at the same token."""
         return self.top_share > ONE_TOKEN
 
 
@@ -104,11 +104,11 @@ class AttentionMap(MapValues):
         input_index: Of `Attention.inputs`.
         block: Label of the block; "rollout" for attention followed through all blocks.
         head: From 0; None for the mean over heads.
-        query: Whose weights: "class token", "register 1", "patch 3,7" (row, column), "mean of queries".
+        query: The query of the weights: "class token", "register 1", "patch 3,7" (row, column), "mean of queries".
         values: (h, w) float32 on the keys' grid, as computed. Row 0 is the top.
         extent: The area that the cells fill.
-        elsewhere: Share of the weight on tokens that have no place: class token, registers, padding.
-        box: The patch that asks, (left, top, right, bottom) as shares of the network's input; None for other queries.
+        elsewhere: Share of the weight on tokens without a place: class token, registers, padding.
+        box: The query's patch, (left, top, right, bottom) as shares of the network's input; None for other queries.
     """
 
     input_index: int
@@ -132,7 +132,7 @@ class HeadMaps:
     """The maps of all heads of one block, of one input and query.
 
     Attributes:
-        index: Of the block among those seen.
+        index: Position of the block in `Attention.blocks`.
         values: (heads, h, w) float32.
     """
 
@@ -144,7 +144,7 @@ class HeadMaps:
 
 @dataclass(frozen=True, slots=True)
 class PatchWeights:
-    """The rows of every patch of a block, mean over heads, so that any patch can be picked later.
+    """The attention of every patch of a block, mean over heads, so that any patch can be chosen later.
 
     Attributes:
         values: (query rows * query columns, h, w) float32, on the keys' grid.
@@ -187,7 +187,7 @@ class Attention(NetworkResult[AttentionMap]):
     @property
     @in_json
     def census(self) -> str:
-        """How many of the blocks that compute attention were seen, and why others were not."""
+        """How many of the blocks that compute attention were seen, and why the others were not."""
         return census_of(self.blocks, self.unseen)
 
     def __repr__(self) -> str:

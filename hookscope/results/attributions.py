@@ -29,7 +29,7 @@ Method = Literal[
 
 
 def input_word(axes: int) -> str:
-    """Return what an input with so many axes of place is called: "signal", "picture" or "volume"."""
+    """Return the word for an input with this many axes of place: "signal", "picture" or "volume"."""
     return {1: "signal", 3: "volume"}.get(axes, "picture")
 
 
@@ -56,16 +56,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class AttributionMap(MapValues):
-    """How much each place contributes to one input's target, as the method gives it: not smoothed, not scaled.
+    """How much each place contributes to one input's target, as the method computes it: not smoothed, not scaled.
 
     Attributes:
         input_index: Of `Attributions.inputs`.
-        layer: Label of the output that was looked at; "" for methods that look at the picture itself.
+        layer: Label of the mapped output; "" for methods that map the input itself.
         values: (h, w) float32 of a picture, (l,) of a signal, (d, h, w) of a volume or a clip, at the layer's
-            resolution, or the network input's for layer "". Signed where the method is. Row 0 is the top.
-        extent: The area that the cells fill, in equal steps, each around the middle of what it sees.
-        pixels: (C, *size) float32, what methods that look at the input give for each of its values; else None.
-        size: Positions of the network's input along each axis, (H, W), (L,) or (D, H, W); () where inputs are a list.
+            resolution, or the network input's for layer "". Signed if the method is signed. Row 0 is the top.
+        extent: The area that the cells fill, in equal steps, each around the middle of its receptive field.
+        pixels: (C, *size) float32, the contribution of each input value, for methods that map the input; else None.
+        size: Positions of the network's input along each axis, (H, W), (L,) or (D, H, W); () if inputs are a list.
     """
 
     input_index: int
@@ -78,13 +78,13 @@ class AttributionMap(MapValues):
 
     @property
     def box(self) -> tuple[float, float, float, float] | None:
-        """The box that the target is."""
+        """The target's box."""
         return self.target.box
 
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """A layer whose output is looked at.
+    """A layer whose output is mapped.
 
     Attributes:
         label: As rows have it: "layer4", "blocks.10", "features#1".
@@ -103,16 +103,16 @@ class LayerChoice:
 
 @dataclass(frozen=True, slots=True)
 class SanityCheck:
-    """One test of whether the maps say something about the network and the target.
+    """One test of whether the maps depend on the network and the target.
 
     Attributes:
         name: "weights": rank correlation of magnitudes with the map of randomised weights; "class": with the map of the
             runner-up class; "deletion": the target's probability after the most important tenth of the input was
             blurred; "completeness": how far integrated gradients fall short of the score's difference, as a share.
-        value: The number.
-        passed: Whether it is within the limit; None if it is inconclusive: blurring takes hardly anything away.
+        value: The measured number.
+        passed: Whether `value` is within the limit; None if blurring changes too little to tell.
         compared_with: For "deletion" the probability before, and after blurring as much at random; else ().
-        meaning: A sentence: what the number means, and what to do where the check failed.
+        meaning: A sentence: what the number means, and what to do if the check failed.
     """
 
     name: Literal["weights", "class", "deletion", "completeness"]
@@ -124,7 +124,7 @@ class SanityCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Attributions(NetworkResult[AttributionMap]):
-    """The maps of where a network looks, with the tests of these maps.
+    """Maps of where a network looks, with tests of the maps.
 
     Attributes:
         inputs: The inputs, one record each.
@@ -154,7 +154,7 @@ class Attributions(NetworkResult[AttributionMap]):
     @property
     @in_json
     def halves(self) -> tuple[Concentration | None, ...]:
-        """For each map, the smallest box that holds half of it."""
+        """For each map, the smallest box with half of its positive mass; None for a map without any."""
         return tuple(concentration(heat_map, self.inputs[heat_map.input_index]) for heat_map in self.maps)
 
     def _items(self) -> tuple[AttributionMap, ...]:

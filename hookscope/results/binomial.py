@@ -6,25 +6,25 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
-"""Confidence of every interval; a test rules out chance at p of 1 minus this; the usual one."""
+"""Confidence of every interval, the usual one; a test rules out chance at p of 1 minus this."""
 
 # More pictures than any data set has.
 _MOST_PICTURES = 10**9
 
 
 class Interval(NamedTuple):
-    """The shares, 0-1, between which the true one lies with a confidence."""
+    """The shares, 0-1, between which the true share lies with a confidence."""
 
     low: float
     high: float
 
 
 def interval(right: int, count: int, confidence: float = CONFIDENCE) -> Interval:
-    """Return the interval of Clopper and Pearson for a share of which `right` of `count` were seen.
+    """Return the interval of Clopper and Pearson for a share, given `right` of `count`.
 
-    At its ends the probability of as many or more, and of as many or fewer, is half of 1 minus the confidence. It is
-    exact: the true share lies in it with at least this confidence, whatever it is. Source: Clopper and Pearson,
-    Biometrika 26 (1934), 404-413.
+    At the low end, `right` or more have the probability (1 - confidence) / 2; at the high end, `right` or fewer do. It
+    is exact: it holds any true share with at least this confidence. Source: Clopper and Pearson, Biometrika 26
+    (1934), 404-413.
     """
     if not count:
         return Interval(0.0, 1.0)
@@ -44,7 +44,7 @@ def at_least(right: float, count: float, share: float) -> float:
     """Return the probability of `right` or more of `count` at a share: the binomial tail, for whole numbers.
 
     It is the regularised incomplete beta function I_share(right, count - right + 1) (Abramowitz and Stegun 26.5.24),
-    which goes on between whole numbers.
+    which is also defined between whole numbers.
     """
     if right <= 0 or share >= 1:
         return 1.0
@@ -56,18 +56,14 @@ def at_least(right: float, count: float, share: float) -> float:
 def mcnemar(lost: int, gained: int) -> float:
     """Return the p-value of McNemar's exact test, two-sided.
 
-    Were a picture as easily lost as gained, the greater of the two counts would be that great or greater with half this
-    probability. Source: McNemar, Psychometrika 12 (1947), 153-157, with the binomial distribution in place of its
-    approximation.
+    It is twice the probability of the greater count, or a greater one, if pictures are lost and gained equally often.
+    Source: McNemar, Psychometrika 12 (1947), 153-157, with the binomial distribution instead of its approximation.
     """
     return min(1.0, 2 * at_least(max(lost, gained), lost + gained, 0.5)) if lost + gained else 1.0
 
 
 def pictures_needed(share: float, limit: float, confidence: float = CONFIDENCE) -> int | None:
-    """Return how many pictures the interval needs to exclude a limit, if this share of them is right; None for none.
-
-    It is an estimate, which assumes that the share stays the same.
-    """
+    """Estimate how many pictures the interval needs to exclude a limit if the share stays the same; None if equal."""
     if share == limit:
         return None
     seen, other = (share, limit) if share > limit else (1 - share, 1 - limit)
@@ -75,7 +71,7 @@ def pictures_needed(share: float, limit: float, confidence: float = CONFIDENCE) 
 
 
 def pairs_needed(lost: int, gained: int, count: int) -> int | None:
-    """Return how many pictures McNemar's exact test needs to show a loss at these shares of lost and gained ones."""
+    """Estimate how many pictures McNemar's exact test needs to show a loss, if lost and gained keep their shares."""
     if lost <= gained:
         return None
 
@@ -87,7 +83,7 @@ def pairs_needed(lost: int, gained: int, count: int) -> int | None:
 
 
 def _fewest(shows: Callable[[int], bool]) -> int | None:
-    """Return the fewest pictures that show something, where more show more."""
+    """Return the smallest count that `shows` accepts; it accepts all larger ones. None if it accepts none."""
     high = 1
     while not shows(high):
         high *= 2
@@ -97,7 +93,7 @@ def _fewest(shows: Callable[[int], bool]) -> int | None:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return I_x(a, b), by its continued fraction on the side where that converges fast (Lentz's method).
+    """Return I_x(a, b) by Lentz's method: the continued fraction, on the side where it converges fast.
 
     Source: Abramowitz and Stegun 26.5.8; Press et al., Numerical Recipes, 6.4.
     """
@@ -112,7 +108,7 @@ def _continued_fraction(a: float, b: float, x: float) -> float:
     upper, lower = 1.0, 1 - (a + b) * x / (a + 1)
     lower = 1 / (lower or tiny)
     value = lower
-    for step in range(1, 100_000):  # about the root of the greater of a and b are needed
+    for step in range(1, 100_000):  # needs about the square root of max(a, b) steps
         even = step * (b - step) * x / ((a + 2 * step - 1) * (a + 2 * step))
         odd = -(a + step) * (a + b + step) * x / ((a + 2 * step) * (a + 2 * step + 1))
         for factor in (even, odd):

@@ -24,12 +24,12 @@ from hookscope.text import safe_text, strict_json
 
 @dataclass(frozen=True, slots=True)
 class ConstantRun:
-    """A run of one value in the memory of a weight, the longest there is.
+    """The longest run of one value in the memory of a weight.
 
     Attributes:
-        length: Values in it.
+        length: Number of values in the run.
         chance: Expected length of the longest run if the value were spread at random, as often as elsewhere in the
-            weight's rows and columns: log(n) / -log(share); Inf where nothing else is there.
+            weight's rows and columns: log(n) / -log(share); Inf if no other value is there.
     """
 
     length: int
@@ -59,31 +59,31 @@ class StoredValues:
     Attributes:
         kind: Class name of the module that owns it.
         dtype: torch's name without the prefix: "float32".
-        min: Smallest finite value; None without one, and for what has no order. The same holds for `max` and `max_abs`.
+        min: Smallest finite value; None without one, and for complex or boolean ones. Likewise `max`, `max_abs`.
         fp16_zero_count: Elements other than zero that become zero in float16: at most 2**-25 in magnitude.
         float8_zero_count: The same for float8_e4m3fn: at most 2**-10 in magnitude.
-        float8_overflow_count: Finite elements beyond its greatest, 448, that are not rounded to it: above 464.
-        zero_filters: Of a weight with at least two axes, the output channels whose weights are all exactly zero, by
-            index; empty for everything else.
+        float8_overflow_count: Finite elements that float8_e4m3fn does not round to its greatest number, 448: above 464.
+        zero_filters: For a weight with at least two axes, indices of output channels whose weights are all exactly
+            zero; empty for everything else.
         filter_count: Output channels of such a weight; None for everything else.
-        twin_of: The first parameter before it of equal dtype, shape and values, if this one does not share its memory
-            (it is not tied), and is a weight with at least two axes longer than 1 that is not constant; "" for none.
+        twin_of: The first earlier parameter with the same dtype, shape and values but memory of its own (not tied), for
+            weights that are not constant and have at least two axes longer than 1; "" for none.
         aliases: Other names of the same (tied) tensor.
-        means_without_variance: Of a BatchNorm's running variance, the channels where it is zero or subnormal though the
-            running mean is not, by index; empty for everything else.
+        means_without_variance: For a BatchNorm's running variance, indices of channels where it is zero or subnormal
+            but the running mean is not; empty for everything else.
         outlier_ratio: Greatest magnitude over the 99.9% quantile of magnitudes other than zero, or over the second
-            greatest; None where the greatest is at most 1, or there are fewer than 16, and for what is not
+            greatest; None if the greatest is at most 1, if there are fewer than 16, and for dtypes that are not
             floating-point.
-        repeated_filters: Of a weight with output channels, those that equal one before them, by index.
-        constant_run: Of such a weight, the longest run of one value, once filters and columns that are dead (below a
-            hundredth of the greatest magnitude) are taken out; None below 32 values.
-        spread_beyond_chance: Of such a weight, how much more its rows, columns and kernel places differ among
-            themselves than those of independent values do, in standard errors; None for fewer than 2,048 values
-            other than zero.
-        is_whole: It is floating-point and has output channels, and every value is a whole number of up to 16 bits, at
-            least one of them beyond 1.
-        float8: Of a weight with at least two axes longer than 1, what it holds if it is of float8, or if float8 holds
-            every one of its values; None for everything else.
+        repeated_filters: For a weight with output channels, indices of channels that equal an earlier channel.
+        constant_run: For such a weight, the longest run of one value, without dead filters and columns (below a
+            hundredth of the greatest magnitude); None below 32 values.
+        spread_beyond_chance: For such a weight, how much more its rows, columns and kernel places differ from each
+            other than rows, columns and places of independent values, in standard errors; None for fewer than 2,048
+            values other than zero.
+        is_whole: Whether it is floating-point with output channels, all its values are whole numbers of up to 16 bits,
+            and at least one is beyond 1.
+        float8: Float8 statistics of a weight with at least two axes longer than 1 that is stored in float8, or whose
+            values all fit float8; None for everything else.
     """
 
     name: str
@@ -120,18 +120,18 @@ class NonFiniteOrigin:
 
     Attributes:
         layer: Label of the call: "layer1.0.conv1", "(model)" for code in the forward of the whole network.
-        element_count: Values in its output; if `between`, this and the counts of NaN and Inf may be of what
-            it hands to a module inside it.
+        element_count: Values in its output; if `between`, this and the counts of NaN and Inf may describe an input of a
+            module inside it.
         parameters: Its own parameters and buffers that are not finite, and those of modules inside it that it uses
             without calling them, as MultiheadAttention does with `out_proj`.
-        between: The module is a container whose own code makes them, between or after the modules inside it.
-        operation: Of the module's own code, the first operation to make them, by its label: "(model):softmax"; "" if it
-            is not known. -Inf that a softmax takes up, or that is filled in, as masks are, is not counted.
+        between: Whether the module is a container whose own code makes them, between or after the modules inside it.
+        operation: Label of the first operation in the module's own code that makes them: "(model):softmax"; "" if it
+            is not known. -Inf is not counted if a softmax takes it up, or if it is filled in, as in masks.
         source: The line that calls the operation, "net.py:14".
-        inputs: Position of each input of the batch that makes the module do so, run alone, and its name; "" for none.
+        inputs: Position and name ("" for none) of each input of the batch that, run alone, gives NaN or Inf here.
         input_count: Inputs in that batch.
-        position: Where in the module's output they are for the first of those inputs, without its batch axis: None for
-            an axis along which all values are; () if it is not known, or if all are.
+        position: Index of NaN or Inf in the module's output for the first of `inputs`, without batch axis; None for an
+            axis along which all values are NaN or Inf; () if it is not known, or if all values are.
     """
 
     layer: str
@@ -150,15 +150,15 @@ class NonFiniteOrigin:
 
 @dataclass(frozen=True, slots=True)
 class BatchNormInput:
-    """Statistics of one BatchNorm's input over all inputs and calls, and those it stores; arrays are (C,) float64.
+    """Measured and stored statistics of one BatchNorm's input, over all inputs and calls; arrays are (C,) float64.
 
     Attributes:
-        layer: Its dotted name.
+        layer: The layer's dotted name.
         value_count: Values in each channel.
-        eps: What the layer adds to a variance.
-        mean: Of its input, as `variance`, which is that of the values seen (divided by their count).
-        start_share: Share of the initial values in the stored statistics, 0-1: (1 - momentum)**batches. 0 where it is
-            not known.
+        eps: The layer adds it to a variance.
+        mean: Measured mean of the input. `variance` is the population variance (divided by the number of values).
+        start_share: Share of the initial values in the stored statistics, 0-1: (1 - momentum)**batches. 0 if it is not
+            known.
     """
 
     layer: str
@@ -176,11 +176,10 @@ class OutputSignature:
     """A signature that differs between outputs with equal statistics, over all inputs.
 
     Attributes:
-        quantiles: At `QUANTILE_LEVELS`, exact ones of each input's finite values by itself, averaged over the inputs
-            (all values of a batch together where axis 0 does not count its inputs); None if no value is finite.
+        quantiles: Exact quantiles of each input's finite values at `QUANTILE_LEVELS`, averaged over the inputs (or over
+            batches, if axis 0 does not count inputs); None if no value is finite.
         values: Up to 256 of each input at fixed places, (N, K), see `hookscope.statistics.kept_values`.
-        channels: Mean and standard deviation of each channel over all inputs, (2, C); None where no axis counts
-            channels.
+        channels: Mean and standard deviation of each channel over all inputs, (2, C); None without a channel axis.
     """
 
     quantiles: tuple[float, ...] | None
@@ -192,9 +191,9 @@ class OutputSignature:
 class OutputValues:
     """One tensor that the network returned, over several forward passes.
 
-    Differences are the greatest absolute difference between two tensors over the greatest magnitude in either; NaN
-    where NaN meets a number; Inf where shapes differ or Inf meets a number; None where there was nothing to compare
-    (see `CheckMeasurements.unmeasured`).
+    Differences are the greatest absolute difference between two tensors over the greatest magnitude in either; NaN if
+    NaN meets a number; Inf if shapes differ or Inf meets a number; None if there was nothing to compare (see
+    `CheckMeasurements.unmeasured`).
 
     Attributes:
         label: "(model)", "(model)['logits']", "(model)[0]['boxes']".
@@ -203,8 +202,8 @@ class OutputValues:
         max_abs: Greatest finite magnitude; None without one.
         repeat_difference: Between two passes over the same batch.
         alone_difference: Between an input in a batch and the same input alone, the greatest over the inputs compared.
-        input_difference: Between the first input and another one, the greatest over all inputs: how much the output
-            differs for different inputs. Results that come as a list, one for each input, share it.
+        input_difference: Between the first input and another one, the greatest over all inputs. Outputs that are a
+            list, one for each input, share it.
         input_count: Inputs in the first batch.
     """
 
@@ -221,30 +220,29 @@ class OutputValues:
 
 @dataclass(frozen=True, slots=True)
 class CheckMeasurements:
-    """Everything that rules can look at: what was measured of one checkpoint, or in one run of `hookscope grads`.
+    """Everything that rules judge: the measurements of one checkpoint, or of one run of `activations` or `grads`.
 
     Attributes:
         stored: Parameters and buffers of the state dict, in its order; a tied one once.
         forward: The forward passes over all inputs, every module hooked; `failure` is set where one raised.
         optimisers, scalers: States of optimisers and GradScalers in the file.
         copies: Averaged copies of the weights in the same file.
-        idle_adapters: Of a file of low-rank adapters, the tensors that are zero, if each adapter has one: together they
-            change nothing.
-        origin: Where NaN or Inf begins in the forward pass; None if all is finite but for -Inf that the network takes
-            up again, as attention masks are, or if it follows from an input that is not finite (see `unmeasured`).
+        idle_adapters: Zero tensors of a file of low-rank adapters, if every adapter has one and so changes nothing.
+        origin: Where NaN or Inf begins in the forward pass; None if all values are finite, apart from -Inf that the
+            network takes up again (attention masks), or if an input is not finite (see `unmeasured`).
         channel_peaks: For each output of a smooth activation function (GELU, SiLU, Mish…) by label, the greatest
             magnitude of each channel over all inputs, (C,) float32.
-        batch_norms: The input of each BatchNorm with stored statistics, in execution order; empty if no rule wanted it,
+        batch_norms: The input of each BatchNorm with stored statistics, in execution order; empty if no rule needs it,
             or it cannot be judged (see `unmeasured`).
-        labelled: The accuracy on labelled pictures; None without any, or if no rule wanted it.
-        gradients: Forward and backward; None if no rule wanted it, or it was not possible (see `unmeasured`).
-        origin_searched: Whether `origin` was looked for where NaN or Inf showed; `hookscope grads` does not.
-        unmeasured: By rule, why its measurements could not be made, in a sentence.
+        labelled: The accuracy on labelled pictures; None without any, or if no rule needs it.
+        gradients: Forward and backward; None if no rule needs it, or it was not possible (see `unmeasured`).
+        origin_searched: Whether NaN and Inf were traced to an `origin`; `activations` and `grads` do not.
+        unmeasured: For each rule that could not be judged, a sentence with the reason.
         no_network: Why a weights file was measured without a network, so that only `stored` is filled; "" otherwise.
         seconds: Time by phase: "load", "stored", "forward", "again", "data", "gradients".
-        signatures: Of the modules' outputs by label, and of the network's input under "", for a baseline; empty if none
+        signatures: Signatures of modules' outputs by label, and of the network's input under ""; empty if no baseline
             is compared or written.
-        survey: Over a data set, of this network; None without one.
+        survey: A survey of this network over a data set; None without one.
         weights_precision: The narrowest floating dtype that holds all parameters exactly: "bfloat16"; "" if there are
             no signatures.
     """
@@ -293,12 +291,12 @@ class OverviewParts:
     """The parts of a check's overview that are not in its report.
 
     Attributes:
-        rows: Of the forward pass, as far as it came.
-        failing: Those that findings of level "fail" are about.
-        summaries: Of those rows for one input, as far as they have maps; empty if no evidence was kept.
-        pictures: Of `Accuracy.worst`, as the network got them, (H, W, 3) or (H, W) uint8; None for one that cannot be
-            shown. Empty if no evidence was kept.
-        predictions: Best classes for each picture, of a classifier.
+        rows: Rows of the forward pass, up to a failure.
+        failing: Rows with findings of level "fail".
+        summaries: Map summaries of failing rows for one input; empty if no evidence was kept.
+        pictures: The pictures of `Accuracy.worst` as the network got them, (H, W, 3) or (H, W) uint8; None for a
+            picture that cannot be shown. Empty if no evidence was kept.
+        predictions: A classifier's best classes for each picture.
     """
 
     rows: tuple[LayerRow, ...] = ()
@@ -314,15 +312,15 @@ class CheckReport(RenderedResult):
 
     Attributes:
         checkpoint: Name of the checkpoint, as the user gave it or as found in a folder.
-        outcomes: One per rule, in the order of `checks.RULES`.
+        outcomes: One per rule, in the order of `rules.RULES`.
         model: The network; None if it could not be loaded.
         error: Why the check could not be finished, in one line; "" if it was finished.
         error_code: Exit code of `error`; 0 without an error.
         seconds: Time by phase, and "total".
         evidence: Folder with the evidence of failures; "" if there is none.
         accuracy: Accuracy on labelled pictures; None without such pictures, or if no rule needed it.
-        unmatched: Patterns of [[layers]] that match nothing in it, each with a sentence; empty if a pass raised.
-        looks_untrained: Whether the weights look random, or BatchNorm is as it starts and no weight looks trained.
+        unmatched: Patterns of [[layers]] that match nothing, each with a sentence; empty if a pass raised.
+        looks_untrained: Whether the weights look random, or no weight looks trained and BatchNorm is untouched.
         overview_parts: Data of the run for the overview picture; None if the checkpoint could not be measured.
     """
 
@@ -364,7 +362,7 @@ class CheckReport(RenderedResult):
         return EXIT_CHECK_FAILED if any(outcome.status == "fail" for outcome in self.outcomes) else EXIT_DONE
 
     def raise_for_failure(self) -> None:
-        """Raise unless it passed: one line for a test, whose message has every failure.
+        """Raise AssertionError with every failure unless the check passed: for a test.
 
         Raises:
             AssertionError: With the error, and every finding of level "fail".

@@ -8,7 +8,7 @@ from hookscope.results.renderers import RenderedResult
 from hookscope.results.statistics import TensorStatistics
 
 Reading = Literal["softmax", "sigmoid", "as returned"]
-"""How scores become probabilities; "as returned" where the network returns values of 0-1 itself."""
+"""How scores become probabilities; "as returned" if the network returns values of 0-1 itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Change:
     Attributes:
         label: The row's label, or the parameter's name.
         quantity: "activation", "grad_output", "grad_input", or "gradient" of a parameter.
-        before: None if the row is only in the second run, as `after` if it is only in the first.
+        before: None if only the second run has the row. `after` is None if only the first has it.
     """
 
     label: str
@@ -60,7 +60,7 @@ class Comparison(RenderedResult):
     """What edits changed: the same run without and with them.
 
     Attributes:
-        losses: Without and with edits, like `predictions`; None for a run without a loss.
+        losses: Without edits, then with them, like `predictions`; None for a run without a loss.
         changes: Rows whose statistics differ at all, in the order of the run.
         row_count: Rows that were compared.
     """

@@ -1,4 +1,4 @@
-"""Where the mass of an attribution map lies: the smallest box that holds half of it."""
+"""Where an attribution map is concentrated: the smallest box with half of its positive mass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Region
 from hookscope.results.json_form import in_json
 
-# Larger maps are summed in blocks, so many a side: the box is found to a thirtieth of a picture, a twelfth of a volume,
-# whose boxes are many more, and a thousandth of a signal.
+# By number of axes, the most cells a side; larger maps are summed in blocks. So the box is exact to a thirtieth of a
+# picture, a twelfth of a volume (which has many more boxes), and a thousandth of a signal.
 _MOST_CELLS = {1: 1000, 2: 32, 3: 12}
 
-# Above this share of the input, the smallest box does not locate anything: half of an even map lies in half of it.
+# Above this share of the input, a box locates nothing: an even map has half of its mass in half of the input.
 _SPREAD = 0.4
 
 
 Extent = tuple[float, ...]
-"""Where an area begins along each axis of place, then where it ends, in shares of the network's input, whose edges are
-0 and 1; it may reach beyond. (top, left, bottom, right) in a picture, (begin, end) in a signal, (front, top, left,
-back, bottom, right) in a volume."""
+"""Where an area begins along each axis of place, then where it ends, as shares of the network's input. It may reach
+beyond 0 and 1. (top, left, bottom, right) in a picture, (begin, end) in a signal, (front, top, left, back, bottom,
+right) in a volume."""
 
 
 class PlacedMap(Protocol):
@@ -41,7 +41,7 @@ class PlacedMap(Protocol):
 
 
 class MapValues:
-    """A map with values, and what JSON says of these."""
+    """A map, with the shape and range of its values for JSON."""
 
     __slots__ = ()
 
@@ -50,13 +50,13 @@ class MapValues:
     @property
     @in_json
     def shape(self) -> tuple[int, ...]:
-        """Of the values."""
+        """Shape of the values."""
         return self.values.shape
 
     @property
     @in_json
     def range(self) -> tuple[float, float] | None:
-        """The least and the greatest value that is finite; None without one."""
+        """The least and the greatest finite value; None without one."""
         finite = self.values[np.isfinite(self.values)]
         return (float(finite.min()), float(finite.max())) if finite.size else None
 
@@ -72,11 +72,11 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Concentration:
-    """The smallest box, in whole cells of the map, that holds half of what is above zero in it.
+    """The smallest box, in whole cells of the map, with half of its positive mass.
 
     Attributes:
-        share: Of the area of the network's input, 0-1.
-        region: The box, in pixels of the upright picture, or of the network's input where that is no picture.
+        share: The box's share of the network's input, 0-1.
+        region: The box, in pixels of the upright picture, or in positions of an input that is no picture.
     """
 
     share: float
@@ -106,12 +106,12 @@ def _third(begin: Sequence[float], end: Sequence[float], size: Sequence[int]) ->
 
 
 def concentration(placed: PlacedMap, record: InputRecord) -> Concentration | None:
-    """Return where half of a map's positive mass lies; None for a map that is nowhere above zero."""
+    """Return the smallest box with half of a map's positive mass; None for a map without positive values."""
     positive = np.maximum(np.nan_to_num(placed.values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0), 0)
     axes = positive.ndim
     sides = [*zip(placed.extent[:axes], placed.extent[axes:], positive.shape, strict=True)]
     edges = [_edges(*side) for side in sides]
-    # Of cells that lie partly or wholly outside of the network's input, only the part inside counts.
+    # A cell counts by the part of it that lies inside the network's input.
     for axis, (begin, end, cells) in enumerate(sides):
         inside = np.minimum(np.diff(edges[axis]) / ((end - begin) / cells), 1)
         positive *= inside.reshape([-1 if place == axis else 1 for place in range(axes)])
@@ -147,16 +147,16 @@ def _in_picture(begin: Sequence[float], end: Sequence[float], shown: Region) -> 
 
 
 def _edges(begin: float, end: float, cells: int) -> NDArray[np.float64]:
-    """Return where cells begin and end in the input, as shares of it; the outermost are drawn to its edges."""
+    """Return the edges of cells as shares of the input; the outermost edges become 0 and 1."""
     edges = np.linspace(begin, end, cells + 1).clip(0, 1)
     edges[0], edges[-1] = 0, 1
     return edges
 
 
 def _smallest_box(shares: NDArray[np.float64], cuts: Sequence[NDArray[np.int_]]) -> tuple[list[int], list[int]]:
-    """Return where the smallest box with half of the sum, which is 1, begins and ends; of equals the fullest.
+    """Return where the smallest box with half of the sum begins and ends; among equals, the one with the largest sum.
 
-    `cuts` are the edges of the cells along each axis.
+    All shares sum to 1. `cuts` are the edges of the cells along each axis.
     """
     axes = shares.ndim
     planes, rows, columns = [np.array([0, 1])] * (3 - axes) + [*cuts]
@@ -176,7 +176,7 @@ def _smallest_box(shares: NDArray[np.float64], cuts: Sequence[NDArray[np.int_]])
 def _smallest_rectangle(
     shares: NDArray[np.float64], rows: NDArray[np.int_], columns: NDArray[np.int_]
 ) -> tuple[float, float, tuple[int, int, int, int]]:
-    """Return the area of the smallest rectangle with a sum of half, that sum with a minus, and the rectangle.
+    """Return the area of the smallest rectangle with half of the sum, its negated sum, and the rectangle.
 
     The area is infinite if there is none. `rows` and `columns` are the edges of the cells.
     """

@@ -1,4 +1,4 @@
-"""What a weights file holds."""
+"""The contents of a weights file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ from hookscope.text import counted
 class StoredTensor:
     """One tensor in a weights file.
 
-    Its statistics are those of the finite elements, of complex numbers those of their moduli. They are None where the
-    values could not be read: a view too scattered, a tensor without data, a dtype without arithmetic.
+    Statistics are over the finite elements, and over the moduli of complex numbers. They are None if the values could
+    not be read: a view too scattered, a tensor without data, a dtype without arithmetic.
 
     Attributes:
         key: Its name in the part of the file that it is in: "conv1.weight", "state.0.exp_avg".
         dtype: torch's name without the prefix: "float32".
         byte_count: Bytes of its elements; tied tensors each count theirs.
-        nan_count: Elements that are NaN; None where they could not be counted. `inf_count` is the same for Inf of
-            either sign.
-        tied_to: The first tensor that shares an element with this one, with its part's key before it if that is another
+        nan_count: Elements that are NaN; None if they could not be counted. `inf_count` likewise, for Inf of either
+            sign.
+        tied_to: The first tensor that shares an element with this one, after its part's key if that is a different
             part; "" for none. Tensors side by side in one storage, as an LSTM's may be, are not tied.
         min: Smallest element, exactly; an int for integers. `max` is the largest.
         std: Standard deviation, with the number of elements as the divisor.
@@ -46,11 +46,11 @@ class StoredPart:
     """A part of a weights file that holds tensors: a set of weights, or something else such as an optimiser's state.
 
     Attributes:
-        key: Path in the file: "model"; "" if it is the whole file, or next to all others.
+        key: Path in the file: "model"; "" for tensors at the top level.
         tensors: In the file's order.
-        prefix: What every name begins with: "module"; "" for nothing.
+        prefix: The prefix that all names share: "module"; "" for none.
         architectures: The known networks whose names and shapes fit, with remarks; empty for none.
-        nearest: Where none fits, the known network that differs least, with what differs; "" if none is near.
+        nearest: If none fits, the known network that differs least, with the differences; "" if none is near.
     """
 
     key: str
@@ -73,7 +73,7 @@ class StoredEntry:
 
     Attributes:
         kind: Its type: "dict", "int".
-        summary: Its value if it is short, else what it holds: "3 entries, 2 tensors".
+        summary: Its value if it is short, else a count: "3 entries, 2 tensors".
     """
 
     key: str
@@ -120,7 +120,7 @@ class CheckpointContents(RowContainer[StoredTensor]):
         return self.tensors
 
     def by_label(self) -> dict[str, StoredTensor]:
-        """Return the tensors by name, "conv1.weight", those of weights before others of the same name."""
+        """Return the tensors by name, "conv1.weight"; of tensors with one name, the first, so that weights win."""
         return {tensor.key: tensor for tensor in reversed(self.tensors)}
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What the modules of a network cost in one forward pass: multiply-adds, bytes, time, and what their cells see."""
+"""The cost of modules in one forward pass (multiply-adds, bytes, time), and their receptive fields."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -11,8 +11,8 @@ class ReceptiveField:
 
     Attributes:
         size: Pixels that one cell depends on, (height, width), not cut off at the border; for a sequence (length,), for
-            a clip (frames, height, width). After an upsampling layer, where cells have different windows, their mean;
-            after a transposed convolution, the widest.
+            a clip (frames, height, width). Cells differ after an upsampling layer, where this is their mean, and after
+            a transposed convolution, where it is the widest.
         stride: Pixels from one cell to the next.
         centre: Centre of the first cell's window, in pixels; the middle of the first pixel is 0.
         at_least: Whether values from other places enter too, so that the size is a lower bound: through a
@@ -79,8 +79,8 @@ class UncountedOperation:
     """An operation with an unknown number of multiply-adds: none were counted.
 
     Attributes:
-        name: Torch's name of it: "aten._fft_r2c".
-        layer: The innermost module that ran, the first time.
+        name: Torch's name: "aten._fft_r2c".
+        layer: The innermost module that ran at the first call.
     """
 
     name: str
@@ -131,7 +131,7 @@ class NetworkCost:
         return costs[layer]
 
     def down_to(self, depth: int) -> "NetworkCost":
-        """Return the costs of the modules down to a depth; 0 is the whole model alone. Sums stay those of all."""
+        """Return the costs of the modules down to a depth; 0 is the whole model alone. Sums still cover all modules."""
         return replace(self, modules=tuple(module for module in self.modules if depth_of(module.layer) <= depth))
 
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from hookscope.results.activations import LayerRow
 from hookscope.results.cost import ModuleCost, NetworkCost
 
-# A part that takes so much is only a wrapper around what matters.
+# A part that takes this share of the time is a wrapper: its children are compared instead.
 _NEARLY_ALL = 0.9
 
 
 def dearest_part(cost: NetworkCost, rows: Sequence[LayerRow]) -> str:
     """Return which part takes most of the time: "40% of the time in layer3, 62% of its channels dead".
 
-    It is a child of the network, or of the child that takes nearly all; "" if there are no times, or no parts.
+    A child that takes nearly all the time is replaced by its own children. "" if there are no times, or no parts.
     """
     whole = cost.whole.seconds
     if not whole:
@@ -51,6 +51,6 @@ def _percent(fraction: float) -> str:
 
 
 def costs_of_rows(rows: Sequence[LayerRow], cost: NetworkCost) -> list[ModuleCost | None]:
-    """Return the cost of each row's module, with the first row of the module alone: it is that of all its calls."""
+    """Return each module's cost at its first row, as it covers all calls; None at its other rows and for operations."""
     costs = {module.layer: module for module in cost.modules}
     return [None if row.owner is not None else costs.pop(row.layer, None) for row in rows]

@@ -17,26 +17,26 @@ from hookscope.text import counted
 T = TypeVar("T")
 
 Match = Literal["name", "prefix", "order", "map"]
-"""How a pair was found: same name and call; the same after known prefixes; by order, type and shapes; by `--map`."""
+"""How a pair was found: equal name and call; equal without known prefixes; order, type and shapes; `--map`."""
 
 Way = Literal["networks", "tensors", "values", "weights"]
-"""What was compared: two networks that ran; two runs by all values or 256 per input; weights alone."""
+"""What was compared: two networks that ran; two saved runs, by all values or by 256 per input; weights alone."""
 
 FEWER_TENSORS = "returns fewer tensors there"
-"""An end of `Unmatched.reason` if both sides call the layer, as are the next two constants."""
+"""`Unmatched.reason` ends with this, or one of the next two constants, if both sides call the layer."""
 UNPAIRED_CALL = "not called in the first batch, in which layers are paired"
 PARTS_ALONE = "'s run only has rows of its parts"
 
 Origin = Literal["equal", "rounding", "begins", "passed on", "unclear"]
-"""Where a row's difference comes from: there is none; rounding explains it; this layer; its inputs; either or both."""
+"""The source of a row's difference: none; rounding; this layer; its inputs; not known which of these two."""
 
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """Numbers of elements that are NaN or infinite in A or B, and not equal in the other.
+    """Counts of elements that are NaN or infinite in A or B, and differ on the other side.
 
     Attributes:
-        nan_a: Elements that are NaN in A; `inf_a` are infinite in A, `nan_b` and `inf_b` the same in B.
+        nan_a: Elements that are NaN in A. `inf_a` are infinite in A; `nan_b` and `inf_b` are NaN and infinite in B.
         element_count: All elements.
     """
 
@@ -52,17 +52,17 @@ class Measures:
     """How far tensor B is from tensor A, over all inputs of the run.
 
     Attributes:
-        relative_l2: L2 norm of A-B over that of A; infinite if A is 0 and B is not, NaN if a value of A or B is not
-            finite and not equal on the other side.
+        relative_l2: L2 norm of A-B over the L2 norm of A; infinite if A is 0 and B is not; NaN if a value is NaN or
+            infinite on one side and differs on the other.
         cosine: Cosine of the angle between A and B over finite elements; None if A or B is 0, or it is not known.
         max_abs: Largest finite magnitude of A-B; None if it is not known.
         max_at: Place of `max_abs`: the position of the input in the run, then the indices in its tensor; only the
             indices for a tensor without a batch axis; None if it is not known.
-        ulps: `max_abs` in units in the last place of A's value there, or of `max_abs` if A's value is smaller; in the
-            coarser dtype of the two. None if that dtype is not floating, or if it is not known.
+        ulps: `max_abs` in units in the last place, at A's value there or at `max_abs`, whichever is larger, in the
+            coarser of the two dtypes. None if that dtype is not floating, or if it is not known.
         unequal_fraction: Share of elements that differ at all; None if it is not known.
-        value_count: Number of values that were compared, if runs keep only some of an input; `relative_l2` is then of
-            these, or a lower bound from statistics of all values if that is larger. None if all were compared.
+        value_count: Number of values that were compared, if runs keep only some values; `relative_l2` is then theirs,
+            or a lower bound from the statistics of all values, if that is larger. None if all were compared.
         nonfinite: Elements that the measures leave out, so that `relative_l2` is NaN; None without any.
     """
 
@@ -78,7 +78,7 @@ class Measures:
     @property
     @in_json
     def sqnr_db(self) -> float:
-        """Signal to quantisation noise, 20 log10 of ‖A‖ / ‖A-B‖: infinite where they are equal, in decibels."""
+        """Signal to quantisation noise in decibels, 20 log10 of ‖A‖ / ‖A-B‖; infinite if they are equal."""
         if not self.relative_l2:
             return math.inf
         return -20 * math.log10(self.relative_l2) if self.relative_l2 > 0 else math.nan
@@ -116,10 +116,10 @@ class DifferenceRow(TensorDifference):
     """One output of a layer of A and its partner in B.
 
     Attributes:
-        index: Position among the rows, which are in A's order of execution; for two runs, the row's index in A's run.
+        index: Position in `Differences.rows`; for two saved runs, the row's index in A's run.
         layer: Dotted name in A; `label` has the call and the slot too.
         kind: Class name of A's module, or name of the operation.
-        label_b: Label of the partner in B; `kind_b`, `shape_b` and `dtype_b` are the partner's too.
+        label_b: Label of the partner in B, as `kind_b`, `shape_b` and `dtype_b` are the partner's.
         matched: How the pair was found.
         shape: Shape of A's output, over all batches as in `TensorStatistics`.
         measures: None if the two cannot be compared; `note` has the reason.
@@ -128,9 +128,9 @@ class DifferenceRow(TensorDifference):
         arriving_relative_l2: As `input_relative_l2`, without parameters, buffers and other tensors of modules.
         source: The line that calls an operation of A, "net.py:14"; "" for a module.
         arguments: Constants and stored tensors that differ: "given 1.0 in A and 1.3 in B"; or "with an edited input".
-        added: B's layer on A's input, compared with A's output: the difference that this layer adds by itself; None
+        added: The difference that this layer adds by itself: B's layer on A's input, compared with A's output. None
             without `--shadow`.
-        error: L2 norm of A minus the reference over that of the reference; None without it. `error_b` is B's.
+        error: L2 norm of A minus the reference, over the reference's; None without a reference. `error_b` is B's.
         limit: `relative_l2` up to which rounding explains a difference.
         channel: The channel with most of the squared difference; None without one.
     """
@@ -181,24 +181,24 @@ class Unmatched:
 
     @property
     def is_called_alone(self) -> bool:
-        """Whether the other side does not call it: that may cause a difference."""
+        """Whether only this side calls the layer, which may cause a difference."""
         return not self.reason.endswith((FEWER_TENSORS, UNPAIRED_CALL, PARTS_ALONE))
 
 
 @dataclass(frozen=True, slots=True)
 class OutputDifference(TensorDifference):
-    """One output tensor of the networks, compared.
+    """How one output tensor of the networks differs.
 
     Attributes:
         slot: Path inside a nested output; "" for a plain tensor.
-        measures: None where the two cannot be compared.
-        error: As in `DifferenceRow`, as is `error_b`.
-        top1: Inputs whose best class is the same; None where the output is not one row of class scores for each input.
+        measures: None if the two cannot be compared.
+        error: As in `DifferenceRow`, like `error_b`.
+        top1: Inputs with the same best class; None if the output is not one row of class scores for each input.
         top5: Mean share of A's five best classes that are among B's five best, 0-1; None as for `top1`, or below 5
             classes.
-        kl: Mean over inputs of the Kullback-Leibler divergence of B's softmax from A's, in nats; NaN if an input has
-            none on one side alone, None as for `top1`.
-        predictions: Best classes by A and by B; () where the classes are not known.
+        kl: Mean over inputs of the Kullback-Leibler divergence of B's softmax from A's, in nats; NaN if an input has a
+            softmax on one side only; None as for `top1`.
+        predictions: Best classes by A and by B; () if the classes are not known.
     """
 
     slot: str
@@ -218,7 +218,7 @@ class WeightDifference(TensorDifference):
     """One tensor of A's state and its partner in B's.
 
     Attributes:
-        measures: None where the shapes differ.
+        measures: None if the shapes differ.
         sign_flips: Share of elements with the opposite sign; None if the shapes differ.
     """
 
@@ -240,14 +240,14 @@ class WeightDifference(TensorDifference):
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """Where a difference begins that rounding does not explain.
+    """Where a difference beyond rounding begins.
 
     Attributes:
         layer: Dotted name in A of the module in which the difference begins; "" is the whole model.
         row: Label of the first row that shows the difference.
         in_own_code: Whether it arises in the module's own forward code, between the modules that it calls.
-        relative_l2: Of that row; None where its shapes differ.
-        gone_at: Label of the row from which on outputs agree again; "" if the difference stays.
+        relative_l2: Relative L2 difference of that row; None if its shapes differ.
+        gone_at: Label of the first row at which outputs agree again; "" if the difference stays.
     """
 
     layer: str
@@ -259,7 +259,7 @@ class FirstDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToleranceFinding(Finding):
-    """A row, or the output (""), that exceeds a condition of `--fail-over`.
+    """A row, or the output (""), that breaks a condition of `--fail-over`.
 
     Attributes:
         rule: The condition as given: "rel>1e-3", "layer4*:cosine<0.99".
@@ -303,9 +303,9 @@ class Differences(RunResult[DifferenceRow]):
             last.
         first_gradient_difference: Label of the first gradient in the backward pass that differs beyond rounding; "" if
             there is none, or if activations differ, which explains different gradients.
-        maps: A-B for the first input, where differences begin and the largest over the depth, twelve at most.
-        exceeded: Rows and outputs that exceed a condition of `--fail-over`.
-        reference: The reference that errors are measured against: "A's weights in float64"; "" without a reference.
+        maps: A-B for the first input, at most twelve: at rows where differences begin, and the largest over the depth.
+        exceeded: Rows and outputs that break a condition of `--fail-over`.
+        reference: Errors are measured against it: "A's weights in float64"; "" without a reference.
         warnings: Sentences a reader must see; `notes` need no action.
         timings: Seconds by phase.
     """
@@ -337,7 +337,7 @@ class Differences(RunResult[DifferenceRow]):
 
 
 def spread(items: Sequence[T], count: int, comes_first: Callable[[T], bool], size: Callable[[T], float]) -> list[T]:
-    """Choose `count` items, in their order: items that come first, and the largest of each part of the others."""
+    """Choose `count` items, in order: items that come first, then the largest of each equal part of the others."""
     chosen = [at for at, item in enumerate(items) if comes_first(item)][:count]
     others = [at for at, item in enumerate(items) if not comes_first(item)]
     parts = min(count - len(chosen), len(others))

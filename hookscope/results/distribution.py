@@ -1,9 +1,9 @@
 """How values are distributed, as counts over logarithmic bins that are the same for every tensor, batch and process.
 
-A bin holds the values of one sign, between one power of two and the next, in one of 32 equal parts of the way; zero has
-a bin of its own. No bin is wider than 1/32 of its smallest magnitude. Bins are named by integers that ascend with the
-values: 0 for zero, and otherwise, with the sign of the values, 1 + 32 (e + 1074) + p for magnitudes from 2^e (1 + p/32)
-to 2^e (1 + (p + 1)/32). All of float64 has its place, subnormal numbers included.
+Each interval from a power of two to the next is cut into 32 equal bins, for each sign; zero has a bin of its own. No
+bin is wider than 1/32 of its smallest magnitude. A bin's key is an integer that ascends with the values: 0 for zero,
+and otherwise, with the sign of the values, 1 + 32 (e + 1074) + p for magnitudes from 2^e (1 + p/32) to
+2^e (1 + (p + 1)/32). All of float64 has a bin, subnormal numbers included.
 """
 
 import math
@@ -15,23 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXACT_LIMIT = 1024
-"""Up to this many values are kept instead of being counted: 8 KiB at most, about what the bins take."""
+"""Up to this many values are kept instead of counted: at most 8 KiB, about as much as the bins take."""
 
 QUANTILE_ERROR = 0.03
-"""How far a quantile of more values may be off, in units of its magnitude, if it is not within 0.5% of its rank."""
+"""Largest error of a quantile of counted values, relative to it, unless the quantile is within 0.5% of its rank."""
 
 PARTS = 32
 _LOWEST_EXPONENT = -1074  # of float64's smallest subnormal number
-_CHUNK = 2**18  # so many values are taken apart at a time, in a few MB
+_CHUNK = 2**18  # values that are split into exponent and mantissa at a time, in a few MB
 
-# An estimated value is kept so near to both edges of its bin, relative to them: a bin may be 3.1% wide, and the
-# guarantee is 3%, of which the interpolation between two neighbours of different sign may need some.
+# An estimated value is at most this far from either edge of its bin, relative to the edge: a bin may be 3.1% wide. The
+# guarantee is 3%; interpolation between two neighbours of different sign may use up the rest.
 _NEAR_EDGES = 0.028
 
 BIN_COUNT = 24
 """A bar in a table row is three pixels wide."""
 
-# The bars span the values between these shares, so that a single far value does not press all others into one bar.
+# The bars span the values between these quantiles, so that one outlier does not squeeze all other values into one bar.
 _TAIL = 0.01
 
 # Interpolating over more overflows float64, whose largest value is 1.8e308.
@@ -42,8 +42,8 @@ _WIDEST = 1e300
 class Distribution:
     """How the finite values of a tensor are distributed; there is at least one.
 
-    Up to `EXACT_LIMIT` values are kept as they are, more are counted in bins. Either way it follows from the values
-    alone, whatever the order, the batches or the processes in which they came.
+    Up to `EXACT_LIMIT` values are kept; more are counted in bins. The result depends on the values alone, not on their
+    order, batches or processes.
 
     Attributes:
         values: The values, ascending, (K,); None if they are counted.
@@ -59,7 +59,7 @@ class Distribution:
     counts: NDArray[np.int64] | None = None
 
     def is_of(self, count: int) -> bool:
-        """Tell whether this can be the distribution of so many values: a file may be damaged, or a stranger's."""
+        """Tell whether this can be the distribution of `count` values: a file may be damaged or hostile."""
         if not 0 < count == self.count or not -math.inf < self.low <= self.high < math.inf:
             return False
         if (values := self.values) is not None:
@@ -72,13 +72,13 @@ class Distribution:
         return bool(right and (np.diff(keys) > 0).all() and (counts > 0).all() and counts.sum() == count)
 
     def binned(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the bins that hold any value, ascending, and how many each holds; see `keys` and `counts`."""
+        """Return the keys of bins that hold any value, ascending, and the number of values in each."""
         if self.keys is not None and self.counts is not None:
             return self.keys, self.counts
         return bin_values(np.zeros(0) if self.values is None else self.values)
 
     def spans(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-        """Return where the values lie, ascending: lower and upper ends, equal for kept values and zero, and counts."""
+        """Return intervals with the values, ascending: lower ends, upper ends and counts; kept values are points."""
         if self.values is not None:
             return self.values, self.values, np.ones(self.values.size, np.int64)
         keys, counts = self.binned()
@@ -88,13 +88,13 @@ class Distribution:
     def histogram(self, edges: NDArray[np.float64]) -> NDArray[np.float64]:
         """Count values between ascending edges, (E + 1,), as `numpy.histogram` does: half-open, but the last closed.
 
-        A bin that an edge divides counts on both sides by its width, so counts, (E,), need not be whole.
+        If an edge divides a bin, its count is divided in proportion, so counts, (E,), need not be whole.
         """
         lows, highs, counts = self.spans()
         totals = np.concatenate([[0], np.cumsum(counts)])
 
         def up_to(points: NDArray[np.float64], side: Literal["left", "right"]) -> NDArray[np.float64]:
-            """Count what lies below points, or with side "right" at them as well."""
+            """Count values below points; with side "right", values at the points too."""
             last = np.searchsorted(lows, points, side=side) - 1
             inside = last.clip(0)
             widths = (highs - lows)[inside]
@@ -123,7 +123,7 @@ class Distribution:
 
 
 def distribution_of(values: NDArray[np.floating]) -> Distribution | None:
-    """Return the distribution of finite values of any number and order; None without any."""
+    """Return the distribution of finite values; None without any."""
     if not values.size:
         return None
     if values.size <= EXACT_LIMIT:
@@ -133,19 +133,19 @@ def distribution_of(values: NDArray[np.floating]) -> Distribution | None:
 
 
 def distribution_of_zeros(count: int) -> Distribution:
-    """Return the distribution of zeros, one or more."""
+    """Return the distribution of `count` zeros, 1 or more."""
     if count <= EXACT_LIMIT:
         return Distribution(0.0, 0.0, count, np.zeros(count))
     return Distribution(0.0, 0.0, count, None, np.zeros(1, np.int32), np.array([count], np.int64))
 
 
 def key_of(exponent: NDArray[np.int32] | int) -> Any:
-    """Return the first bin above a power of two, as an integer or integers."""
+    """Return the key of the first bin from 2^exponent on."""
     return 1 + PARTS * (exponent - _LOWEST_EXPONENT)
 
 
 def bin_values(values: NDArray[np.floating]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return the bins that finite values fall in, ascending, and how many each holds."""
+    """Return the keys of bins that finite values fall in, ascending, and the number of values in each."""
     pieces = [values[start : start + _CHUNK] for start in range(0, values.size, _CHUNK)]
     keys = np.concatenate([np.zeros(0, np.int64), *map(_keys_of, pieces)])
     lowest = keys.min(initial=0)
@@ -161,7 +161,7 @@ def _keys_of(values: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 def edges_of(keys: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the lower and the upper edges of bins, each (B,); those of the largest float64 may be infinite."""
+    """Return the lower and the upper edges of bins, each (B,); the outermost may be infinite."""
     exponents, parts = _places(keys)
     with np.errstate(over="ignore"):
         near, far = (np.sign(keys) * np.ldexp(1 + (parts + end) / PARTS, exponents) for end in (0, 1))
@@ -169,7 +169,7 @@ def edges_of(keys: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 def merge_distributions(first: Distribution | None, second: Distribution | None) -> Distribution | None:
-    """Return the distribution of the values of both; None is one of no values."""
+    """Return the distribution of the values of both; None stands for no values."""
     if first is None or second is None:
         return first or second
     if first.values is not None and second.values is not None:
@@ -187,7 +187,7 @@ def merge_distributions(first: Distribution | None, second: Distribution | None)
 def quantiles(distributions: Sequence[Distribution], levels: Sequence[float]) -> list[tuple[float, ...]]:
     """Return quantiles as `numpy.quantile` defines them by default: linear between the two values next in rank.
 
-    Where values are kept these are theirs. Otherwise each of the two values is placed in its bin by its rank, and the
+    Quantiles of kept values are exact. Otherwise each of the two values is placed in its bin by its rank, and the
     result is within 3% of the true quantile or within 0.5% of its rank; its sign is right unless the quantile lies
     between two neighbouring values of different sign. Levels are from 0 to 1; one call for many is faster.
     """
@@ -205,7 +205,7 @@ def quantiles(distributions: Sequence[Distribution], levels: Sequence[float]) ->
             bounds[:, rows] = place([distributions[row] for row in rows], ranks[rows]).swapaxes(0, 1)
     low, high = bounds
     shares = positions - below
-    between = np.where(low == high, low, low * (1 - shares) + high * shares)  # no difference, which may overflow
+    between = np.where(low == high, low, low * (1 - shares) + high * shares)  # high - low may overflow
     return [tuple(row) for row in between.tolist()]
 
 
@@ -221,11 +221,11 @@ def _placed(distributions: Sequence[Distribution], ranks: NDArray[np.int64]) -> 
     """Estimate the values at ranks, (n, 2, levels), of distributions that count them in bins."""
     bins = [distribution.binned() for distribution in distributions]
     keys, counts = np.concatenate([array for array, _ in bins]), np.concatenate([array for _, array in bins])
-    ends = np.cumsum(counts)  # over all of them, one after the other
+    ends = np.cumsum(counts)  # over all distributions, one after the other
     starts = np.cumsum([0, *(distribution.count for distribution in distributions[:-1])])
     overall = starts[:, None, None] + ranks
     at = np.searchsorted(ends, overall, side="right")
-    fractions = 1 - (ends[at] - overall - 0.5) / counts[at]  # of the way through its bin
+    fractions = 1 - (ends[at] - overall - 0.5) / counts[at]  # how far into its bin a rank lies, 0-1
     bin_keys = keys[at]
     exponents, parts = _places(bin_keys)
     mantissas = 1 + (parts + np.where(bin_keys < 0, 1 - fractions, fractions)) / PARTS
@@ -238,7 +238,7 @@ def _placed(distributions: Sequence[Distribution], ranks: NDArray[np.int64]) -> 
 
 
 def _places(keys: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the exponents of the powers of two below the magnitudes in bins, and the parts above it."""
+    """Return each bin's exponent e and part p, see the head of this module."""
     exponents, parts = np.divmod(np.abs(keys) - 1, PARTS)
     return exponents + _LOWEST_EXPONENT, parts
 
@@ -249,8 +249,9 @@ class Histogram:
 
     Attributes:
         low: Left edge of the first bin, the 1st percentile.
-        high: Right edge of the last bin, which includes it, the 99th percentile; equal to `low` if all bins are one.
-        counts: In each bin; `below` and `above` count what lies outside.
+        high: Right edge of the last bin, which includes it, the 99th percentile.
+        counts: Values in each bin; a range too narrow or too wide to divide has one. `below` and `above` count values
+            outside.
     """
 
     low: float
@@ -261,18 +262,18 @@ class Histogram:
 
 
 def histogram(distribution: Distribution | None) -> Histogram | None:
-    """Count values over `BIN_COUNT` equal bins, or one for a range too narrow; None without a distribution."""
+    """Count values over `BIN_COUNT` equal bins, or one if they cannot be divided; None without a distribution."""
     if distribution is None:
         return None
     ((low, high),) = quantiles([distribution], (_TAIL, 1 - _TAIL))
     inner = _even_edges(low, high, BIN_COUNT)
-    inner[-1] = math.nextafter(high, math.inf)  # what is equal to it is within
+    inner[-1] = math.nextafter(high, math.inf)  # the last bin includes `high`
     counts = distribution.histogram(np.array([distribution.low, *inner, max(distribution.high, inner[-1])]))
-    below, *inside, above = np.diff(np.rint(np.cumsum(counts)), prepend=0).astype(int).tolist()  # whole, and none lost
+    below, *inside, above = np.diff(np.rint(np.cumsum(counts)), prepend=0).astype(int).tolist()  # sums to `count`
     return Histogram(low, high, tuple(inside), below, above)
 
 
 def _even_edges(low: float, high: float, count: int) -> NDArray[np.float64]:
-    """Return the edges of so many equal bins; of one, where a range is too narrow for more or too wide to divide."""
+    """Return the edges of `count` equal bins; of one bin, if the range is too narrow or too wide to divide."""
     edges = np.linspace(low, high, count + 1) if high / 2 - low / 2 < _WIDEST / 2 else np.zeros(1)
     return edges if np.unique(edges).size == count + 1 else np.array([low, high])

@@ -8,19 +8,18 @@ from hookscope.results.accuracy import WrongPicture
 OutsideKind = Literal["dark", "bright", "flat", "harsh", "narrow", "wide", "other layout", "inverted"]
 
 DEPARTURE_RATE = 0.05
-"""Of inputs like the others of their class, this share at most is said to leave it; the usual level."""
+"""At most this share of ordinary inputs is reported to leave its class; the usual level."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideRange:
-    """What of a picture lies outside the range of all inputs that are classified right.
+    """A property of a picture that lies outside the range of all inputs that are classified right.
 
     Attributes:
         kind: "dark" and "bright": its mean; "flat" and "harsh": its standard deviation, both over the grey picture,
             0-1; "narrow" and "wide": width over height of the file's picture; "other layout": the correlation of its
-            8x8 means with those of the mean picture; "inverted": the same, where that of its negative lies in the
-            range.
-        low: The least value of the others.
+            8x8 means with the mean picture's; "inverted": the same, if the negative's correlation is in the range.
+        low: The least value of inputs that are right.
         high: Their greatest value.
     """
 
@@ -32,7 +31,7 @@ class OutsideRange:
 
 @dataclass(frozen=True, slots=True)
 class NearInput:
-    """An input whose features come near those of another one: the Euclidean distance of means over positions."""
+    """A neighbour of a wrong input, with the Euclidean distance of their features, averaged over positions."""
 
     input: str
     label: str
@@ -41,15 +40,15 @@ class NearInput:
 
 @dataclass(frozen=True, slots=True)
 class FailedInput(WrongPicture):
-    """An input that is taken for another class, and what may be the reason.
+    """An input that is taken for another class, and possible reasons.
 
     Attributes:
-        outside: Where its picture lies outside the range of those that are right.
-        leaves_at: Label of the first row where its distance to the mean of its class is more than chance; "" for none.
-        p_value: Of that row, for all rows together; None without one.
-        is_like_other: Whether it leaves its class no later than most inputs of the class that it is taken for do, and
-            leaves that class in no row: its label may be wrong, or it shows both.
-        neighbours: The inputs, of those that were compared, with the nearest features in `Failures.neighbour_row`.
+        outside: Properties of its picture outside the range of inputs that are right.
+        leaves_at: Label of the first row where it is farther from the mean of its class than by chance; "" for none.
+        p_value: The p-value at that row, for all rows together; None without such a row.
+        is_like_other: Whether it never leaves the class that it is taken for, and leaves its label's class no later
+            than most inputs of the other class would: its label may be wrong, or it shows both.
+        neighbours: The compared inputs with the nearest features in `Failures.neighbour_row`.
     """
 
     outside: tuple[OutsideRange, ...] = ()
@@ -61,17 +60,17 @@ class FailedInput(WrongPicture):
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """The surest of the inputs that are classified wrong, and what they were compared with.
+    """The inputs that are classified wrong with the most confidence, and the inputs they were compared with.
 
     Attributes:
-        inputs: The surest first.
-        compared_count: Inputs that are right, whose ranges are known.
-        range_rate: The probability, at most, that something of an input like these lies outside their ranges: 7 in
-            their number plus 1. Above 0.05 nothing is said about ranges.
-        sampled_count: Inputs that are right and went through the network again, to know the spread of their classes.
-        departure_rate: The probability, at most, that an input like the others of its class is said to leave it.
+        inputs: The most confident first.
+        compared_count: Inputs that are right; `outside` uses their ranges.
+        range_rate: Upper limit of the probability that an ordinary input is outside a range: 7 / (compared_count + 1).
+            Above 0.05 no ranges are reported.
+        sampled_count: Inputs that are right and ran again, to measure the spread of their classes.
+        departure_rate: Upper limit of the probability that an ordinary input is reported to leave its class.
         neighbour_row: Label of the row whose features are compared for `neighbours`; "" for none.
-        remarks: What could not be found out, and why, in sentences.
+        remarks: Sentences about questions that could not be answered, with the reasons.
     """
 
     inputs: tuple[FailedInput, ...]

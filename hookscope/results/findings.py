@@ -1,4 +1,4 @@
-"""What rules find in a network."""
+"""The findings of rules."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,11 +11,11 @@ class Finding:
     """A problem that a rule found.
 
     Attributes:
-        level: "fail" for what breaks training or results, "warn" for what deserves a look.
+        level: "fail" if it breaks training or results, "warn" if it deserves a look.
         where: Label of a layer's output, or name of a parameter or an input; "" for the whole network.
-        message: One sentence with the measured value and the limit that stands without `where`; another one counts
-            what follows.
-        followed_by: Further places with the same problem and cause, as `where` names them, in order.
+        message: One sentence with the measured value and the limit, complete without `where`; a second one counts
+            `followed_by`.
+        followed_by: Further places with the same problem and cause, named as in `where`, in order.
     """
 
     rule: str
@@ -26,5 +26,5 @@ class Finding:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """All that it is about: `where`, then what follows."""
+        """`where`, then `followed_by`."""
         return (self.where, *self.followed_by)

@@ -1,4 +1,4 @@
-"""What one forward and backward pass showed."""
+"""The results of one forward and backward pass."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 GradientStatus = Literal["gradient", "zero", "no gradient path", "not reached", "unknown"]
 """The status of a tensor in the backward pass.
 
-"gradient": it received one with a value other than zero (NaN and Inf included). "zero": it received one, exactly zero
-everywhere. "no gradient path": autograd does not track it (frozen, integer, computed under `no_grad`). "not reached":
-autograd tracks it, but no path leads back to it: the loss does not depend on it, or the path is cut further on (detach,
-no_grad). "unknown": the pass raised before its gradient would have arrived.
+"gradient": a gradient with a value other than zero (NaN and Inf included) arrived. "zero": a gradient arrived that is
+exactly zero everywhere. "no gradient path": autograd does not track the tensor (frozen, integer, computed under
+`no_grad`). "not reached": autograd tracks it, but the loss does not depend on it, or the path from the loss is cut
+(detach, no_grad). "unknown": the pass raised before the gradient could arrive.
 """
 
 
@@ -29,12 +29,11 @@ class GradientRow(MeasuredTensor):
         slot: Path inside a nested output or input: "" for a plain tensor output, "[0]" for the first positional input.
         gradient: Statistics; without a gradient, shape and dtype are the tensor's and all else is empty.
         remark: Why there is no gradient, or what the gradient means in unusual cases; "" otherwise.
-        duplicate_of: As `LayerRow.duplicate_of`, if the gradient is the same too: that of a pass-through output counts
-            the uses of that output only, that of the tensor it repeats counts all. So it is for the rows of its
-            inputs.
-        taken_by: Labels of the outputs that are computed from this one with no other row's output between, "" for the
-            loss: where its gradient comes from. Known where some gradient of the run is zero; else, and inside
-            reentrant checkpoints, None.
+        duplicate_of: As `LayerRow.duplicate_of`, if the gradient is the same too. It may differ: the gradient of a
+            pass-through output counts the uses of this output alone, the repeated tensor's counts all uses. Rows of
+            inputs likewise.
+        taken_by: Labels of the outputs whose computation uses this one directly, "" for the loss: its gradient comes
+            from them. None if no gradient of the run is zero, and inside reentrant checkpoints.
     """
 
     index: int
@@ -61,18 +60,18 @@ class GradientRow(MeasuredTensor):
 
     @property
     def statistics(self) -> TensorStatistics:
-        """Those of the gradient."""
+        """The statistics of the gradient."""
         return self.gradient
 
 
-# Modules that hold parameters for the module they are in, which is the one that has rows.
+# Modules that hold parameters for the module around them, which has the rows.
 _HOLDERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizableLinear"})
 
 
 def parameter_owner(name: str, kind: str) -> str:
-    """Return the dotted name of the module that a parameter belongs to, as its rows have it.
+    """Return the dotted name of the module whose row a parameter belongs to.
 
-    `kind` is the class name of the module that it is registered with: some hold theirs for the module around them.
+    `kind` is the class name of the module that registers the parameter, which may hold it for the module around it.
     """
     around, parametrised, _ = f".{name}".rpartition(".parametrizations.")
     if parametrised:
@@ -89,8 +88,8 @@ class ParameterRow(MeasuredTensor):
         index: Position in `named_parameters()`, from 0.
         kind: Class name of the module that owns it.
         gradient: Statistics; without a gradient, shape and dtype are the parameter's and all else is empty.
-        weight_l2: Root of the sum of squares of the parameter itself.
-        ratio: Gradient's L2 over `weight_l2`; None where either does not exist or the weight is zero.
+        weight_l2: L2 norm of the parameter itself.
+        ratio: L2 norm of the gradient over `weight_l2`; None if either is missing or the weight is zero.
         aliases: Other names of the same (tied) parameter.
     """
 
@@ -111,7 +110,7 @@ class ParameterRow(MeasuredTensor):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether at least two axes are longer than 1: a weight, not a bias or scale, which (C, 1, 1) is too."""
+        """Whether at least two axes are longer than 1: a weight, not a bias or scale, even of shape (C, 1, 1)."""
         return sum(size > 1 for size in self.gradient.shape) >= 2
 
     @property
@@ -121,7 +120,7 @@ class ParameterRow(MeasuredTensor):
 
     @property
     def statistics(self) -> TensorStatistics:
-        """Those of the gradient."""
+        """The statistics of the gradient."""
         return self.gradient
 
 
@@ -130,9 +129,9 @@ class LossRecord:
     """The scalar that was differentiated.
 
     Attributes:
-        target: What the output was compared with, for people: "noise (seed 0)", "class 281, tabby"; "" without one.
-        value: Its value over the whole batch; NaN and Inf are kept.
-        outputs: Labels of the outputs it was computed from: "(model)", "(model)['logits']".
+        target: The loss's target, for people: "noise (seed 0)", "class 281, tabby"; "" without one.
+        value: Its value over the whole batch; may be NaN or Inf.
+        outputs: Labels of the outputs that it depends on: "(model)", "(model)['logits']".
     """
 
     name: str
@@ -146,8 +145,8 @@ class InputGradients:
     """Gradient norms of one input alone.
 
     Attributes:
-        parameters_l2: Root of the sum of squares over the gradients of all parameters; None if no parameter has one.
-        rows_l2: Per label of an output, the L2 norm of its gradient; None without one.
+        parameters_l2: L2 norm over the gradients of all parameters; None if no parameter has one.
+        rows_l2: L2 norm of each output's gradient, by label; None without one.
     """
 
     name: str
@@ -158,13 +157,13 @@ class InputGradients:
 
 @dataclass(frozen=True, slots=True)
 class StepsRow:
-    """The gradient over time at what a recurrent layer or attention is given, along the way through that layer alone.
+    """The gradient over time at the input of a recurrent layer or attention, along paths through that layer alone.
 
     Attributes:
         kind: Class name of the module.
-        dtype: Of the gradient.
-        largest: Greatest magnitude at each step, over all inputs and features. The calls of a layer follow each other,
-            as those of a cell do; of attention it is the gradient at keys and values.
+        dtype: Dtype of the gradient.
+        largest: Greatest magnitude at each step, over all inputs and features. Several calls of a layer are joined in
+            order, such as the calls of a cell. For attention it is the gradient at keys and values.
     """
 
     layer: str
@@ -182,8 +181,8 @@ class Gradients(Run[GradientRow | ParameterRow]):
         gradients: One per output in `rows`, in execution order; with `inputs=True` also one per input.
         parameters: One per parameter of the whole network, in the order of `named_parameters()`.
         gradient_maps: Gradients of outputs, for drawing; empty without `grids_for`. `row` is the index in `gradients`.
-        inputs_alone: Gradient norms when every input is differentiated alone; empty without `per_image=True`.
-        over_time: One per recurrent layer and attention with two steps or more, and per length of its inputs.
+        inputs_alone: Gradient norms of each input alone; empty without `per_image=True`.
+        over_time: One per recurrent layer or attention with at least two steps, and per input length.
     """
 
     loss: LossRecord | None

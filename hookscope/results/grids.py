@@ -1,18 +1,18 @@
-"""What a grid in a run directory shows, and where in it each channel lies."""
+"""The grids in a run directory, and the place of each channel in them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How the channels of one activation lie in a grid. Lengths are in pixels of the picture unless said otherwise.
+    """The tiles of one activation's channels in a grid. Lengths are in pixels of the picture unless said otherwise.
 
     Attributes:
-        left: Left edge of the first tile, as `top`.
+        left: Left edge of the first tile; `top` is its top edge.
         columns: Tiles in a row.
-        count: Tiles in all, one a channel; a tile holds its frames side by side, one pixel apart.
+        count: All tiles, one per channel; a tile holds its frames side by side, one pixel apart.
         frames: Frames in a tile; 1 for everything but clips.
-        height: Of one map, in map pixels, as `width`.
+        height: Height of one map in map pixels; `width` likewise.
         down: Pixels per map pixel along the height, `across` along the width.
         gap: Background between tiles.
     """
@@ -47,10 +47,10 @@ class Grid:
     Attributes:
         path: The PNG file, inside the run directory.
         row: `index` of the row it shows: of an activation, or of a gradient in a run of `grads`.
-        caption: Parts of its caption, without how the tiles lie.
+        caption: Parts of its caption, without the arrangement of the tiles.
         bar: Labels under the colour bar, left to right: two or three, or none without a bar.
-        extra_token_count: Tokens apart from the grid, such as a class token.
-        tiles: Where the channels lie; None for an activation without values.
+        extra_token_count: Tokens outside of the grid, such as a class token.
+        tiles: Places of the channels; None for an activation without values.
     """
 
     path: str

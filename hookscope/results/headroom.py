@@ -1,4 +1,4 @@
-"""How the values of an output fit narrower number formats."""
+"""How well the values of an output fit narrower number formats."""
 
 import math
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from hookscope.results.statistics import TensorStatistics
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """How the values of an output fit a number format.
+    """How well the values of an output fit a number format.
 
     Attributes:
         format: "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2" or "int8".
-        factor: The format's greatest number over the output's greatest magnitude; None for int8, whose scale is chosen
-            so that it is 1, and for an output of zeros.
+        factor: The format's greatest number over the output's greatest magnitude; None for an output of zeros, and for
+            int8, whose scale makes it 1.
         overflowing: Share of values whose magnitude is above the format's greatest number, 0-1.
-        vanishing: Share of the values other than zero that the format rounds to zero, 0-1; for int8 with one scale for
-            the output, from its greatest magnitude.
+        vanishing: Share of the values other than zero that the format rounds to zero, 0-1; for int8, with one scale
+            from the output's greatest magnitude.
     """
 
     format: str
@@ -47,7 +47,7 @@ _INT8_STEPS = 127
 
 
 def headroom_of(statistics: TensorStatistics) -> tuple[Headroom, ...]:
-    """Return how an output fits each format; none without a finite value."""
+    """Return the headroom in each format; () without a finite value."""
     spread, greatest = statistics.distribution, statistics.max_abs
     if spread is None or greatest is None:
         return ()

@@ -1,7 +1,4 @@
-"""A run by its checkpoints: what each file holds, how the weights moved from file to file, and since when rules fail.
-
-No torch. `hookscope.history` makes it; renderers read it.
-"""
+"""The checkpoints of a training: contents of files, changes of weights, and the files that break rules; no torch."""
 
 import math
 from collections.abc import Mapping
@@ -19,14 +16,14 @@ from hookscope.text import counted
 
 @dataclass(frozen=True, slots=True)
 class OptimiserPoint:
-    """What the state of an optimiser holds that is stored with the weights of one file.
+    """The state of an optimiser in one file.
 
     Attributes:
-        key: Where it is in the file.
-        steps: The greatest count of steps of a parameter; None where none is kept, as by SGD.
+        key: Its path in the file.
+        steps: The greatest count of steps of a parameter; None if none is stored, as by SGD.
         rates: Learning rate of each parameter group.
         non_finite_count: Tensors of the state that hold NaN or Inf.
-        live_count: Tensors of the state, counts of steps aside, with a value other than 0; None if it is not known.
+        live_count: Tensors of the state with a value other than 0, without counts of steps; None if it is not known.
     """
 
     key: str
@@ -42,16 +39,16 @@ class HistoryFile:
     """One file of the series.
 
     Attributes:
-        name: As it was found: "ckpt/epoch_7.pt".
-        label: Short, and unlike those of the other files: "epoch_7.pt".
-        status: "read"; "unreadable", with the `error`; or "skipped", as `--bisect` had no need of it.
-        counters: Numbers of epochs and steps in it, by their names there: {"epoch": 7}.
-        exit_code: As `hookscope check` gives it: 0 passed, 1 a rule failed, else that of the `error`.
-        error: Why it could not be read, or not be run, in one line; "" if it was.
+        name: Its path as found: "ckpt/epoch_7.pt".
+        label: A short name that no other file has: "epoch_7.pt".
+        status: "read"; "unreadable", with the `error`; or "skipped", because `--bisect` did not need it.
+        counters: Counts of epochs and steps in the file, by their keys: {"epoch": 7}.
+        exit_code: As for `hookscope check`: 0 passed, 1 a rule failed, else the exit code of the `error`.
+        error: Why it could not be read or run, in one line; "" if it was.
         judged: Rules that were judged.
-        compared_with: Index of the file that its weights are compared with; None for the first that was read.
-        predictions: Best classes for each picture, of a classifier.
-        warnings: What a reader must see of how it was read; `notes` need no action.
+        compared_with: Index of the file that its weights are compared with; None for the first file that was read.
+        predictions: A classifier's best classes for each picture.
+        warnings: Sentences that a reader must see; `notes` need no action.
     """
 
     index: int
@@ -78,17 +75,17 @@ class WeightPoint:
     Attributes:
         file: Index of the file.
         layer: Dotted name of the module that owns it; "" is the whole network.
-        role: "parameter", or "buffer" for BatchNorm's statistics and what else is not learnt.
-        norm: L2 norm; None for what is not floating-point, and where there is no finite value.
-        min, max: None where there is no finite value, or no order.
+        role: "parameter", or "buffer" for BatchNorm's statistics and other values that are not learnt.
+        norm: L2 norm; None for dtypes that are not floating-point, and without a finite value.
+        min, max: None without a finite value, and for values without an order.
         nonfinite_count: NaN and Inf.
-        dead_filter_count: Output channels whose weights, or whose scale in a normalisation, are exactly zero; None for
-            what has neither.
+        dead_filter_count: Output channels whose weights, or whose scale in a normalisation, are exactly zero; None
+            without output channels.
         filter_count: Output channels; None likewise.
-        drift: L2 norm of the change since the file it is compared with, over the norm there: 0 for the same values, Inf
-            where those were all zero; None without such a file, and where shapes differ or a value is not finite.
+        drift: L2 norm of the change since the file it is compared with, over the norm there: 0 for equal values, Inf if
+            all values there were zero; None without such a file, if shapes differ, or if a value is not finite.
         drift_from_first: The same since the first file that was read.
-        moved_from: The tensor whose values in the file before it has, where it has traded places; "" for none.
+        moved_from: The tensor that had this tensor's values in the file before, if tensors traded places; "" for none.
     """
 
     file: int
@@ -143,18 +140,18 @@ class ActivationPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryFinding(Finding):
-    """What a rule of `hookscope check`, or of those on changes between files, finds in some of the files.
+    """A problem that a rule of `hookscope check`, or a rule on changes between files, finds in some files.
 
     Attributes:
-        level: The most severe in any of the files.
-        message: What the rule said of one of the places, in the first file where it did: one sentence with value and
+        level: The most severe level in any of the files.
+        message: The rule's message on one of the places, in the first file with the problem: a sentence with value and
             limit.
-        followed_by: Further places at which it began together, and is in the same files.
-        first: Index of the first file in which it holds.
-        before: Index of the last file before that which was read; None where it holds in the first file.
+        followed_by: Further places with the same problem in the same files.
+        first: Index of the first file with the problem.
+        before: Index of the last file that was read before `first`; None if `first` is the first file that was read.
         files: Indices of the files in which it was seen.
-        lasts: Whether it holds in every later file that was read; with `--bisect` this is taken for granted.
-        is_change: Whether it is about what happened between two files, not about the state of one.
+        lasts: Whether every later file that was read has it; `--bisect` assumes this.
+        is_change: Whether it is about a change between two files, not about the state of one.
     """
 
     first: int
@@ -166,15 +163,15 @@ class HistoryFinding(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class History(RunResult[tuple[WeightPoint, ...]]):
-    """A training, followed by its checkpoints.
+    """A training, followed over its checkpoints.
 
     Attributes:
         files: All files in order, including those that were not read.
-        order: What the files are sorted by: "the epoch stored in each file".
+        order: The sort key of the files: "the epoch stored in each file".
         verdicts: Failures first, then in the order in which they began.
         rows: Every tensor in every file that was read, file by file.
         activations: Outputs of layers, file by file; empty without a network.
-        scope: One sentence on what was judged and what was not.
+        scope: One sentence that lists what was judged and what was not.
         searched: Whether `--bisect` left files out.
         arch: The network that was run; "" if the stored values were judged without a network.
     """
@@ -202,13 +199,13 @@ class History(RunResult[tuple[WeightPoint, ...]]):
 
     @property
     def unreadable(self) -> tuple[HistoryFile, ...]:
-        """The files that could not be read, or not be run."""
+        """The files that could not be read or run."""
         return tuple(file for file in self.files if file.error)
 
     @property
     @in_json
     def exit_code(self) -> int:
-        """The most severe of the files', and 1 if a change between them fails."""
+        """The most severe exit code of the files, or 1 if only a change between files fails."""
         fails = any(verdict.level == "fail" for verdict in self.verdicts)
         return most_severe([*(file.exit_code for file in self.files), EXIT_CHECK_FAILED if fails else EXIT_DONE])
 
@@ -221,7 +218,7 @@ class History(RunResult[tuple[WeightPoint, ...]]):
         """Raise unless every file could be read and no rule failed: one line for a test.
 
         Raises:
-            AssertionError: With what failed, and the files in which it began.
+            AssertionError: With each failure, and the file in which it began.
         """
         __tracebackhide__ = True
         if self.passed:
@@ -252,7 +249,7 @@ class LayerPoint:
     Attributes:
         norm: L2 norm over all of its parameters; None where they have no finite value.
         drift: L2 norm of their change since the file before, over the norm there, as for `WeightPoint`.
-        dead_fraction: Share of output channels whose weights are all zero, 0-1; None without any.
+        dead_fraction: Share of output channels whose weights are all zero, 0-1; None without output channels.
         nonfinite_count: NaN and Inf, in its buffers too.
     """
 
@@ -299,7 +296,7 @@ def _layer_point(rows: list[WeightPoint], before: list[WeightPoint], first: list
 
 
 def _joined(rows: list[WeightPoint], before: list[WeightPoint], name: str) -> float | None:
-    """Return the drift of several tensors as that of one: the root of the sum of squared changes, over the norm."""
+    """Return the drift of several tensors as if they were one: the L2 norm of all changes over the norm before."""
     norms = {point.name: point.norm or 0.0 for point in _learnt(before)}
     moved = [row for row in rows if row.name in norms and getattr(row, name) is not None]
     drifts = [(row, getattr(row, name), norms[row.name]) for row in moved]

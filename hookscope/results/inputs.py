@@ -1,4 +1,4 @@
-"""The inputs of a network, how a file becomes one, and with what else a run was made."""
+"""The inputs of a network, how files become inputs, and the settings of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 InputKind = Literal["image", "detection", "video", "flow"]
 
 CLIP_STEP = "one clip of "
-"""The beginning of the preprocessing step that gives the number of frames of a clip."""
+"""How the preprocessing step with a clip's number of frames begins."""
 
 PICTURE_AXES = 2
-"""Axes of a map of a picture; that of a signal has 1, that of a volume or a clip 3."""
+"""Axes of a map of a picture; a signal's map has 1, a volume's or a clip's 3."""
 
 SHOWN_INPUTS = 32
-"""Inputs whose pictures a run keeps: as many as its report shows."""
+"""Number of inputs whose pictures a run keeps, because its report shows this many."""
 
 # Where Pillow starts to warn of decompression bombs (Image.MAX_IMAGE_PIXELS): 256 MiB of 24-bit pixels.
 MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
@@ -28,9 +28,8 @@ class Waveform:
 
     Attributes:
         channels: C of (C, L); None for one channel without an axis of its own, (L,).
-        sampling_rate: In Hz; None where the network does not tell.
-        is_normalised: Whether each recording is brought to mean 0 and variance 1, as transformers' feature extractors
-            do.
+        sampling_rate: In Hz; None if the network does not state it.
+        is_normalised: Whether recordings are scaled to mean 0 and variance 1, as by transformers' feature extractors.
     """
 
     channels: int | None
@@ -43,7 +42,7 @@ class Preprocessing:
     """How a file becomes a network input.
 
     Attributes:
-        kind: What the network takes: one image tensor (N, C, H, W), a list of (C, H, W) for detection, a clip
+        kind: The input that the network takes: one image tensor (N, C, H, W), a list of (C, H, W) for detection, a clip
             (N, C, T, H, W), or two frames (N, C, H, W) for optical flow.
         resize: Length of the shorter side after resizing, in pixels, or an exact (height, width); None keeps the size.
         crop: Height and width of the centre crop, in pixels; None keeps everything.
@@ -52,11 +51,11 @@ class Preprocessing:
         frames: T, for a clip: the image is repeated.
         multiple: Height and width are cropped down to a multiple of this.
         max_pixels: A picture with more pixels is refused before it is decoded, and so is a resize to more.
-        batch_axis: Which axis of a tensor file counts inputs; "auto": the first, unless the tensor has a single axis or
-            as many as one input; "none": a tensor is one input as it is.
-        input_axes: How many axes one input has, batch axis apart, by the network's first layer; None if that does not
-            tell.
-        waveform: What the network takes of a recording; None for its channels as they are, (C, L).
+        batch_axis: The axis of a tensor file that counts inputs; "auto": axis 0, unless the tensor has a single axis or
+            as many as one input; "none": the tensor is one input.
+        input_axes: Number of axes of one input, without the batch axis, from the network's first layer; None if the
+            layer does not show it.
+        waveform: How a recording becomes an input; None for its channels as they are, (C, L).
         source: Where these values come from, for people: "ResNet34_Weights.IMAGENET1K_V1", "defaults", "options".
     """
 
@@ -80,8 +79,8 @@ class Preprocessing:
 class Region:
     """The part of an upright picture that a network's input covers.
 
-    Edges are continuous, in pixels of that picture: row `i` reaches from `i` to `i + 1`, its centre is `i + 0.5`. Where
-    the input was padded they lie outside the picture.
+    Edges are continuous, in pixels of that picture: row `i` reaches from `i` to `i + 1`, its centre is `i + 0.5`. If
+    the input was padded, they lie outside the picture.
 
     Attributes:
         height: Of the upright picture.
@@ -98,12 +97,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Photograph:
-    """The photograph an input was made from, to draw over.
+    """The photograph behind an input, to draw maps on.
 
     Attributes:
         pixels: (H, W, 3) uint8, upright.
         region: The part of it that the input covers.
-        remark: Why it is what the network saw instead of the photograph itself; "" for the photograph.
+        remark: Why `pixels` are the network's input instead of the photograph; "" for the photograph.
     """
 
     pixels: NDArray[np.uint8] = field(repr=False)
@@ -113,16 +112,16 @@ class Photograph:
 
 @dataclass(frozen=True, slots=True)
 class InputRecord:
-    """One input and what was done to it.
+    """One input and its preprocessing.
 
     Attributes:
         name: File name as the user gave it or as found in a folder, or "noise", "tensor".
         sha256: Hex digest of the file's bytes; None when there is no file.
-        size: Width and height of the file's picture in pixels, before anything was done; None for tensors.
+        size: Width and height of the file's picture in pixels, before preprocessing; None for tensors.
         shape: Shape handed to the network without the batch axis, e.g. (C, H, W).
-        steps: What was done, in order, for people.
-        region: Which part of the picture the input covers; None for tensors.
-        sampling_rate: Of a recording as the network gets it, in Hz; None for other inputs.
+        steps: The preprocessing steps in order, for people.
+        region: The part of the picture that the input covers; None for tensors.
+        sampling_rate: Sampling rate of a recording as the network gets it, in Hz; None for other inputs.
     """
 
     name: str
@@ -135,7 +134,7 @@ class InputRecord:
 
     @property
     def is_noise(self) -> bool:
-        """Whether the input was drawn at random, as it is where none is given."""
+        """Whether the input is random noise, as it is if the user gives none."""
         return self.name == "noise" and self.sha256 is None
 
 
@@ -145,11 +144,11 @@ class StoredProvenance:
 
     Attributes:
         patterns: As given with `--layer`.
-        preprocessing: How files became inputs; None where no file did.
-        named_inputs: Inputs by name: the value, or the record of the file it was read from.
-        unusable_inputs: A sentence for each.
+        preprocessing: How files became inputs; None if no file did.
+        named_inputs: Inputs by name: the value, or the record of its file.
+        unusable_inputs: A sentence for each input that was left out.
         settings: Further options of the command, by name: "edits", "limits", "autocast".
-        threads: torch's; None where nothing ran.
+        threads: Number of torch's threads; None if no network ran.
     """
 
     patterns: tuple[str, ...] = ()
@@ -163,11 +162,11 @@ class StoredProvenance:
 
 @dataclass(frozen=True, slots=True)
 class Provenance(StoredProvenance):
-    """How a run was made, with what is drawn of its inputs.
+    """How a run was made, with pictures of its inputs.
 
     Attributes:
         pictures: The first pictures as the network saw them, (H, W, 3) or (H, W) uint8.
-        photographs: Reads again what an input was made of, given the inputs of the run and the position of one.
+        photographs: Reads the photograph of an input again, given the inputs of the run and a position.
     """
 
     pictures: Mapping[InputRecord, NDArray[np.uint8]] = field(default_factory=dict, repr=False)

@@ -1,4 +1,4 @@
-"""Results as JSON: dicts, lists, text and numbers under the names of their fields, and arrays beside them."""
+"""Results as JSON: dicts, lists, text and numbers by the names of fields, with arrays apart."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, is_dataclass
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SCHEMA_VERSION = 3
-"""Of every JSON document; it changes when a key goes or changes its meaning."""
+"""The version in every JSON document; it changes when a key goes or changes its meaning."""
 
 UNSTORED: Mapping[str, Any] = MappingProxyType({"stored": False})
-"""The `metadata` of a field that no file holds, and that has its default when a result is read."""
+"""The `metadata` of a field that is not written to files, and has its default when a result is read."""
 
 Getter = TypeVar("Getter", bound=Callable[[Any], Any])
 
 
 def in_json(getter: Getter) -> Getter:
-    """Mark the getter of a property that JSON has besides the fields; reading computes it again."""
+    """Mark the getter of a property that is written to JSON like a field; a result that is read computes it again."""
     getter.in_json = True  # type: ignore[attr-defined]
     return getter
 
 
 def is_stored(field: Field[Any]) -> bool:
-    """Tell whether files hold a field."""
+    """Tell whether a field is written to files."""
     return bool(field.metadata.get("stored", True))
 
 
 @lru_cache
 def derived(kind: type) -> Mapping[str, property]:
-    """Return the properties of a class that JSON has, by name."""
+    """Return the properties of a class that are written to JSON, by name."""
     members = ((name, value) for base in reversed(kind.__mro__) for name, value in vars(base).items())
     return {name: value for name, value in members if isinstance(value, property) and hasattr(value.fget, "in_json")}
 
@@ -59,14 +59,14 @@ def json_form(value: Any, arrays: "dict[str, NDArray[Any]] | None" = None, at: s
 
     Args:
         value: The part.
-        arrays: Filled with the arrays in it, each under the name that JSON then has in its place: "rows.3.values".
-            None leaves arrays out.
+        arrays: Filled with the part's arrays by name, "rows.3.values"; JSON has the name in the array's place. None
+            leaves arrays out.
         at: Name of the part.
     """
     import numpy as np  # noqa: PLC0415 - the names of rules load no numpy
 
     if isinstance(value, np.ndarray):
-        assert arrays is not None  # noqa: S101 - else it was left out below
+        assert arrays is not None  # noqa: S101 - without `arrays`, the comprehension below leaves arrays out
         arrays[at] = value
         return at
     if is_dataclass(value):

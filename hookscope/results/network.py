@@ -1,4 +1,4 @@
-"""Which network ran, the modules in it, how rows about them are called, and where its forward pass raised."""
+"""Which network ran, its modules, the labels of rows, and where a forward pass raised."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ class ModelInfo:
     Attributes:
         name: Short name for titles and folders: "resnet34", "net.py:build".
         weights: Origin for people: "ResNet34_Weights.IMAGENET1K_V1", "random, seed 0", "model.pt".
-        sha256: Hex digest of the weights file; None when there is none.
-        parameter_count: Elements over all parameters; a tied one counts once.
-        categories: Class names by index, as far as they come with the weights or were given.
+        sha256: Hex digest of the weights file; None without a file.
+        parameter_count: Elements over all parameters; a tied parameter counts once.
+        categories: Class names by index, from the weights or the user; () if there are none.
         arguments: The factory's keyword arguments (`--model-arg`).
     """
 
@@ -38,7 +38,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class NetworkResult(RunResult[Entry_co]):
-    """What the results of commands that run one network share.
+    """The fields of all results of commands that run one network.
 
     Attributes:
         warnings: Sentences a reader must see; `notes` need no action.
@@ -64,10 +64,10 @@ class ModuleRow:
     Attributes:
         layer: Dotted name; "" is the whole model.
         parameter_count: Elements in the parameters it owns directly.
-        total_parameter_count: Elements in its own and its descendants' parameters; a tied one counts once.
+        total_parameter_count: Elements in its own and its descendants' parameters; a tied parameter counts once.
         call_count: Calls in one forward pass.
-        input_shapes: Of the first call, nested inputs flattened, as in `output_shapes`.
-        note: Why there are no shapes, or aliases; of an operation the line that calls it; "" otherwise.
+        input_shapes: Shapes at the first call, nested inputs flattened, as in `output_shapes`.
+        note: Why there are no shapes, or aliases; for an operation, the line that calls it; "" otherwise.
         owner: As `LayerRow.owner`.
     """
 
@@ -89,7 +89,7 @@ class ModuleRow:
 
     @property
     def duplicates(self) -> tuple[str, ...]:
-        """No other name."""
+        """Empty: a module has one row."""
         return ()
 
 
@@ -108,10 +108,10 @@ _WHOLE_NUMBERS = re.compile(
 )
 
 
-# The last axis is as long as that of the channels should be.
+# The last axis has the size that the channel axis should have.
 _CHANNELS_LAST = re.compile(r"expected input\[[\d, ]*, (\d+)\] to have \1 channels")
 _NO_TENSOR = re.compile("must be Tensor, not (?:int|float|list|tuple)$")
-# In what `inspection.failures` adds to an error.
+# `inspection.failures` adds this to an error.
 _ONE_ARGUMENT = re.compile(r"; its one argument is (\w+)$")
 
 
@@ -131,10 +131,10 @@ class Failure:
     error: str
 
     def remedy(self, *, files: bool = True, arguments: bool = True) -> str:
-        """Return which option helps, as a sentence to append; "" where torch's words do not show that the input is bad.
+        """Return a sentence to append about the option that helps; "" if the error does not show that the input is bad.
 
-        A command may take no pictures and `files` but by `--input`, or have no `--input` and `--input-shape` for
-        `arguments`.
+        `files` is False for commands that take no pictures and tensor files as positional arguments, `arguments` is
+        False for commands without `--input` and `--input-shape`.
         """
         kind, _, text = self.error.partition(": ")
         missing = [] if self.layer else _missing_arguments(text)
@@ -144,7 +144,7 @@ class Failure:
             fits = "as in a dict" in text or all(shape.startswith("['") for shape in self.input_shapes)
             return f". Give it the dict of a file by {arg('input')} {only[1]}=FILE" if arguments and fits else ""
         is_named = any("[" in shape for shape in self.input_shapes)
-        # Whether it is the case, the advice, and what else the options for arguments and noise can do.
+        # Whether the case applies, the advice, and the advice about `--input` and `--input-shape`.
         noise = f"{arg('input_shape')} for noise"
         shapes = f"{arg('resize')} and {arg('crop')} for pictures, {arg('batch_axis')} for a tensor file"
         cases = (
@@ -212,7 +212,7 @@ class ModuleTable(RowContainer[ModuleRow]):
 
     Attributes:
         rows: One per module, in the order of `named_modules()`.
-        failure: Set when the forward pass raised; later modules then have no shapes.
+        failure: Set if the forward pass raised; later modules then have no shapes.
         cost: Cost of one forward pass; None without `cost=True`.
     """
 
@@ -233,15 +233,15 @@ class ModuleTable(RowContainer[ModuleRow]):
 
 
 def row_label(layer: str, call: int, slot: str) -> str:
-    """Return the name of a layer's output for people and files: "layer1.0.relu#1", "backbone['out']", "(model)".
+    """Return the label of a layer's output for people and files: "layer1.0.relu#1", "backbone['out']", "(model)".
 
-    An attribute of what a layer returns is "encoder().hidden": "encoder.hidden" is a module.
+    An attribute of an output is "encoder().hidden", because "encoder.hidden" would be a module.
     """
     called = f"#{call}" if call else "()" if layer and slot.startswith(".") else ""
     return f"{layer or '(model)'}{called}{slot}"
 
 
 def is_output_of_key(label: str, key: str) -> bool:
-    """Tell whether a user means the network's output "(model)['logits']" by "logits", ".logits" or its label."""
+    """Tell whether a key that a user wrote ("logits", ".logits", "[0]") or a label means this output of the network."""
     path, name = label.removeprefix("(model)"), key.removeprefix("(model)")
     return path in (name, f"[{name!r}]", f".{name}", f"[{name}]")

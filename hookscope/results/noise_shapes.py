@@ -12,24 +12,24 @@ from hookscope.parameters import arg
 from hookscope.text import printable
 
 NoiseShapes = str | Sequence[int] | Sequence[str | Sequence[int]] | Mapping[str, str | Sequence[int]]
-"""What `input_shape` may be: sizes (4, 20) or a text "4,20:int64<1000"; a list of these, one for each argument by
-position; or a mapping of names of arguments to these."""
+"""Values of `input_shape`: sizes (4, 20) or a text "4,20:int64<1000"; a list of these, one for each argument by
+position; or a mapping from names of arguments to these."""
 
 # 1 GiB of float32, more than any real input.
 _MOST_VALUES = 2**28
 
-# By dtypes of whole numbers, the largest bound: one more than the largest value.
+# The largest bound of each integer dtype: one more than its largest value.
 WHOLE: Mapping[str, int] = {
     "bool": 2,
     "uint8": 2**8,
     **{f"int{bits}": 2 ** (bits - 1) for bits in (8, 16, 32)},
-    "int64": 2**63 - 1,  # a bound is an int64 itself
+    "int64": 2**63 - 1,  # the bound itself must fit int64
 }
 OTHER_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 
 def noise_beside_pictures() -> str:
-    """Return the message where noise takes the place of pictures that are there."""
+    """Return the message for a call with both pictures and noise in their place."""
     return (
         f"Give pictures or {arg('input_shape')}, not both: noise takes the place of pictures. For noise as another "
         f"argument, give {arg('input_shape')} NAME=SHAPE."
@@ -46,9 +46,9 @@ class NoiseShape:
 
     Attributes:
         shape: Batch axis first.
-        name: Of the argument; "" for the next by position.
-        dtype: torch's name without the prefix; "" where it follows from the network.
-        below: Whole numbers are drawn below this; None where that follows from the network.
+        name: Name of the argument; "" for the next by position.
+        dtype: torch's name without the prefix; "" if it follows from the network.
+        below: Upper bound of whole numbers, excluded; None if it follows from the network.
     """
 
     shape: tuple[int, ...]
@@ -58,17 +58,17 @@ class NoiseShape:
 
     @property
     def text(self) -> str:
-        """As `--input-shape` takes it: "tokens=4,20:int64<1000"."""
+        """In the form of `--input-shape`: "tokens=4,20:int64<1000"."""
         name, dtype = f"{self.name}=" if self.name else "", f":{self.dtype}" if self.dtype else ""
         below = "" if self.below is None else f"<{self.below}"
         return f"{name}{','.join(map(str, self.shape))}{dtype}{below}"
 
 
 def parse_noise_shapes(specs: NoiseShapes | Sequence[NoiseShape]) -> tuple[NoiseShape, ...]:
-    """Return the noise that `--input-shape` means, in the order given.
+    """Return the noise shapes that `--input-shape` gives, in order.
 
     Raises:
-        UsageError: If it is of another form, a name comes twice, or there are too many values.
+        UsageError: If one has a different form, a name comes twice, or there are too many values.
     """
     shapes = _several(specs)
     names = [shape.name for shape in shapes if shape.name]
@@ -128,7 +128,7 @@ def _read(text: str) -> tuple[NoiseShape, str]:
 def _whole(texts: Sequence[str]) -> tuple[int, ...] | None:
     try:
         return tuple(map(int, texts))
-    except ValueError:  # of thousands of digits, too
+    except ValueError:  # also raised for thousands of digits
         return None
 
 
@@ -154,7 +154,7 @@ def _checked(noise: NoiseShape, text: str) -> NoiseShape:
 
 
 def noise_note(shapes: Sequence[NoiseShape]) -> tuple[str, ...]:
-    """Return a sentence about noise with names, dtypes or bounds, some of which may follow from the network."""
+    """Return a note with the noise of each argument; () for a single shape without a name or dtype."""
     if all(not (shape.name or shape.dtype) for shape in shapes) and len(shapes) < 2:
         return ()
     return (f"Noise: {' · '.join(shape.text for shape in shapes)}.",)

@@ -1,7 +1,7 @@
 """How results print, convert, save and show themselves.
 
-The package's `__init__` lists the function for each form. It is imported when first needed, so that results depend on
-no output library.
+The package's `__init__` lists the function for each form. Functions are imported when first needed, so that results
+depend on no output library.
 """
 
 import random
@@ -15,7 +15,7 @@ from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.text import some_of, strict_json
 
 RENDERERS: dict[str, str] = {}
-"""For each form ("text", "html", "dict", "frame", "picture", "save") the "module:function" that makes it."""
+"""The "module:function" that makes each form: "text", "html", "dict", "frame", "picture", "save"."""
 
 Entry_co = TypeVar("Entry_co", covariant=True)
 
@@ -23,7 +23,7 @@ Entry_co = TypeVar("Entry_co", covariant=True)
 def rendered(result: object, form: str, *args: Any, **options: Any) -> Any:
     """Return a result in one of the forms in `RENDERERS`.
 
-    Libraries that draw a random number when they are imported leave Python's generator as it was.
+    Python's random state is restored, because some libraries draw a random number when they are imported.
     """
     module, _, function = RENDERERS[form].partition(":")
     state = random.getstate()
@@ -34,7 +34,7 @@ def rendered(result: object, form: str, *args: Any, **options: Any) -> Any:
 
 
 class RenderedResult:
-    """A result that prints as the command line's table and converts to what other tools read."""
+    """A result that prints as the command line's table and converts to forms for other tools."""
 
     __slots__ = ()
 
@@ -76,11 +76,11 @@ class RowContainer(RenderedResult, Generic[Entry_co]):
         return rows
 
     def by_label(self) -> dict[str, Entry_co]:
-        """Return what `run[label]` finds, by label and by those of the rows that repeat it; of equal ones the first."""
+        """Return the rows by label, and by labels of rows that repeat them; of equal labels, the first row wins."""
         return {label: row for row in reversed(self._items()) for label in (row.label, *row.duplicates)}
 
     def __getitem__(self, label: str) -> Entry_co:
-        """Return the row of an output, "layer1.0.conv1" or "relu#1", or of what else the result holds.
+        """Return the entry with a label: "layer1.0.conv1", "relu#1".
 
         Raises:
             LayerNotFoundError: If there is none; with the nearest labels.
@@ -92,14 +92,14 @@ class RowContainer(RenderedResult, Generic[Entry_co]):
         return rows[label]
 
     def _ipython_key_completions_(self) -> list[str]:
-        """Return what IPython completes after `run["`."""
+        """Return the labels that IPython completes after `run["`."""
         return [label for label in reversed(self.by_label()) if label]
 
     def __len__(self) -> int:
         return len(self._items())
 
     def __bool__(self) -> bool:
-        return True  # a run without rows is a run: it may hold the failure
+        return True  # even without rows: it may hold a failure
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._items())
@@ -126,7 +126,7 @@ class RunResult(RowContainer[Entry_co]):
         """Write the run directory of the command.
 
         Args:
-            path: Nothing yet, an empty folder, or an earlier run, which is replaced.
+            path: A new folder, an empty folder, or an earlier run, which is replaced.
 
         Raises:
             UsageError: If the run did not finish, or was read from a folder.

@@ -1,4 +1,4 @@
-"""Fold rows that repeat another: a module that passes its input through shows a tensor that was shown before."""
+"""Fold rows that repeat an earlier row, because a module returned its input."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -18,35 +18,35 @@ Maps = TypeVar("Maps", FeatureMaps, MapSummary, TokenMap)
 
 
 class _Staying(NamedTuple, Generic[Row]):
-    """A row that stays, its label, and the fields that change: it is copied once, whatever they are."""
+    """A row that stays, its label, and its changed fields, so that the row is copied only once."""
 
     row: Row
     label: str
     changes: dict[str, Any]
 
     def now(self, name: str) -> Any:
-        """Return a field with its change."""
+        """Return the current value of a field."""
         return self.changes[name] if name in self.changes else getattr(self.row, name)
 
 
 def fold_repeats(run: Run) -> Run:
-    """Leave out the rows that repeat another, and name them in the row that stays.
+    """Leave out rows that repeat an earlier row, and list their labels in `duplicates` of that row.
 
-    Rows keep their numbers: see `reduced`. To fold twice is to fold once.
+    Rows keep their numbers: see `reduced`. A second fold changes nothing.
     """
     return reduced(run, folds=True)
 
 
-# Operations that take shape and dtype of their input, and none of its values: the first state of a recurrence.
+# Operations that use the shape and dtype of their input but not its values, as for the first state of a recurrence.
 _CONSTANTS = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 
 
 def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, numbers: bool = False) -> Run:
-    """Leave out some rows, by label, that were measured for verdicts alone; if asked for, fold and number the others.
+    """Leave out the rows in `left_out`, which were measured for verdicts alone; fold and number the others on request.
 
-    Tensors that came from a row left out are listed as coming from its inputs; a row that repeats one repeats the next
-    such row, if any. Rows keep their numbers unless `numbers`, which makes them places; maps follow their rows, or are
-    left out with them.
+    In `inputs`, a row that was left out is replaced by its own inputs. Of the rows that repeat it, the first replaces
+    it in `duplicate_of`. Rows keep their numbers unless `numbers`, which numbers them by position; maps follow their
+    rows, or are left out with them.
     """
     left_out = frozenset(left_out)
     rows, gone = _parted(run.rows, left_out)
@@ -88,10 +88,10 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
 
 
 def repeated(run: Activations | Gradients) -> dict[Key, str]:
-    """Return the outputs that `fold_repeats` leaves out, each with the label of the row that stands for it.
+    """Return the outputs that `fold_repeats` leaves out, each with the label of the row that it repeats.
 
-    Their activation repeats an earlier one and, after a backward pass, so does their gradient, and those of the call's
-    inputs where they were measured.
+    Such an output has the activation of an earlier row and, after a backward pass, its gradient; and if gradients of
+    the call's inputs were measured, they repeat earlier ones too.
     """
     return _repeated(_parted(run.rows)[0], None if isinstance(run, Activations) else _parted(run.gradients)[0])
 
@@ -137,7 +137,7 @@ def _key(row: LayerRow | GradientRow) -> Key:
 
 
 def _folded(rows: Sequence[_Staying[Row]], into: Mapping[Key, str]) -> list[_Staying[Row]]:
-    """Leave out the rows of some outputs; those that stay name them. Gradients of inputs stay."""
+    """Leave out the rows of outputs in `into`, and list them in the rows that they repeat. Gradients of inputs stay."""
     if not into:
         return [*rows]
     duplicates: dict[str, list[str]] = {}
@@ -155,10 +155,10 @@ def _folded(rows: Sequence[_Staying[Row]], into: Mapping[Key, str]) -> list[_Sta
 
 
 def _resolve(rows: Sequence[_Staying[Row]], name: str, left_out: Mapping[str, Sequence[str]]) -> None:
-    """In a field of labels, put the rows that take their outputs, or gave their inputs, in place of rows left out."""
+    """In field `name`, replace each label of a row left out by the labels that `left_out` has for it."""
     if not left_out:
         return
-    behind = dict(left_out)  # what stands for each row left out: chains of them, as of sums, are followed once
+    behind = dict(left_out)  # with chains of rows left out resolved, so that each chain is followed only once
     for label, labels in left_out.items():
         behind[label] = _behind(labels, behind)
     for row in rows:
@@ -185,7 +185,7 @@ def _copied(rows: Sequence[_Staying[Row]]) -> tuple[Row, ...]:
 
 
 def _of_rows(maps: Sequence[Maps], rows: Sequence[_Staying[Row]]) -> tuple[Maps, ...]:
-    """Return the maps of these rows, which still have the numbers that the maps know them by."""
+    """Return the maps of these rows, renumbered; the rows themselves must still have their old numbers."""
     numbers = {row.row.index: number for number, row in enumerate(rows)}
     stay = ((group, numbers[group.row]) for group in maps if group.row in numbers)
     return tuple(group if group.row == number else replace(group, row=number) for group, number in stay)

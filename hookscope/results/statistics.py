@@ -1,4 +1,4 @@
-"""What is measured of one tensor."""
+"""The statistics of one tensor."""
 
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -37,20 +37,20 @@ class TensorStatistics:
     value is None where it does not exist (an empty tensor has no mean) or could not be measured.
 
     Attributes:
-        shape: Shape of all batches together along the axis that counts inputs; the shape of the first batch if there is
+        shape: Shape of all batches, joined along the axis that counts inputs; the shape of the first batch if there is
             no such axis, or if batches differ in other axes.
         dtype: torch's name without the prefix: "float32".
         std: Population standard deviation (divisor n); 0 for a single element.
         zero_fraction: Share of exact zeros among all elements, 0-1.
-        channel_axis: Axis of `shape` that counts channels; None when there is none.
+        channel_axis: Axis of `shape` that counts channels; None without one.
         dead_channel_count: Channels that are exactly zero over the whole input.
         quantiles: Values at `QUANTILE_LEVELS`, by `numpy.quantile`'s linear definition; None without a distribution.
             Exact for up to 1,024 finite values; for more, within 3% of the value or within 0.5% of its rank.
-        unmeasured: Why statistics are missing; None if they are not.
-        distribution: Counts of values over bins, for quantiles and histograms; None if it was not measured.
-        kept_values: Up to 256 values of each input at fixed places, (N, K), to compare with another run; (1, all of
-            them) if inputs differ in shape. None if none were kept.
-        reduction: What they follow from, which merges with that of other inputs; None if values were kept.
+        unmeasured: Why statistics are missing; None if they are complete.
+        distribution: The values or their counts over bins, for quantiles and histograms; None if it was not measured.
+        kept_values: Up to 256 values of each input at fixed places, (N, K), for comparison with another run; (1, all
+            values) if inputs differ in shape. None if none were kept.
+        reduction: The `Reduction` behind the statistics, for merging with other inputs; None if values were kept.
     """
 
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class TensorStatistics:
 
     @property
     def max_abs(self) -> float | None:
-        """Largest magnitude; None where it was not measured."""
+        """Largest finite magnitude; None if there is none, or it was not measured."""
         return None if self.min is None or self.max is None else max(abs(self.min), abs(self.max))
 
     @property

@@ -1,4 +1,4 @@
-"""What layers and their channels do over a data set."""
+"""The behaviour of layers and their channels over a data set."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,17 +24,17 @@ from hookscope.text import counted
 Pictures = Callable[[Sequence[str]], Iterator[tuple[str, NDArray[np.uint8]]]]
 
 NONFINITE_OUTPUT = "The network returns NaN or Inf, though none of the layers that were measured does"
-"""How a warning begins with which the answer agrees."""
+"""The beginning of a warning; with it, the summary is no all-clear."""
 
 _RULE_OF_THREE = 3.0  # -ln(0.05), rounded up
 
 
-# With fewer inputs a channel that is 0 on all of them may well fire on one input in ten. Ours.
+# Above this, a channel that is 0 on all inputs may still fire on one input in ten. Ours.
 _HIGHEST_DEAD_BOUND = 0.1
 
 
 def dead_bound(input_count: int) -> float:
-    """Return the share of inputs below which a channel fires, with 95% confidence, that fired on none of so many.
+    """Return an upper limit, with 95% confidence, of the share of inputs on which a channel fires that fired on none.
 
     The rule of three: 1 - 0.05^(1/N) is below 3/N. Source: Hanley and Lippman-Hand, "If nothing goes wrong, is
     everything all right?", JAMA 249 (1983), 1743-1745. The inputs must be drawn at random for it to hold.
@@ -44,12 +44,12 @@ def dead_bound(input_count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TopInput:
-    """An input that excites a channel, and where.
+    """An input that excites a channel, with the position.
 
     Attributes:
         input: Name of the input, as in its record.
         value: The channel's greatest value on it.
-        position: Where that is in the output, along the axes other than batch and channels; () for a vector.
+        position: Position of `value` in the output, along the axes other than batch and channels; () for a vector.
     """
 
     input: str
@@ -71,14 +71,13 @@ class SurveyChannel:
         std: Population standard deviation.
         nonfinite_count: Values that are NaN or Inf.
         best_class: The class with the greatest mean of the channel; "" without classes.
-        selectivity: Share of the variance between inputs, of the channel's mean over positions, that classes explain,
-            less what chance explains: epsilon squared, 1 at most and about 0 by chance (Kelley, "An unbiased
-            correlation ratio measure", PNAS 21, 1935). None without classes, and for a channel that is the same on all
-            inputs.
-        duplicate_of: The lower-numbered channel of the same output whose mean over positions correlates most with that
-            of this channel, over a sample of the inputs, if the magnitude is 0.99 or more; else None.
+        selectivity: How much of the variance of the channel's mean over positions, between inputs, classes explain
+            beyond chance: epsilon squared, at most 1 and about 0 by chance (Kelley, "An unbiased correlation ratio
+            measure", PNAS 21, 1935). None without classes, and for a channel that is equal on all inputs.
+        duplicate_of: The lower-numbered channel of the same output that correlates most with this channel, by means
+            over positions on a sample of the inputs, if the magnitude is 0.99 or more; else None.
         correlation: Correlation with `duplicate_of`, -1 to 1; None without one.
-        top: The inputs that excite it most, the greatest first; equal inputs in the order of their paths.
+        top: The inputs that excite it most, the greatest first; ties in the order of the inputs' paths.
         halves: The same for two halves of the data: every second input, and the others.
     """
 
@@ -99,7 +98,7 @@ class SurveyChannel:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is exactly zero on every input."""
+        """Whether the channel is exactly zero on every input."""
         return self.firing_positions == 0 and not self.nonfinite_count
 
     @property
@@ -109,7 +108,7 @@ class SurveyChannel:
 
 
 class Duplicate(NamedTuple):
-    """A channel that follows another one: see `SurveyChannel.duplicate_of`."""
+    """A channel that nearly repeats another one: see `SurveyChannel.duplicate_of`."""
 
     channel: int
     of: int
@@ -121,15 +120,15 @@ class ChannelArrays:
     """The channels of a row as arrays, (C,) each; see `SurveyChannel`.
 
     Attributes:
-        firing_inputs: NaN where it is not known.
-        mean: NaN, as `std`, `min` and `max`, without a finite value.
+        firing_inputs: NaN if it is not known.
+        mean: NaN without a finite value, like `std`, `min` and `max`.
         best_class: Number of the class; -1 for none.
         selectivity: NaN for none.
         duplicate_of: -1 for none.
         correlation: NaN for none.
-        top_values: The greatest values by half of the data, (2, C, K), the greatest first; -Inf where there are fewer.
+        top_values: The greatest values in each half of the data, (2, C, K), in descending order; -Inf for none.
         top_inputs: Numbers of the inputs, (2, C, K); -1 for none.
-        top_positions: Where in the output, (2, C, K, 3); -1 for axes that it lacks.
+        top_positions: Positions in the output, (2, C, K, 3); -1 for axes that it lacks.
     """
 
     firing_inputs: NDArray[np.float64]
@@ -154,7 +153,7 @@ class ChannelArrays:
         return dead
 
 
-# Numbers of a channel that are an array of the same name.
+# Fields that `SurveyChannel` and `ChannelArrays` share.
 _NUMBERS = (
     *("firing_inputs", "firing_positions", "mean", "std", "min", "max"),
     *("nonfinite_count", "selectivity", "correlation"),
@@ -175,10 +174,10 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Channels(Sequence[SurveyChannel]):
-    """The channels of a row; each is made when it is asked for, as networks have many.
+    """The channels of a row; a `SurveyChannel` is made on access, because networks have many.
 
     Attributes:
-        arrays: All of them; None for an output without channels.
+        arrays: The numbers of all channels; None for an output without channels.
         names: Names of inputs by their numbers.
         classes: Names of classes by their numbers.
     """
@@ -233,13 +232,13 @@ class Channels(Sequence[SurveyChannel]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SurveyRow(OutputRow):
-    """A row of a survey; its statistics have the exact bins of the distribution, and the shape of all inputs together.
+    """A row of a survey; its statistics are over all inputs together.
 
     Attributes:
         duplicates: Labels of the rows that repeat this one.
         source: The line that calls the operation; "" for a module.
-        receptive_field: The part of the input that a position of the output depends on; None if it is not known: after
-            layers that mix all positions, and for operations.
+        receptive_field: The part of the input that a position of the output depends on; None for operations, and after
+            layers that mix all positions.
         channels: One per channel; empty if the output has no axis of channels.
         headroom: How well the values fit into narrower formats.
         massive: Channels with massive activations: a magnitude above 100 and above 1,000 times the median magnitude of
@@ -263,7 +262,7 @@ class SurveyRow(OutputRow):
     @property
     @in_json
     def duplicate_channels(self) -> tuple[Duplicate, ...]:
-        """Channels that follow another one."""
+        """Channels that nearly repeat another one."""
         arrays = self.channels.arrays
         if arrays is None:
             return ()
@@ -272,7 +271,7 @@ class SurveyRow(OutputRow):
 
     @property
     def selectivity(self) -> tuple[float, int] | None:
-        """The greatest selectivity of a channel, and which channel that is; None without classes."""
+        """The greatest selectivity of a channel, and its channel; None without classes."""
         arrays = self.channels.arrays
         if arrays is None or np.isnan(arrays.selectivity).all():
             return None
@@ -288,7 +287,7 @@ class Unusable:
     """An input that was left out, and why.
 
     Attributes:
-        exit_code: That of the error: 3 for a file that cannot be read, 6 where the model raised.
+        exit_code: Exit code of the error: 3 for a file that cannot be read, 6 if the model raised.
     """
 
     message: str
@@ -297,16 +296,16 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True)
 class CropSheet:
-    """A picture of what excites channels of one row: a line for each channel, the crops of each half of the data.
+    """A picture of inputs that excite channels of one row: a line of crops for each channel, by half of the data.
 
     Attributes:
         row: `SurveyRow.index`.
-        path: Inside the run.
-        channels: From top to bottom.
+        path: Path inside the run.
+        channels: The channels from top to bottom.
         tile: Height and width of a crop, in pixels.
         columns: Crops of each half.
-        gap: Pixels between crops; between the halves there are four times as many.
-        is_whole: Whether crops are whole pictures, as what a position sees is not known or all of it.
+        gap: Pixels between crops; the gap between the halves is four times as wide.
+        is_whole: Whether crops are whole pictures, because a receptive field is unknown or covers the picture.
     """
 
     row: int
@@ -320,11 +319,11 @@ class CropSheet:
 
 @dataclass(frozen=True, slots=True)
 class WrongStrip:
-    """A picture of an input that is classified wrong, and of those with near features.
+    """A picture of an input that is classified wrong, and of its neighbours.
 
     Attributes:
-        index: Place in `Failures.inputs`.
-        path: Inside the run.
+        index: Position in `Failures.inputs`.
+        path: Path inside the run.
     """
 
     index: int
@@ -333,11 +332,11 @@ class WrongStrip:
 
 @dataclass(frozen=True, slots=True)
 class FeatureFiles:
-    """Where features were written.
+    """The files that features were written to.
 
     Attributes:
-        files: safetensors with the features, and the sidecar last.
-        shapes: Of each tensor, by label.
+        files: Files with the features, then the JSON file that lists the inputs.
+        shapes: Shape of each tensor, by label.
         pool: How positions were reduced: "avg", "max", "cls" or "none".
         dtype: "float32" or "float16".
     """
@@ -350,14 +349,13 @@ class FeatureFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Survey(NetworkResult[SurveyRow]):
-    """What layers and their channels do over a data set.
+    """The behaviour of layers and their channels over a data set.
 
     Attributes:
         input_count: Inputs that were measured.
         rows: One per output, in execution order.
         classes: Inputs of each class, by name; empty without `by_class`.
-        accuracy: Share of inputs that are classified right; None without classes, or if they are not the classes of the
-            network.
+        accuracy: Accuracy on the inputs; None without classes, or if they are not the network's classes.
         failures: Why inputs are classified wrong; None without an accuracy.
         uncalled: Selected modules that never ran.
         unusable: Inputs that were left out.
@@ -367,14 +365,14 @@ class Survey(NetworkResult[SurveyRow]):
         batch_size: Inputs per forward pass.
         chunk_size: Files per chunk.
         chunk_count: Chunks that the data were cut into.
-        resumed_count: Chunks that were already measured.
+        resumed_count: Chunks that an earlier call had measured.
         features: Files that the features were written to; None if none were requested.
         verification: Whether hooks changed the output of the first batch; None without `verify`.
-        names: Names of the listed inputs, by their numbers.
+        names: Names of the inputs in lists, by their numbers.
         pictures: Reads inputs again by name, as the network saw them, (H, W, 3) or (H, W) uint8; leaves out inputs that
             are not pictures or no longer exist. None for a survey that was read from a run directory.
-        supports: Finds the pixels that positions of a row depend on, if no closed form gives them; None for a survey
-            that was read from a run directory.
+        supports: Finds the pixels that positions of a row depend on, if no closed form exists; None for a survey that
+            was read from a run directory.
     """
 
     input_count: int
@@ -402,32 +400,32 @@ class Survey(NetworkResult[SurveyRow]):
         return f"<Survey of {self.model.name}: {', '.join(parts)}>"
 
     def save(self, path: str | Path, *, crops: int | None = None) -> Path:
-        """Write the run directory, as `RunResult.save`; `crops` channels of each row have crops, None makes 128."""
+        """Write the run directory, as `RunResult.save`, with crops for `crops` channels of a row; None: 128 in all."""
         return Path(rendered(self, "save", path, crops=crops).folder)
 
     @property
     @in_json
     def exit_code(self) -> int:
-        """The command's: 0, or that of the gravest input that was left out."""
+        """The command's exit code: 0, or the most severe code of the inputs that were left out."""
         return most_severe([EXIT_DONE, *(unusable.exit_code for unusable in self.unusable)])
 
     @property
     @in_json
     def dead_bound(self) -> float:
-        """The share of inputs below which a dead channel fires, with 95% confidence: see `dead_bound`."""
+        """Upper limit of the share of inputs on which a dead channel fires: see the function `dead_bound`."""
         return dead_bound(self.input_count)
 
     @property
     def can_call_dead(self) -> bool:
-        """Whether there are inputs enough to call a channel dead."""
+        """Whether there are enough inputs to call a channel dead."""
         return self.dead_bound <= _HIGHEST_DEAD_BOUND
 
     @property
     def dead_count(self) -> int:
-        """Dead channels of all rows."""
+        """Number of dead channels in all rows."""
         return sum(len(row.dead_channels) for row in self.rows)
 
 
 def channel_counts(rows: Sequence[SurveyRow]) -> int:
-    """Return how many channels rows have."""
+    """Return the number of channels in all rows."""
     return sum(len(row.channels) for row in rows)

@@ -1,4 +1,4 @@
-"""How many rows of embeddings and codebooks are used."""
+"""Use of the rows of embeddings and codebooks."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class TableRows:
     """How many rows of an embedding, or of a codebook, are looked up.
 
     Attributes:
-        name: Of the module, or of the parameter or buffer: "quantizer.codebook".
+        name: Name of the module, parameter or buffer: "quantizer.codebook".
         used_count: Rows that an index of `nn.Embedding`, `F.embedding`, `index_select` or `codebook[index]` selects.
     """
 

@@ -1,4 +1,4 @@
-"""How long the tokens of a layer's output are, which stand out, and single values that do; no torch."""
+"""Norms of the tokens in a layer's output, tokens with high norms, and massive activations; no torch."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -30,9 +30,9 @@ class HighToken:
 
     Attributes:
         input_index: Position of its input in the run.
-        token: Its position in the sequence, from 0, tokens in front of the grid counted.
+        token: Its position in the sequence, from 0, including tokens in front of the grid.
         norm: The L2 norm of its D values.
-        limit: Of its input: see `LEAST_RATIO` and `DEVIATIONS`.
+        limit: The limit for its input: see `LEAST_RATIO` and `DEVIATIONS`.
     """
 
     input_index: int
@@ -49,7 +49,7 @@ class MassiveActivation:
         input_index: Position of its input in the run.
         token: As in `HighToken`.
         channel: Position among the D values of the token.
-        value: With its sign.
+        value: The value, with its sign.
         median: The median magnitude of its input's values in that output.
     """
 
@@ -67,13 +67,13 @@ class TokenNorms:
     Attributes:
         token_count: T.
         prefix: Tokens in front of the grid, such as a class token and registers; None without a known grid.
-        grid: (h, w) or (d, h, w), row by row; None where it is not known, or there is none.
+        grid: (h, w) or (d, h, w), row by row; None if it is not known, or there is none.
         median: The median over inputs of the median norm of their tokens.
         max: The largest norm.
         high_count: Tokens beyond the limit, over all inputs.
         high: The longest of them, at most 16, in descending order.
         massive_count: Tokens with a massive activation, over all inputs.
-        massive: The largest activation of each of them, at most 16, in descending order of magnitude.
+        massive: The largest activation of each such token, at most 16, in descending order of magnitude.
     """
 
     token_count: int
@@ -107,16 +107,16 @@ class TokenNorms:
 
 @dataclass(frozen=True, slots=True)
 class TokenMap:
-    """The norms of all tokens of one input in one layer, which lie on a grid over the input.
+    """The norms of one input's tokens in one layer, on their grid.
 
     Attributes:
         row: `LayerRow.index` of the layer.
-        label: Of that row.
+        label: Label of the row.
         input_index: Position of the input in the run.
         prefix: Names of the tokens in front of the grid: "class token", "register 1".
         grid: (h, w), row by row.
-        norms: Of all tokens, those of the prefix first, to five digits.
-        limit: Norms beyond it are high: see `LEAST_RATIO` and `DEVIATIONS`.
+        norms: Norms of all tokens, prefix first, to five digits.
+        limit: Norms above it are high: see `LEAST_RATIO` and `DEVIATIONS`.
     """
 
     row: int
@@ -127,7 +127,7 @@ class TokenMap:
     norms: tuple[float, ...]
     limit: float
 
-    # As a map over a photograph: it fills the input, and no place is framed.
+    # As for `PlacedMap`: the map fills the input, and no box is framed.
     extent: ClassVar = (0.0, 0.0, 1.0, 1.0)
     box: ClassVar = None
 
@@ -143,12 +143,12 @@ class TokenMap:
 
     @property
     def median(self) -> float:
-        """The median norm, prefix counted."""
+        """The median norm, including the prefix."""
         return float(np.median(self.norms))
 
     @property
     def high(self) -> list[str]:
-        """High tokens, the longest first: "class token", "row 3, column 5"."""
+        """Names of high tokens, the highest first: "class token", "row 3, column 5"."""
         order = sorted(range(len(self.norms)), key=lambda token: -self.norms[token])
         return [self._named(token) for token in order if self.norms[token] > self.limit]
 

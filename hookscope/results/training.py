@@ -1,4 +1,4 @@
-"""What a watched training showed: every step briefly, watched steps in full, and verdicts when they change."""
+"""The log of a watched training: all steps briefly, watched steps in full, and changes of verdicts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from hookscope.results.table_rows import TableRows
 
 @dataclass(frozen=True, slots=True)
 class TrainingStart:
-    """Where watching began; a training that was resumed has one for each start.
+    """The start of watching; a resumed training has one for each start.
 
     Attributes:
-        step: The first step that follows.
+        step: The first step after the start.
         networks: Class name of each watched network.
         optimizers: Each optimiser with its settings: "SGD, lr 0.1, momentum 0.9".
-        every: Watched steps are this far apart.
-        patterns: The layers asked for; empty for all.
+        every: Number of steps from one watched step to the next.
+        patterns: Patterns of the selected layers; empty for all.
         started: Time in UTC, ISO 8601.
-        versions: Of hookscope, torch and Python.
-        notes: Sentences on what cannot be measured.
+        versions: Versions of hookscope, torch and Python.
+        notes: Sentences on parts that cannot be measured.
     """
 
     step: int
@@ -41,14 +41,14 @@ class TrainingStep:
         step: Counted from 1, over all starts, or the number that the loop gave to `Watch.step`.
         loss: Loss that was passed to `step`, the mean if gradients were accumulated; None without one. In a watched
             script, the sum of the tensors that `backward` was called on.
-        gradient_norm: L2 norm over all gradients at the optimisers, after unscaling and clipping; if a GradScaler skips
-            some optimisers, at the others.
+        gradient_norm: L2 norm over all gradients at the optimisers, after unscaling and clipping, without optimisers
+            that a GradScaler skips.
         norm_before_clipping: The same norm before the clipping functions of `torch.nn.utils`; None if none was called.
         largest: The ten parameters with the largest gradient norms, largest first, with the norms.
         learning_rates: One per parameter group.
-        skipped: Whether no optimiser took a step: a GradScaler found NaN or Inf.
+        skipped: Whether no optimiser took a step, because a GradScaler found NaN or Inf.
         losses: Parts of `loss` by the line that calls `backward`, "train.py:9", if a script calls it in several places.
-        edits: The edits in force, with the number of tensors that each changed or kept frozen in this step.
+        edits: The active edits, with the number of tensors that each edit changed or kept frozen in this step.
     """
 
     step: int
@@ -67,7 +67,7 @@ class WatchedParameter:
     """One parameter at a watched step.
 
     Attributes:
-        status: "gradient", "no gradient" (trainable, but none arrived) or "frozen".
+        status: "gradient", "no gradient" (trainable, but no gradient arrived) or "frozen".
         weight_norm: L2 norm before the step.
         gradient_norm: L2 norm of the gradient as the optimiser got it; None without one.
         gradient_max: Largest magnitude in the gradient.
@@ -87,7 +87,7 @@ class WatchedParameter:
 
     @property
     def update_ratio(self) -> float | None:
-        """Norm of the update over the norm of the weight; None where either is missing or the weight is zero."""
+        """Norm of the update over the norm of the weight; None if either is missing or the weight is zero."""
         return self.update_norm / self.weight_norm if self.update_norm is not None and self.weight_norm else None
 
 
@@ -100,8 +100,8 @@ class WatchedLayer:
         std: Population standard deviation.
         zero_fraction: Share of exact zeros, 0-1.
         dead_channel_fraction: Share of channels that are zero over the whole batch, 0-1; None without channels.
-        saturated_fraction: Share of values where a bounded activation function (sigmoid, tanh) is flat, 0-1; None for
-            other layers.
+        saturated_fraction: Share of values at which a bounded activation function (sigmoid, tanh) is flat, 0-1; None
+            for other layers.
         nonfinite_count: NaN and Inf.
     """
 
@@ -122,10 +122,10 @@ class WatchedStep:
     """A step that was measured in full.
 
     Attributes:
-        reason: "every", or what happened at an earlier step: a jump of "loss" or "gradient norm", "non-finite", or
-            "zero gradient" if the gradient of a parameter became exactly 0.
-        layers: Outputs in execution order; empty where activations were not watched.
-        tables: Embeddings and codebooks whose rows its forward passes looked up; on this process.
+        reason: "every", or the event at an earlier step: a jump of "loss" or "gradient norm", "non-finite", or "zero
+            gradient" if the gradient of a parameter became exactly 0.
+        layers: Outputs in execution order; empty if activations were not watched.
+        tables: Embeddings and codebooks whose rows were looked up in its forward passes on this process.
     """
 
     step: int
@@ -137,12 +137,12 @@ class WatchedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFinding(Finding):
-    """A rule that began to be broken, or that holds again.
+    """The beginning or the end of a problem.
 
     Attributes:
         where: A parameter, the label of a layer's output, or "" for the training as a whole.
-        message: One sentence with value and limit, as it was printed; a second one counts the places that follow.
-        step: The step at which this was noticed.
+        message: The printed sentence with value and limit; a second one counts `followed_by`.
+        step: The step at which the change was noticed.
         value: Measured value; None if the rule has no number.
     """
 
@@ -165,10 +165,10 @@ TrainingRecord = TrainingStart | TrainingStep | WatchedStep | TrainingFinding | 
 
 @dataclass(frozen=True, slots=True)
 class TrainingLog:
-    """Everything that a folder of `hookscope.watch` holds, in order.
+    """The contents of a folder of `hookscope.watch`, in order.
 
     Attributes:
-        ends: One for each start, except where the training was killed.
+        ends: One for each start, unless the training was killed.
         cut_short: Whether the last line is incomplete, because the process was killed while it wrote.
     """
 

@@ -1,4 +1,4 @@
-"""The entries of a training checkpoint other than its weights, as numbers: optimisers, scalers, averages."""
+"""Numbers from a training checkpoint's entries other than its weights: optimisers, scalers, averages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ class OptimiserValues:
     """The state of an optimiser in the file.
 
     Attributes:
-        key: Where it is in the file.
+        key: Its path in the file.
         tensor_count: Tensors in it.
-        non_finite: Those with NaN or Inf, as "state.0.exp_avg".
-        negative: Second moments (`exp_avg_sq` and its like) with negative values.
-        steps: How many parameters have been stepped how often.
+        non_finite: Names of tensors with NaN or Inf: "state.0.exp_avg".
+        negative: Second moments (`exp_avg_sq` and similar ones) with negative values.
+        steps: Number of parameters by their count of steps.
         wrong_settings: Hyperparameters that torch.optim refuses, with their values: "param_groups.0.lr is nan".
         excess_moments: First moments of Adam (`exp_avg`) that are greater than their second moments allow, by name,
             and how many times as great.
-        other_rates: Learning rates that are not those which the only schedule in the file has set, in words.
+        other_rates: Learning rates that differ from the rates of the only schedule in the file, in words.
         rates: Learning rate of each parameter group that has a single one.
-        live_count: Tensors in it, counts of steps aside, with a value other than 0.
+        live_count: Tensors in it with a value other than 0, without counts of steps.
     """
 
     key: str
@@ -39,9 +39,9 @@ class ScalerValues:
     """The state of a GradScaler, which scales the loss of mixed precision.
 
     Attributes:
-        key: Where it is in the file.
-        scale, growth_factor, backoff_factor, growth_interval: As `torch.amp.GradScaler` has them; NaN for no number.
-        growth_tracker: Steps since the scale has changed.
+        key: Its path in the file.
+        scale, growth_factor, backoff_factor, growth_interval: As in `torch.amp.GradScaler`; NaN if one is no number.
+        growth_tracker: Steps since the scale last changed.
     """
 
     key: str
@@ -57,18 +57,18 @@ class CopyValues:
     """An averaged copy of the weights (EMA) in the same file.
 
     Attributes:
-        key: Where it is in the file.
+        key: Its path in the file.
         tensor_count: Tensors in it.
-        non_finite: Those with NaN or Inf, by name.
-        reshaped: Those of another shape than the weights that are loaded.
-        missing: Parameters that are loaded and not in it; buffers need not be.
-        unknown: Tensors in it that stand for none of the weights; counters aside.
-        cosines: Cosine between a tensor and the weights that it is the average of, for those of 2,048 values and more.
-        untrained: Tensors that look drawn at random, though the weights look trained; see `spread_beyond_chance`.
-        reset: Layers of BatchNorm whose statistics are as they start, though those of the weights are not.
-        single_valued: Matrices and kernels that hold one value, such as 0, where those of the weights hold several.
+        non_finite: Names of tensors with NaN or Inf.
+        reshaped: Names of tensors whose shape differs from the loaded weight.
+        missing: Loaded parameters that it lacks; it may lack buffers.
+        unknown: Tensors in it that match no weight, without counters.
+        cosines: Cosine between a tensor and the weight that it averages, for tensors of 2,048 values or more.
+        untrained: Tensors that look random though the weights look trained; see `spread_beyond_chance`.
+        reset: BatchNorm layers with initial statistics, though the weights' statistics are not initial.
+        single_valued: Matrices and kernels that hold one value, such as 0, though the weight holds several.
         matrix_count: Matrices and kernels of the weights that hold several values and have an average.
-        newer: BatchNorms that count more batches than those of the weights, with both counts.
+        newer: BatchNorms that count more batches than the weights' BatchNorms, with both counts.
     """
 
     key: str

@@ -1,7 +1,7 @@
-"""The rules of `hookscope check` and `hookscope grads`: one function per rule, in files by what they look at.
+"""The rules of `check`, `grads` and `activations`: one function per rule, in files by the measurements they need.
 
-Nothing here loads NumPy or torch, for `hookscope grads --help` names rules: these files import results for annotations
-only.
+Importing them loads neither NumPy nor torch, because `hookscope grads --help` lists rules: modules that load either are
+imported for annotations only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,27 +35,27 @@ _FILES = (
 RULES: Mapping[str, Rule] = {
     rule.identifier: rule for file in _FILES for rule in vars(file).values() if isinstance(rule, Rule)
 }
-"""All rules by identifier, in the order of judging and reporting: file by file, as in `_FILES`."""
+"""All rules by identifier, in the order of judging and reporting: by file, in the order of `_FILES`."""
 
 GRADS_RULES = (
     *("non-finite-loss", "non-finite-activation", "non-finite-gradient", "zero-gradient", "dead-gradient"),
     *("vanishing-gradient", "exploding-gradient", "unused-parameter", "saturated-activation", "dead-channels"),
     *("gradient-imbalance", "gradient-over-time"),
 )
-"""What `hookscope grads` judges, in the order in which it reports: causes first."""
+"""The rules of `hookscope grads` in the order of its report: causes first."""
 
 ACTIVATIONS_RULES = ("non-finite-activation", "constant-activation", "dead-channels")
-"""What `hookscope activations` judges, in the order in which it reports."""
+"""The rules of `hookscope activations` in the order of its report."""
 
 
 def grads_limits() -> dict[str, tuple[Rule, str]]:
-    """Return the rule and the limit's own name, by the limit's name in `hookscope grads --limit`."""
+    """Return, for each limit name in `hookscope grads --limit`, the rule and the limit's name in the rule."""
     rules = [RULES[name] for name in GRADS_RULES]
     return {limit.grads_name: (rule, name) for rule in rules for name, limit in rule.limits.items()}
 
 
 def limits_of_grads(overrides: Limits) -> dict[str, float]:
-    """Return all limits of `hookscope grads` by name: the default, unless `--limit NAME=VALUE` overrides it."""
+    """Return all limits of `hookscope grads` by name: the default, or the value that `--limit NAME=VALUE` gives."""
     limits = {name: rule.limits[limit].default for name, (rule, limit) in grads_limits().items()}
     for text, name, value in _named_limits(overrides):
         if name not in limits:
@@ -69,7 +69,7 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
 def with_limits(settings: CheckSettings, overrides: Limits) -> CheckSettings:
     """Return the settings of a check with other limits: values by "RULE.LIMIT", or texts "RULE.LIMIT=VALUE".
 
-    Raises UsageError if a rule or limit does not exist, or a value cannot be right.
+    Raises UsageError if a rule or limit does not exist, or a value is invalid.
     """
     rules = dict(settings.rules)
     for identifier, limits in check_limits(overrides).items():
@@ -103,7 +103,7 @@ def _named_limits(overrides: Limits) -> Iterator[tuple[str, str, str | float]]:
 
 
 def _limit_hint(name: str, choices: Mapping[str, tuple[Rule, str]]) -> str:
-    """Suggest limits in place of a name that no limit has, as a sentence after a space."""
+    """Return a sentence, after a space, that suggests limits for a name that no limit has."""
     of_grads = [choice for choice, (rule, limit) in choices.items() if rule.limits[limit].grads_name == name]
     of_rule = [choice for choice in choices if choice.partition(".")[0] == name.partition(".")[0]]
     if of_grads:

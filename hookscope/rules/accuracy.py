@@ -1,4 +1,4 @@
-"""Rules about labelled pictures: the share classified right, of all and of each class, and beside a baseline."""
+"""Rules about labelled pictures: accuracy over all, by class, and in comparison with a baseline."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFind
 
 
 def _chance_words(bounds: Interval, guessing: float, how: str) -> str:
-    """Compare an accuracy with guessing, where its 95% interval includes the share for guessing or lies below it."""
+    """Compare an accuracy with guessing, whose share must lie in the accuracy's 95% interval or above it."""
     if bounds.high < guessing:
         return f"worse than {how}, {guessing:.1%}. Are its classes in the order of the labels?"
     return f"indistinguishable from {how}, {guessing:.1%}."
@@ -164,7 +164,7 @@ class _Pairs(NamedTuple):
 
 
 def _paired(baseline: Sequence[BaselineClass], now: LabelledResult) -> _Pairs:
-    """Compare pictures by digest and class; raises UsageError if not one is the same."""
+    """Compare pictures that have the same digest and class; raises UsageError if there are none."""
     compared = before = gained = absent = relabelled = 0
     lost: Counter[str] = Counter()
     digests = {digest for pictures in now.pictures.values() for digest in pictures}

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from hookscope.results.statistics import TensorStatistics
     from hookscope.results.survey import SurveyRow
 
-# Beyond these outputs the slope is at most a sixteenth of its greatest: it is 4s(1-s) of that for the logistic
-# function, 1-t² for tanh, (1-|y|)² for softsign. A hard sigmoid has none at its bounds. Among such bounds these lie
-# where bins of a distribution meet, so that the outputs beyond are counted exactly.
+# Beyond these outputs the slope is at most a sixteenth of its maximum: relative to that, it is 4s(1-s) for the logistic
+# function, 1-t² for tanh, (1-|y|)² for softsign. A hard sigmoid has slope 0 at its bounds. All these bounds are edges
+# of bins of a distribution, so that outputs beyond them are counted exactly.
 SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
     "Sigmoid": (1 / 64, 63 / 64),
     "Tanh": (-31 / 32, 31 / 32),
@@ -46,7 +46,7 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
 
 _PROBABILITIES = ("Sigmoid", "Hardsigmoid")
 
-# Operations that choose among values, or put them on another grid: a mask stays a mask.
+# Operations that select values or resample them: a mask stays a mask.
 _RESAMPLING = frozenset(
     [
         *("interpolate", "upsample", "grid_sample", "pad", "cat", "stack"),
@@ -56,7 +56,7 @@ _RESAMPLING = frozenset(
     ]
 )
 
-# The module that computes the same as a function. The bound of `clamp` is not known; at 0 it acts as a ReLU.
+# The module that computes the same as a function. The bound of `clamp` is not known; at 0 it is a ReLU.
 _MODULE_OF = {
     "relu": "ReLU",
     "relu6": "ReLU6",
@@ -72,20 +72,20 @@ _MODULE_OF = {
     "maximum": "ReLU",
     "hardtanh": "ReLU",
 }
-# Their output is exactly zero over a range of inputs; that of GELU, SiLU and leaky ReLUs never is.
+# Modules whose output is exactly zero over a range of inputs, unlike GELU, SiLU and leaky ReLUs.
 RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
 _RECTIFIER_FUNCTIONS = frozenset({"relu", "relu6", "hardswish", "threshold"})
 
 # A channel of fewer values is often zero by chance: with 32, once in 2**32 for a balanced ReLU.
 _VALUES_PER_CHANNEL = 32
 
-# On noise, this share of the channels above the limit may be dead as well, so that 0.8 becomes 0.88. Of
-# three trained networks at five sizes and one to eight noise images the nearest has 0.847.
+# On noise, the limit is raised by this share of the channels above it, from 0.8 to 0.88. The greatest share of three
+# trained networks, at five sizes and with one to eight noise images, is 0.847.
 _ALLOWANCE_ON_NOISE = 0.4
 
 
 def acts_as(row: LayerRow | GradientRow) -> str:
-    """Return the class of a row's module; for an operation, the class of module that does the same."""
+    """Return the class of a row's module; for an operation, the class of the equivalent module."""
     return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
 
 
@@ -215,7 +215,7 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
 def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
     """Return the labels of operations that do not depend on the network's input.
 
-    The origin of a view is not known, so an activation function of a view counts as dependent.
+    Activation functions of views count as dependent, because the origin of a view is not known.
     """
     labels = {row.label for row in rows}
     fixed: set[str] = set()
@@ -282,8 +282,8 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     A sigmoid whose values the network returns, such as those of a mask, also resized or cropped, is not checked: its
     probabilities should be near 0 and 1.
     """
-    # Only rows with a distribution, or at least quantiles, can be judged. The source is "Understanding the difficulty
-    # of training deep feedforward neural networks".
+    # Only rows with quantiles can be judged. Glorot and Bengio 2010 is "Understanding the difficulty of training deep
+    # feedforward neural networks".
     forward = forward_of(measured)
     returned = [row.activation for row in forward.rows if not row.layer]
     for at, row in enumerate(forward.rows):
@@ -298,7 +298,7 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
 
 
 def _is_only_resampled(rows: Sequence[LayerRow], at: int) -> bool:
-    """Tell whether the rows after `at` only resize, crop or select its values, as far as operations are observed."""
+    """Tell whether all rows after `at` only resize, crop or select values; False if no operations are observed."""
     return any(row.owner is not None for row in rows) and all(
         row.kind in _RESAMPLING or acts_as(row) in _PROBABILITIES if row.owner is not None else not row.parameter_count
         for row in rows[at + 1 :]
@@ -314,15 +314,15 @@ def _has_values_of(stats: TensorStatistics, other: TensorStatistics) -> bool:
     )
 
 
-# Where all outputs are negative and small, inputs are either near zero, above -0.006, or closed, below -3.1.
+# If all outputs are negative and small, inputs are either near zero (above -0.006) or far below it (below -3.1).
 _CLOSED_BELOW = -1.0
 
 
 def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float, greatest_input: float | None) -> float:
     """Return the share of quiet channels; `greatest_input` is None if it is unknown.
 
-    If all outputs are small, the layer works where the function is linear, and `below` becomes a share of its peak. A
-    layer without positive outputs, whose inputs are far below 0, is closed: then `below` stays as it is.
+    If all outputs are small, the layer works where the function is linear, and `below` is multiplied by its peak. If
+    the outputs are small because all inputs are far below 0, the layer is closed, and `below` is not multiplied.
     """
     all_negative = row.activation.max is not None and row.activation.max <= 0
     closed = all_negative and (greatest_input is None or greatest_input < _CLOSED_BELOW)
@@ -361,9 +361,9 @@ def _inputs_words(measured: CheckMeasurements, row: LayerRow) -> str:
 
 
 def forward_of(measured: CheckMeasurements) -> Activations:
-    """Return the forward pass, with the statistics of a survey for outputs that the survey has.
+    """Return the forward pass, with a survey's statistics for the outputs that it measured.
 
-    An output that is computed from a row that all inputs share has the number of values that one input gives.
+    Outputs that are the same for all inputs count their values once.
     """
     forward = taken_forward(measured)
     surveyed = {} if measured.survey is None else measured.survey.by_label()
@@ -383,7 +383,7 @@ def forward_of(measured: CheckMeasurements) -> Activations:
 
 
 def one_row_outputs(forward: Activations) -> frozenset[str]:
-    """Return the labels of outputs that are the same for every input, as far as operations are observed."""
+    """Return the labels of outputs that depend only on arguments with one row for all inputs, if operations show it."""
     repeated = {f"input{path}" for path in forward.broadcast_inputs}
     if not repeated:
         return frozenset()
@@ -410,7 +410,7 @@ def _peaks(measured: CheckMeasurements, row: LayerRow) -> NDArray[np.float32] | 
     return greatest
 
 
-# Dtypes with float32's range of exponents, whose greatest numbers mask attention.
+# Dtypes with float32's range of exponents; masks of attention hold their greatest numbers.
 _MASKED = ("float32", "bfloat16")
 
 
@@ -501,7 +501,7 @@ def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str) -> Iter
     magnitudes += [
         (values.max_abs or 0.0, stored_in(values))
         for values in measured.stored
-        if "float" in values.dtype and not values.kind.endswith("Observer")  # which count values, for quantisation
+        if "float" in values.dtype and not values.kind.endswith("Observer")  # observers for quantisation hold counts
     ]
     on = [(magnitude, target) for magnitude, target in magnitudes if terms.is_on(target)]
     broken = [pair for pair in on if pair[0] > terms.limit("max_fraction_of_range", pair[1]) * top]
@@ -518,7 +518,7 @@ def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str) -> Iter
 
 
 def _magnitude(row: LayerRow, dtype: str) -> float:
-    """Return the greatest magnitude of an output; Inf where its dtype itself has overflowed."""
+    """Return the greatest magnitude of an output; Inf if the output is in `dtype` and has overflowed."""
     statistics = row.activation
     if statistics.dtype == dtype and statistics.inf_count:
         return float("inf")

@@ -1,7 +1,7 @@
 """A baseline: statistics of a network's outputs for known inputs, as JSON that a reviewer can read in a pull request.
 
-One line per layer, sorted by name, numbers in six significant digits: a diff shows which layers changed, and by how
-much. Containers without parameters are left out; labelled pictures follow, a line per class.
+Layers have a line each, sorted by name, with six significant digits, so that a diff shows the changed layers and the
+size of each change. Containers without parameters are left out. Labelled pictures follow, a line per class.
 """
 
 import json
@@ -35,7 +35,7 @@ from hookscope.rules.settings import RENEW
 from hookscope.text import counted, one_line, printable, safe_text, shape_text, strict_json
 
 SCHEMA_VERSION = (
-    8  # 7 and 6 have other names, 5 sums of values in place of values, 4 shapes of first batches, 3 no channels
+    8  # 7 and 6 have different names, 5 sums of values instead of values, 4 shapes of first batches, 3 no channels
 )
 
 # float32 itself holds seven. Rounding to six moves a value by at most 5e-6 of itself: 5e-4 of the spread that drift is
@@ -44,8 +44,8 @@ _SIGNIFICANT_DIGITS = 6
 
 _MOST_BYTES = 64 * 2**20  # ten thousand rows, at about six thousand bytes each
 
-# Share of the rows that must have kept name, type and shape: below it, the network differs (resnet18 and resnet34
-# share 0.5 of theirs).
+# With a lower share of rows of equal name, type and shape, the network is a different one: resnet18 and resnet34 share
+# half of their rows.
 _LEAST_ALIKE = 0.75
 
 
@@ -53,7 +53,7 @@ _LEAST_ALIKE = 0.75
 class BaselineInput:
     """Consecutive equal inputs, and the steps of their preprocessing.
 
-    `name` is for people, without its folder, `sha256` None without a file, `shape` without the batch axis.
+    `name` is for people and has no folder; `sha256` is None without a file; `shape` has no batch axis.
     """
 
     name: str
@@ -65,7 +65,7 @@ class BaselineInput:
 
 @dataclass(frozen=True, slots=True)
 class BaselineGradients:
-    """Loss and target of the gradients by name, "" without a target, and the mode, "eval" or "train"."""
+    """The names of loss and target of the gradients ("" without a target), and the mode, "eval" or "train"."""
 
     loss: str
     target: str
@@ -76,9 +76,9 @@ class BaselineGradients:
 class BaselineRow:
     """One output of one call of one layer; statistics in six significant digits, as in `TensorStatistics`.
 
-    Counts of NaN and Inf are None where they could not be counted. `dead_fraction` is the share of channels that are
-    zero over all inputs, `gradient_l2` the L2 norm of the gradient of the loss. `quantiles`, `values` and `channels`
-    are those of `OutputSignature`, the last two as `values_text` and `channels_text` write them.
+    Counts of NaN and Inf are None if they could not be counted. `dead_fraction` is the share of channels that are zero
+    over all inputs, `gradient_l2` the L2 norm of the loss's gradient. `quantiles`, `values` and `channels` come from
+    `OutputSignature`; `values_text` and `channels_text` encode the last two.
     """
 
     label: str
@@ -98,9 +98,9 @@ class BaselineRow:
 
 @dataclass(frozen=True, slots=True)
 class BaselineClass:
-    """The pictures with the same labels, or classes.
+    """The pictures with the same label or labels.
 
-    Digests of their content are sorted, and end with "[2]" for one of several inputs in a file. `label` is for people.
+    `right` and `wrong` are sorted digests; "[2]" marks one of several inputs in a file. `label` is for people.
     """
 
     label: str
@@ -113,8 +113,8 @@ class BaselineClass:
 class Baseline:
     """Statistics of a network's outputs for known inputs; names as in `ModelInfo`.
 
-    `kind` is the class name of the root module, `weights_precision` the narrowest dtype that holds the parameters
-    exactly, `input_values` values of all input tensors. There is a row per layer, call and slot.
+    `kind` is the class name of the root module, `weights_precision` the narrowest dtype that holds all parameters
+    exactly; `input_values` has values of all input tensors. There is a row per layer, call and slot.
     """
 
     model: str
@@ -133,7 +133,7 @@ class Baseline:
 
 
 def baseline_of(measured: CheckMeasurements) -> Baseline:
-    """Return what a baseline keeps of measurements; raises UsageError if the forward pass did not run to its end."""
+    """Return the baseline of measurements; raises UsageError if the forward pass did not run to its end."""
     forward = measured.forward
     if forward is None or forward.failure is not None:
         raise UsageError(
@@ -158,7 +158,7 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
 
 
 def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, BaselineRow], ...]:
-    """Return the rows of which a baseline holds something, in execution order, with their form in the baseline."""
+    """Return the rows that a baseline holds, in execution order, each with its form in the baseline."""
     rows = of_modules(taken_forward(measured).rows)
     containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
     taken = measured.gradients.gradients if measured.gradients else ()
@@ -186,19 +186,19 @@ def _digests(pictures: Mapping[str, bool], right: bool) -> tuple[str, ...]:
 
 
 def input_values_of(measured: CheckMeasurements) -> str | None:
-    """Return values of the network's inputs as a baseline keeps them; None if there are none."""
+    """Return values of the network's inputs in the form of a baseline; None if there are none."""
     return values_text(measured.signatures.get("", _NO_SIGNATURE).values)
 
 
 def gradients_of(gradients: Gradients | None) -> BaselineGradients | None:
-    """Return loss, target and mode of a run's gradients; None if it took none."""
+    """Return loss, target and mode of a run's gradients; None for a run without gradients."""
     if gradients is None or gradients.loss is None:
         return None
     return BaselineGradients(safe_text(gradients.loss.name), safe_text(gradients.loss.target), gradients.mode)
 
 
 def inputs_of(records: Iterable[InputRecord]) -> tuple[BaselineInput, ...]:
-    """Return the inputs of a run, without the warnings of readers, which depend on the reader's version."""
+    """Return the inputs of a run, without warnings of libraries that read files, because they vary by version."""
 
     def described(record: InputRecord) -> BaselineInput:
         name = safe_text(PurePath(record.name).name or record.name)
@@ -232,7 +232,7 @@ def _baseline_row(row: LayerRow, gradient_l2: float | None, signature: OutputSig
 
 
 def _rounded(value: float | None) -> float | None:
-    """Return a number in six significant digits, -0 as 0; None for NaN and infinities, which JSON lacks."""
+    """Round a number to six significant digits, -0 to 0; None for NaN and infinities, which JSON lacks."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{_SIGNIFICANT_DIGITS}g}") + 0.0
@@ -243,12 +243,12 @@ def _counting_order(label: str) -> tuple[tuple[int, str], ...]:
 
 
 def baseline_text(baseline: Baseline) -> str:
-    """Return a baseline as JSON: one line per fact, input and layer. Equal baselines give equal bytes."""
+    """Return a baseline as JSON: one line per field, input and layer. Equal baselines give equal bytes."""
     return strict_json({"schema_version": SCHEMA_VERSION, "quantile_levels": QUANTILE_LEVELS, **asdict(baseline)})
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read what `baseline_text` wrote. Nothing in the file is run; NaN and Infinity, which are not JSON, are refused.
+    """Read a baseline that `baseline_text` wrote. No code is run; NaN and Infinity, which are not JSON, are refused.
 
     Raises UsageError if the file cannot be read, is too large, or is no baseline of this version.
     """
@@ -304,7 +304,7 @@ def _parsed(document: Any) -> Baseline:
 def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
     """Raise UsageError for a baseline that cannot be compared with this run.
 
-    That is: another class of network, fewer than three quarters of the rows alike, other inputs, or other gradients.
+    The class of network, the inputs and the gradients must be equal, and at least three quarters of the rows.
     """
     difference = (
         _other_class(baseline, measured)

@@ -1,4 +1,4 @@
-"""Values and moments of channels as a baseline keeps them: fewer or coarser numbers than were measured, as text."""
+"""Encode values, and moments of channels, as text for a baseline: fewer or coarser numbers than were measured."""
 
 import base64
 import hashlib
@@ -10,29 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_VALUES = 1024
-"""How many values of an output are kept: all `kept_values` of four inputs, evenly spaced ones of more inputs."""
+"""The most values per output: all `kept_values` of four inputs, or evenly spaced values of more inputs."""
 
 CHANNEL_SUMS = 64
-"""How many sums are kept of more channels: they find four moved channels of 2,048 in 99 of 100 cases."""
+"""The number of sums that replace more channels: they find four moved channels of 2,048 in 99 of 100 cases."""
 
-_MOST_FOUND = 4  # moved channels; for more, there are too few sums
-_UNEXPLAINED = 0.1  # share of the difference's norm that the few channels may leave unexplained
-_ROUNDING = 1e-4  # a smaller rest is the rounding of float32
+_MOST_FOUND = 4  # moved channels; the sums are too few to find more
+_UNEXPLAINED = 0.1  # share of the difference's norm that the channels found may leave unexplained
+_ROUNDING = 1e-4  # a smaller remainder is rounding of float32
 
 
 def values_text(values: NDArray[np.floating] | None) -> str | None:
-    """Return up to `MOST_VALUES` of (N, K), at least one per input, as little-endian float32 in base64."""
+    """Return up to `MOST_VALUES` values of (N, K), at least one per input, as little-endian float32 in base64."""
     if values is None:
         return None
     inputs, count = values.shape
     step = max(min(-(-values.size // MOST_VALUES), count), 1)
     kept = values[(np.arange(count) + np.arange(inputs)[:, None]) % step == 0]
-    with np.errstate(over="ignore"):  # infinite in float32
+    with np.errstate(over="ignore"):  # too large for float32
         return base64.b64encode((kept.astype("<f4") + np.float32(0)).tobytes()).decode("ascii")
 
 
 def values_from_text(text: str) -> NDArray[np.float64]:
-    """Return what `values_text` wrote, (n,); raises ValueError if it is something else."""
+    """Return the values in a text of `values_text`, (n,); raises ValueError for other text."""
     content = base64.b64decode(text, validate=True)
     if len(content) % 4:
         raise ValueError("not whole numbers of four bytes")
@@ -41,7 +41,7 @@ def values_from_text(text: str) -> NDArray[np.float64]:
 
 
 def check_text(read: Callable[[str], object], text: str | None, place: str) -> None:
-    """Raise ValueError, with the place, for text that `values_from_text` or `channels_from_text` does not read."""
+    """Raise ValueError, with the place, for text that `read` rejects."""
     try:
         if text is not None:
             read(text)
@@ -52,7 +52,7 @@ def check_text(read: Callable[[str], object], text: str | None, place: str) -> N
 def values_apart(before: str, now: str) -> float | None:
     """Return the root mean square difference of two texts of `values_text`; None if their counts differ or are 0.
 
-    It is infinite if NaN or Inf are in different places.
+    The difference is infinite if NaN or Inf are in different places.
     """
     was, current = values_from_text(before), values_from_text(now)
     if was.size != current.size or not was.size:
@@ -71,12 +71,11 @@ def root_mean_square(text: str) -> float:
 
 
 def channels_text(moments: NDArray[np.float64] | None) -> str | None:
-    """Return mean and standard deviation of channels, (2, C), as a baseline keeps them, in base64.
+    """Return a text in base64 for mean and standard deviation of channels, (2, C).
 
-    The two are added: the sum moves when a channel is shifted or scaled, or when its sign is turned. Up to
-    `CHANNEL_SUMS` channels are kept one by one; of more channels, that many signed sums over all of them, from which a
-    few moved channels can be found. First comes C as little-endian uint32, then float32. None without moments, and if
-    float32 overflows.
+    The two are added: the sum moves if a channel is shifted or scaled, or if its sign is turned. Up to `CHANNEL_SUMS`
+    sums are kept; more are replaced by that many signed sums over all channels, which show a few moved channels. C
+    comes first, as little-endian uint32, then float32. None without moments, and if float32 overflows.
     """
     if moments is None:
         return None
@@ -91,7 +90,7 @@ def channels_text(moments: NDArray[np.float64] | None) -> str | None:
 def channel_differences(before: str, now: str) -> NDArray[np.float64] | None:
     """Return the change of mean plus standard deviation of each channel, (C,), between two texts of `channels_text`.
 
-    Of more than `CHANNEL_SUMS` channels, the few are found that explain nearly all of the change; None if more moved.
+    With more than `CHANNEL_SUMS` channels, it finds the few that explain nearly all of the change; None if more moved.
     Raises ValueError for other text.
     """
     (count, was), (other, current) = (channels_from_text(text) for text in (before, now))
@@ -104,9 +103,9 @@ def channel_differences(before: str, now: str) -> NDArray[np.float64] | None:
 def channels_apart(before: str, now: str) -> float:
     """Return the root mean square difference of the channels in two texts of `channels_text`.
 
-    A channel whose values differ by d, root mean square, differs in its mean and standard deviation by m and s, where
-    m^2 + s^2 <= d^2, and so in their sum by up to sqrt(2) d: the result is at most so many times that of all values.
-    Of more than `CHANNEL_SUMS` channels it is estimated from the signed sums, with a standard error of 9%.
+    If a channel's values differ by d (root mean square), its mean and standard deviation differ by m and s, with
+    m^2 + s^2 <= d^2, and their sum by at most sqrt(2) d. So the result is at most sqrt(2) times the difference of all
+    values. For more than `CHANNEL_SUMS` channels the signed sums estimate it, with a standard error of 9%.
     """
     (count, was), (other, current) = (channels_from_text(text) for text in (before, now))
     if count != other:
@@ -116,9 +115,9 @@ def channels_apart(before: str, now: str) -> float:
 
 
 def _few_moved(sums: NDArray[np.float64], signs: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return numbers, (C,), only a few of them not 0, that have these signed sums; None if there are none such.
+    """Return numbers, (C,), with these signed sums, all but a few of them 0; None if no such numbers are found.
 
-    This is orthogonal matching pursuit: Tropp and Gilbert 2007.
+    The method is orthogonal matching pursuit: Tropp and Gilbert 2007.
     """
     solution: NDArray[np.float64] = np.zeros(signs.shape[1])
     chosen: list[int] = []
@@ -139,7 +138,7 @@ def _signs(count: int) -> NDArray[np.float64]:
 
 
 def channels_from_text(text: str) -> tuple[int, NDArray[np.float64]]:
-    """Return the number of channels, and the numbers kept of them; raises ValueError for other text."""
+    """Return the number of channels, and the kept numbers; raises ValueError for other text."""
     content = base64.b64decode(text, validate=True)
     count = int.from_bytes(content[:4], "little")
     kept = np.frombuffer(content[4:], "<f4") if len(content) == 4 * (1 + min(count, CHANNEL_SUMS)) > 4 else None

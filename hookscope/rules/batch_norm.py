@@ -1,4 +1,4 @@
-"""The rule that compares the statistics BatchNorm stored in training with its input over pictures."""
+"""The rule that compares BatchNorm's stored statistics with its input over pictures."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from hookscope.results.check import BatchNormInput, CheckMeasurements
 
 FEWEST_INPUTS = 4
-"""A single picture may be 4.9 times as flat as the training data; the sample images together are 1.5 times as flat."""
+"""Least number of pictures. One may vary 4.9 times less than the training data, all sample images 1.5 times less."""
 
 FEWEST_VALUES = 100
-"""In each channel, over all pictures: four maps of 7x7 have 196, four of 4x4 only 64."""
+"""Least number of values in a channel over all pictures: four maps of 7x7 have 196, four of 4x4 only 64."""
 
-# A layer with fewer values per channel, such as the last layers over a few pictures, is allowed three times the factor
-# and the distance: three of 12 small networks with random weights and statistics of other pictures reach 11.9 and 1.1.
+# Layers with fewer values per channel, such as last layers over a few pictures, may have three times the factor and the
+# distance: three of 12 small networks with random weights and statistics of different pictures reach 11.9 and 1.1.
 _FEW_VALUES = 500
 _ALLOWANCE_OF_FEW = 3
 
-# Means are only correlated if there are this many, and half of them differ from their median by this many stored
-# standard deviations: else chance decides.
+# Means are correlated only if there are this many, and half of them differ from their median by this many stored
+# standard deviations: otherwise chance decides.
 _FEWEST_MEANS = 32
 _LEAST_SPREAD = 0.2
 
 _MOST_OF_START = 0.1  # share of the initial values in statistics; torch's momentum of 0.1 exceeds it up to batch 21
 
-# If a channel of an earlier layer varies this many times as much as stored, the mismatch begins there: the largest of
-# healthy networks is 82, and 450 with different preprocessing.
+# The mismatch begins at an earlier layer if one of its channels has this many times the stored variance: the largest
+# ratio of healthy networks is 82, and 450 with different preprocessing.
 _STRAY_BEFORE = 1000.0
 
 # A network with this share of zeros in its weights, or of zero filters in half of them, was pruned.
@@ -46,15 +46,15 @@ _PRUNED_FILTERS_FRACTION = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Distance:
-    """How far the input of a BatchNorm is from the stored statistics; medians are over channels.
+    """Distance of a BatchNorm's input from the stored statistics; medians are over channels.
 
     Attributes:
         variance_factor: Median factor between input and stored variances, in either direction; 1 if they are equal.
         variance_ratio: Median ratio of the input's variance to the stored one.
         mean_distance: Median distance of the means, in stored standard deviations.
-        mean_correlation: Correlation of input and stored means over channels; None where chance would decide.
+        mean_correlation: Correlation of input and stored means over channels; None if chance would decide.
         channel_ratio: The greatest ratio of variances of a single channel.
-        alike: Whether most channels vary more, or less, by about the same factor.
+        alike: Whether the variances of most channels differ by about the same factor.
         channel_count: Number of channels that vary, in the input or in the stored statistics.
     """
 
@@ -78,16 +78,16 @@ class _Judged(NamedTuple):
 
 
 def distance(layer: BatchNormInput) -> _Distance | None:
-    """Return how far the input of a BatchNorm is from the stored statistics; None if no channel varies.
+    """Return the distance of a BatchNorm's input from the stored statistics; None if no channel varies.
 
-    Variances count with the eps that the layer adds to them.
+    Variances include the layer's eps.
     """
     import numpy as np
 
     varies = (layer.variance > layer.eps) | (layer.running_var > layer.eps)
     if not varies.any():
         return None
-    with np.errstate(all="ignore"):  # a negative variance is for the rule batchnorm-variance
+    with np.errstate(all="ignore"):  # the rule batchnorm-variance reports a negative variance
         stored = layer.running_var[varies] + layer.eps
         logarithms = np.log((layer.variance[varies] + layer.eps) / stored)
         means, running = layer.mean[varies] / np.sqrt(stored), layer.running_mean[varies] / np.sqrt(stored)
@@ -105,9 +105,8 @@ def distance(layer: BatchNormInput) -> _Distance | None:
         )
 
 
-# The 98 healthy networks: three EfficientNet-Lites with ImageNet's weights, and eight small networks that were trained
-# for it; 87 of torchvision and timm with random weights, their statistics taken over crops of the sample images, with
-# and without random gains.
+# The 98 healthy networks: three EfficientNet-Lites with ImageNet's weights; eight small networks trained for this; 87
+# with random weights, with and without random gains, and statistics of crops of the sample images (torchvision, timm).
 
 
 @rule("batchnorm-statistics", "fail", "forward", ("non-finite-activation",))
@@ -273,7 +272,7 @@ def _named(judged: _Judged) -> str:
 
 
 def _preparation_words(measured: CheckMeasurements, judged: _Judged) -> str:
-    """Say how the first BatchNorm shows different preprocessing, as a sentence after a space; "" if it does not."""
+    """Return a sentence, after a space, on signs of different preprocessing, or of a new layer; "" without any."""
     if is_as_new(judged.layer):
         return " It stores mean 0 and variance 1 in all channels, as a new layer does."
     if not judged.far.alike:
@@ -287,8 +286,8 @@ def _preparation_words(measured: CheckMeasurements, judged: _Judged) -> str:
 
 
 def _pruned_share(measured: CheckMeasurements) -> float:
-    """Return the share of zeros in the weights if it shows that the network was pruned, else 0."""
-    # torch.nn.utils.prune keeps the whole weight as "weight_orig" and the used part as a mask.
+    """Return the share of zeros in the weights of a pruned network; 0 for other networks."""
+    # torch.nn.utils.prune stores the full weight as "weight_orig", and a mask of its used values.
     masks = {values.name: values for values in measured.stored if values.name.endswith("_mask")}
     nonzero = [values for values in measured.stored if is_weight(values) and not is_zero(values)]
     weights = [masks.get(f"{values.name.removesuffix('_orig')}_mask", values) for values in nonzero]

@@ -1,4 +1,4 @@
-"""The rule that compares with a baseline: which layer is the first whose values changed."""
+"""The rule that compares layers with a baseline, and finds the first layer whose values changed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
     from hookscope.rules.baseline import Baseline, BaselineRow
 
-# A layer's spread is its std, but at least this share of its root mean square: the rounding of a layer whose values
-# hardly vary (a sigmoid at 0.5) is no drift.
+# A layer's spread is its std, but at least this share of its root mean square, so that rounding is no drift in a layer
+# whose values hardly vary (a sigmoid at 0.5).
 _LEAST_SPREAD = 0.1
 
 # The limit for values rounded to a floating dtype, from the finest dtype to the coarsest.
@@ -27,19 +27,19 @@ _LIMITS = {
 }
 _HALF = frozenset({"float16", "bfloat16"})
 
-# The smallest number of float16 (IEEE 754): nearer values are equal in float16.
+# The smallest positive number of float16 (IEEE 754): values that differ by less may be equal in float16.
 _STEP_OF_FLOAT16 = 2.0**-24
 
-# Rounding may move a quantile this many times as far as it moves the values (root mean square): an outer quantile of
-# few values is a single value, whose error may be in the tail. Four standard deviations, and half of that again because
-# the root mean square is taken over 256 values per input; the greatest on 44 networks was 4.7.
+# Rounding may move a quantile this many times as far as the values (root mean square), because an outer quantile of few
+# values is a single value. Four standard deviations, times 1.5 because the root mean square is over 256 values per
+# input; the greatest on 44 networks was 4.7.
 _TAIL = 6.0
 
 _NAMED_CHANNELS = 3
 
-# Values that moved this far, in units of their spread, hardly resemble the earlier ones: sqrt(2) is the distance of
-# independent values. No growth of rounding errors explains that. Where rounding moves a layer by 0.8, its 256 values
-# per input may show 1.08 (mobilenet_v2 in bfloat16).
+# Values that moved this far, in units of their spread, are nearly independent of the earlier values: independent ones
+# are sqrt(2) apart. Rounding errors do not grow to that. If rounding moves a layer by 0.8, its 256 values per input may
+# show 1.08 (mobilenet_v2 in bfloat16).
 _UNRELATED = 1.2
 
 
@@ -98,8 +98,8 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
     begins where they suddenly double. Changes smaller than these errors cannot be detected. Dynamic int8 quantisation
     of linear layers moves layers by 0.007 to 0.06, which counts as drift: raise max_difference to 0.1 for it.
     """
-    # Layers are compared in execution order; layers that are gone come last. A layer without a counterpart, or with
-    # another type, shape, dtype, or count of NaN or Inf, drifts whatever the limits.
+    # Layers are compared in execution order; missing layers come last. Whatever the limits, a layer drifts if it has no
+    # counterpart, or if its type, shape, dtype, or count of NaN or Inf changed.
     from hookscope.rules.baseline import measured_rows, require_fit
 
     baseline, forward = terms.baseline, taken_forward(measured)
@@ -143,7 +143,7 @@ class _Movement(NamedTuple):
     Attributes:
         values: Root mean square difference of the kept values, or of the channels if that is greater; None if unknown.
         statistics: Difference of the mean, std or quantile that moved furthest.
-        words: Both in words, if one of them is beyond the limit; else "".
+        words: The differences beyond the limit, in words; "" if there are none.
     """
 
     values: float | None
@@ -156,7 +156,7 @@ class _Movement(NamedTuple):
 
     @property
     def beyond_rounding(self) -> float:
-        """How far it moved, apart from what rounding errors of single values explain."""
+        """How far it moved, without a move of a statistic that rounding errors of single values explain."""
         return self.furthest if self.values is None or self.statistics > _TAIL * self.values else self.values
 
 
@@ -167,14 +167,14 @@ class _Pair(NamedTuple):
 
 
 def _precision(before: BaselineRow, now: BaselineRow, weights: set[str]) -> str:
-    """Return the coarsest dtype of the two rows; the precision of weights counts if it differs between the networks."""
+    """Return the coarsest dtype of two rows, and of the networks' weights if their precision differs."""
     order = [*_LIMITS]
     dtypes = {before.dtype, now.dtype} | (weights if len(weights) > 1 else set())
     return max(dtypes, key=lambda dtype: order.index(dtype) if dtype in order else -1)
 
 
 def _moved_inputs(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) -> str:
-    """Return how far the network's inputs moved, as the end of a sentence; "" if they did not."""
+    """Return the end of a sentence on how far the network's inputs moved; "" if they did not."""
     from hookscope.rules.baseline import input_values_of
     from hookscope.rules.baseline_values import root_mean_square, values_apart
 
@@ -241,7 +241,7 @@ def _movement(pair: _Pair, limit: float) -> _Movement:
 
 
 def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
-    """Return the channels whose mean and standard deviation moved furthest beyond a limit, in words; "" if unknown."""
+    """Return the channels whose mean plus standard deviation moved furthest beyond a limit, in words; "" if unknown."""
     import numpy as np
 
     from hookscope.rules.baseline_values import channel_differences

@@ -1,4 +1,4 @@
-"""The rule that compares predictions for named pictures with what the configuration expects."""
+"""The rule that compares predictions for named pictures with the configuration's expectations."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _unmet(
             f" limit: at least {expected.min_probability:g})."
         )
     among = ranked[: expected.k]
-    # A network of three classes has no first five; then all are known.
+    # A prediction of a network with fewer than k classes lists all of them.
     unknown = len(ranked) < expected.k and len(ranked) < len(categories or range(expected.k))
     for contain in expected.contains:
         if wanted[contain].isdisjoint(among):

@@ -1,4 +1,4 @@
-"""Rules about the forward pass: whether it ends, whether its values are finite, and what the network returns."""
+"""Rules about the forward pass: errors, values that are not finite, and the network's output."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
 
 
 def raised(phase: str, failure: Failure) -> str:
-    """Return where and why a pass raised, in a sentence."""
+    """Return a sentence on where and why a pass raised."""
     shapes = ", ".join(failure.input_shapes) or "no tensor"
     where = f"'{failure.layer or '(model)'}' ({failure.kind})"
     return safe_text(f"The {phase} pass raised in {where}, given {shapes}: {failure.error}{failure.remedy()}")
@@ -101,7 +101,7 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
 
 
 def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterator[RuleFinding]:
-    """Name the first output with NaN or Inf over a data set; Inf that no later one holds is a warning, as a mask."""
+    """Report the first output with NaN or Inf over a data set; Inf that no later output has is a warning: a mask."""
     if measured.survey is None or any(non_finite_count(row.activation) for row in rows):
         return
     surveyed = measured.survey.by_label()
@@ -122,15 +122,15 @@ def _first_output_words(row: LayerRow, name: str, which: str, remark: str) -> st
 def _first_in_forward_order(
     rows: Sequence[LayerRow], broken_weights: Sequence[ParameterRow], finite: str
 ) -> Iterator[RuleFinding]:
-    """Name the first output that holds NaN or Inf; `finite` names the result of the pass if that is finite."""
+    """Report the first output with NaN or Inf; `finite` is the name of the pass's result if that is finite, else ""."""
     broken = [row for row in rows if non_finite_count(row.activation)]
     in_modules = of_modules(broken)
     spread = {label for row in broken for label in row.inputs}
     meant = _filled_on_purpose(broken)
-    # Inf that leads to no other Inf or NaN is a mask.
+    # Inf of an operation that leads to no further Inf or NaN is a mask.
     broken = [row for row in broken if row.owner is None or row.activation.nan_count or row.label in spread - meant]
     has_effect = bool(in_modules) or not finite
-    if not has_effect:  # operations choose among values, as `torch.where` does
+    if not has_effect:  # operations discard the values, as `torch.where` does
         broken = [row for row in broken if row.activation.nan_count]
     if not broken:
         return
@@ -155,7 +155,7 @@ def _later_words(count: int) -> str:
 
 
 def _filled_on_purpose(broken: Sequence[LayerRow]) -> set[str]:
-    """Return the labels of operations that fill in Inf on purpose, as for a mask, and of operations that pass it on."""
+    """Return the labels of operations that fill in Inf on purpose, as masks do, or pass such Inf on."""
     labels = {row.label for row in broken}
     meant: set[str] = set()
     for row in broken:
@@ -167,7 +167,7 @@ def _filled_on_purpose(broken: Sequence[LayerRow]) -> set[str]:
 
 
 def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[RuleFinding]:
-    """Report NaN, or a result that is not finite, that no module makes out of finite inputs; masks of Inf pass."""
+    """Report NaN in an output, or Inf in the network's result, if no module makes them out of finite inputs."""
     broken = next(
         (row for row in rows if row.activation.nan_count or (not row.layer and row.activation.inf_count)), None
     )
@@ -207,14 +207,13 @@ def _guilty_inputs(origin: NonFiniteOrigin) -> str:
 
 # Machine epsilon: float16 has 11 significant bits, bfloat16 has 8.
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-_ROUNDINGS = 16  # roundings of the output's dtype that differences may always have
+_ROUNDINGS = 16  # a difference of this many roundings in the output's dtype always passes
 
-# A difference of a few times this number is rounding, by the output's dtype: float16's subnormal numbers are so far
-# apart, and in wider dtypes processors may round smaller numbers to zero (IEEE 754).
+# By the output's dtype, a difference of a few times this number is rounding: it is the distance of float16's subnormal
+# numbers, and in wider dtypes processors may round smaller numbers to zero (IEEE 754).
 _SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
 
-
-# A network may have a second head for distillation; if more of its last weights are zero, a file lost its end.
+# A network may have a second head for distillation; if more of the last weights are zero, the file lost its end.
 _MOST_HEADS = 2
 
 
@@ -261,7 +260,7 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
         return
     difference, output = max(changes, key=lambda pair: (pair[0], _holds_fractions(pair[1])))
     limit = terms.limit("min_difference", _target(measured, output))
-    if not all(change < limit for change, _ in changes):  # one of several may be constant; NaN is none
+    if not all(change < limit for change, _ in changes):  # some outputs may be constant; NaN is not constant
         return
     if output.max_abs is None:
         yield _about(measured, output, "is NaN or Inf everywhere, for every input.")
@@ -321,7 +320,7 @@ def _differs(
     rounding = max(_EPSILON.get(dtype, 0.0) for dtype in dtypes) * _ROUNDINGS
     vanishing = _SMALLEST.get(output.dtype, 0.0) * _ROUNDINGS / output.max_abs if output.max_abs else 0.0
     limit = max(terms.limit("max_difference", _target(measured, output)), rounding, vanishing)
-    if not difference <= limit:  # NaN is no agreement
+    if not difference <= limit:  # NaN is a difference
         share = f"{_difference_words(difference)} the greatest magnitude (limit {figure(limit)})"
         yield _about(measured, output, f"{claim}: they differ by {share}.")
 
@@ -360,7 +359,7 @@ def _holds_fractions(output: OutputValues) -> bool:
 
 
 def _excuse(measured: CheckMeasurements, output: OutputValues) -> str:
-    """Return why a constant output proves no fault, as a sentence after a space; "" if it does."""
+    """Return a sentence, after a space, on a harmless reason for a constant output; "" without one."""
     if not _holds_fractions(output):
         return " Whole numbers, such as the index of a class, may be the same by chance."
     weights = [values for values in measured.stored if is_weight(values)]
@@ -380,6 +379,7 @@ def _about(measured: CheckMeasurements, output: OutputValues, claim: str) -> Rul
 
 
 def _difference_words(difference: float) -> str:
+    """Return the words before a magnitude: "0.013 of" it; "NaN beside" it if an output is NaN."""
     return "NaN beside" if math.isnan(difference) else f"{figure(difference)} of"
 
 

@@ -1,6 +1,6 @@
-"""Rules about the values of loss and gradients: not finite, or zero everywhere or in a layer.
+"""Rules about loss and gradients that are not finite, zero (everywhere or in a layer), or vanish over time.
 
-No rule about gradients depends on the scale of the loss: ratios inside one run are compared with limits.
+No rule about gradients depends on the scale of the loss: limits apply to ratios inside one run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, StepsRow
     from hookscope.results.statistics import TensorStatistics
 
-# Sums of their outputs do not depend on their inputs.
+# Modules whose outputs have a constant sum.
 _NORMALISERS = frozenset(
     {
         *("Softmax", "Softmax2d", "LayerNorm", "GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"),
@@ -68,8 +68,8 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     gradient. The layer that makes it is named; layers that pass it on are not. Add a small number under the root or to
     the norm. Needs a finite loss.
     """
-    # What takes an output makes its gradient: the next layer in forward order, if its own gradient was the last to
-    # arrive finite. Else the layer named is the one whose output's gradient broke first.
+    # The consumer of an output makes the output's gradient. It is the next layer in forward order if that layer's own
+    # gradient was the last to arrive finite; otherwise the finding is about the output whose gradient broke first.
     gradients = taken_gradients(measured)
     arrived = [row for row in gradients.gradients if row.backward_index is not None]
     rows = sorted(arrived, key=lambda row: (row.backward_index, row.index))
@@ -87,10 +87,10 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
         target = output_of(replace(first, slot=""))
         message = f"The backward of '{target.where}' is the first to make NaN or Inf: its grad_input has {words}"
     else:
-        # Containers that end with the broken output are passed over: their gradient is not finite either.
+        # Containers that return the broken output are skipped: their gradient is not finite either.
         later = (output for output in arrived_outputs(gradients, of_operations=True) if output.index > first.index)
         consumer = next((output for output in later if not non_finite_count(output.gradient)), None)
-        # The last to arrive may be the module that returns the output of an operation of its code.
+        # The last finite gradient may belong to a module that returns the output of its own operation.
         if consumer is not None and (consumer is finite[-1] or consumer.owner == finite[-1].layer):
             target, maker = output_of(consumer), f"{quoted(consumer)} and what leads to it"
         else:
@@ -156,7 +156,7 @@ def effects_of(gradients: Gradients) -> list[tuple[GradientRow, float]]:
 
 
 def _non_finite_parameter(gradients: Gradients) -> Iterator[RuleFinding]:
-    """Name the last parameter in forward order with a non-finite gradient, when no selected layer shows one."""
+    """Report the last parameter in forward order with a non-finite gradient, if no selected layer has one."""
     broken = [row for row in in_forward_order(gradients) if non_finite_count(row.gradient)]
     if broken:
         name, words = broken[-1].name, non_finite_words(broken[-1].gradient)
@@ -167,9 +167,9 @@ def _non_finite_parameter(gradients: Gradients) -> Iterator[RuleFinding]:
 Takers = Mapping[str, "Sequence[GradientRow | None]"]
 """The outputs that are computed directly from an output, by its label; None stands for the loss."""
 
-# Their hidden state before the first step is zero.
+# Modules whose hidden state is zero before the first step.
 _RECURRENT = frozenset({"RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell"})
-_STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})  # leave out residual branches by chance
+_STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})  # drop residual branches at random
 _NEAR_UNDERFLOW = 1e-35  # below this L2 norm, the next factor may underflow float32, whose smallest value is 1e-45
 
 
@@ -177,7 +177,7 @@ _NEAR_UNDERFLOW = 1e-35  # below this L2 norm, the next factor may underflow flo
 class _Stop:
     """The outputs with a zero gradient, in forward order, before one place where the gradient stops.
 
-    The outputs in `last` are next to it: their gradients come from the `takers`, which have one, or from the loss.
+    The outputs in `last` are next to it: their gradients come from the loss, or from `takers` with nonzero gradients.
     """
 
     rows: list[GradientRow] = field(default_factory=list)
@@ -199,9 +199,9 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
     hidden state is zero. In a bidirectional layer, the first step of the backward direction is the last position,
     `output[:, -1]`.
     """
-    # Layers whose gradient stops at one place are one finding. A zero weight that gets a gradient is about to open:
-    # residual branches and heads often start so. Outputs that lead only to excused ones are excused as well, if the
-    # loss does not depend on those, unless a fault of their own is known.
+    # Layers whose gradient stops at one place make one finding. A zero weight that gets a gradient blocks the path only
+    # until its first update: residual branches and heads often start so. Outputs without a known fault of their own are
+    # excused if they lead only to excused outputs that the loss does not depend on.
     gradients = taken_gradients(measured)
     activations = {row.label: row.activation for row in gradients.rows}
     zero_weights = _gates(gradients)
@@ -234,7 +234,7 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
             f" of {counted(gated, 'output')}: exactly 0 (limit: above 0) until the first update."
         )
         yield RuleFinding(parameter_of(next(iter(closed.values()))), message, "warn")
-    if not dead:  # a weight after a dead layer is dead for that reason
+    if not dead:  # a weight after a dead layer has no other cause
         yield from _dead_weights(gradients, zero_weights)
 
 
@@ -270,7 +270,7 @@ def _finding_at(stop: _Stop, cause: str, is_training: bool) -> RuleFinding:
     last, takers = stop.rows[-1], [*stop.takers.values()]
     level: Literal["fail", "warn"] = "fail"
     others = f" and {counted(len(stop.rows) - 1, 'output')} before it" if stop.rows[1:] else ""
-    # A container has the gradient of the child whose output it returned.
+    # Modules inside another taker are skipped: a container has the gradient of the child whose output it returns.
     inner = [row for at, row in enumerate(takers) if not any(is_within(prev.layer, row.layer) for prev in takers[:at])]
     first = ", ".join(map(named, inner[:3]))
     if not takers:
@@ -319,7 +319,7 @@ def _without_gradient(weights: Sequence[ParameterRow], cause: str, at_most: Lite
 # Half a unit in the last place of 1: a term this much smaller than a sum does not change it.
 _ROUNDED_AWAY = {"float64": 2.0**-53}
 _ROUNDED_AWAY_FLOAT32 = 2.0**-24
-# Fewer steps are no course.
+# Fewer steps are not judged.
 _FEWEST_STEPS = 8
 
 
@@ -360,8 +360,8 @@ def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 def _lost_steps(row: StepsRow) -> tuple[int, int]:
     """Return how many steps have a gradient that is rounded away next to the greatest, and how many steps count.
 
-    Zeros next to a gradient that is nearly rounded away have underflowed, and count. Zeros next to a greater gradient
-    do not: the loss does not depend on these steps.
+    Zeros next to gradients that are rounded away have underflowed, and count. Other zeros do not count: the loss does
+    not depend on these steps.
     """
     least = max(row.largest) * _ROUNDED_AWAY.get(row.dtype, _ROUNDED_AWAY_FLOAT32)
     lost = steps = 0
@@ -405,15 +405,15 @@ def takers_of(outputs: Sequence[GradientRow]) -> Takers:
 
 
 def idle_modules(outputs: Sequence[GradientRow]) -> set[str]:
-    """Return outputs with a zero gradient whose module has a gradient at another call or output: detectors' heads."""
+    """Return outputs with a zero gradient whose module has one at a different call or output: detectors' heads."""
     alive = {(row.layer, row.source) for row in outputs if row.status == "gradient"}
     return {row.label for row in outputs if row.status == "zero" and (row.layer, row.source) in alive}
 
 
 def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[str]:
-    """Return outputs with a zero gradient for which a parallel module has a gradient: heads, experts.
+    """Return outputs with a zero gradient that have a parallel module with a gradient: heads, experts.
 
-    Parallel are modules of one type whose names differ in one number, if neither's output is computed from the other's.
+    Parallel modules have one type, names that differ in one number, and outputs that do not depend on each other.
     """
     zero = [row for row in outputs if row.status == "zero"]
     if not zero:
@@ -437,7 +437,7 @@ def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[str]:
 
 
 def _patterns(row: GradientRow) -> list[tuple[str, str]]:
-    """Return keys that parallel modules share: the type, and the name with one number left out."""
+    """Return keys that parallel modules share: the type, and the name with one number replaced by "*"."""
     parts = row.layer.split(".")
     return [
         (row.kind, ".".join((*parts[:at], "*", *parts[at + 1 :]))) for at, part in enumerate(parts) if part.isdecimal()
@@ -454,7 +454,7 @@ def _reached(start: str, ways: Mapping[str, Sequence[str]]) -> set[str]:
 
 
 def _gates(gradients: Gradients) -> list[ParameterRow]:
-    """Return the parameters that are zero and get a gradient, so that they are about to open; biases block nothing."""
+    """Return the zero parameters that get a gradient, and so block it only until an update; biases block nothing."""
     return [
         parameter
         for parameter in gradients.parameters
@@ -463,7 +463,7 @@ def _gates(gradients: Gradients) -> list[ParameterRow]:
 
 
 def _gates_near(gates: Iterable[ParameterRow], dead: str, following: str | None = None) -> list[ParameterRow]:
-    """Return the zero weights in the layer that follows a dead one, or in a block around it."""
+    """Return the zero weights in the layer that follows a dead layer, or in the block around the dead layer."""
     return [
         gate
         for gate in gates

@@ -1,4 +1,4 @@
-"""Judge measurements by rules: which are wanted, which causes silence others, and the result of each."""
+"""Judge measurements by rules: select rules, skip rules whose cause another one reports, and collect outcomes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -44,7 +44,7 @@ def _idle_without(rule: str) -> str:
 
 _NEED_NO_NETWORK = frozenset({"file", "stored"})  # a weights file suffices
 
-# These rules report themselves that something could not be measured, so that nobody reads silence as a pass.
+# These rules report missing measurements themselves.
 _NEVER_UNMEASURED = frozenset({"non-finite-activation", "expectation"})
 
 
@@ -55,13 +55,14 @@ def judge(
     wanted: AbstractSet[str],
     baseline: Baseline | None = None,
 ) -> CheckReport:
-    """Judge one checkpoint by every wanted rule; where a pass raised, the report has the error, and exit code 6.
+    """Judge one checkpoint by every wanted rule; if a pass raised, the report has the error, and exit code 6.
 
-    A cause silences its consequences: they are skipped, with that reason. Rules with nothing to compare with are off.
+    Rules whose findings would follow from a reported cause are skipped, with that reason. Rules with nothing to compare
+    with are off.
 
     Raises:
-        UsageError: If the settings ask for a class, an output or a layer pattern that cannot be, if the baseline is of
-            another network or of other inputs, or if no rule is left to judge by.
+        UsageError: If the settings name a class, an output or a layer pattern that does not exist, if the baseline is
+            from a different network or from different inputs, or if no rule is left to judge by.
     """
     judging = _Judging(measured, _terms(measured, settings, wanted, baseline))
     for name, rule in RULES.items():
@@ -94,7 +95,7 @@ def _terms(
 
 
 def _idle(settings: CheckSettings, baseline: Baseline | None) -> set[str]:
-    """Return the rules that lack what they compare with: a baseline, labelled pictures, expectations."""
+    """Return the rules without anything to compare with: a baseline, labelled pictures, expectations."""
     idle = set() if settings.expectations else {"expectation"}
     if baseline is None:
         idle |= {"drift", "accuracy-drop"}
@@ -145,9 +146,9 @@ def refused(
 ) -> CheckReport:
     """Report a checkpoint that could not be loaded, or not be checked to the end.
 
-    Weights that do not fit the network fail `architecture`, any other unreadable file fails `integrity`, at any level.
-    Other rules are skipped, except those that `alone`, the verdict on the file without its network, has judged. Where
-    the failing rule is not wanted, or the error is of another kind, the error's exit code stands.
+    Weights that do not fit the network fail `architecture`; any other unreadable file fails `integrity`; both at any
+    level. Other rules have the outcomes of `alone`, the report on the file without its network, or are skipped. The
+    report has the error's exit code, unless `architecture` is wanted and fails.
     """
     broken, reason = "", "the checkpoint could not be checked"
     if isinstance(error, MisfitError):
@@ -169,7 +170,7 @@ def refused(
 
 
 def refuse_unmatched(reports: Sequence[CheckReport], wanted: AbstractSet[str]) -> Sequence[CheckReport]:
-    """Refuse all checkpoints if a pattern of [[layers]] matches no layer of any; one that did not run may have it."""
+    """Refuse all checkpoints if a pattern of [[layers]] matches no layer of any, and all of them ran."""
     nowhere = set.intersection(*({*report.unmatched} for report in reports))
     pattern = next((pattern for pattern in reports[0].unmatched if pattern in nowhere), None)
     if pattern is None:
@@ -184,11 +185,11 @@ def refuse_unmatched(reports: Sequence[CheckReport], wanted: AbstractSet[str]) -
 def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> frozenset[str]:
     """Return the identifiers of the rules to judge by.
 
-    Without `select` they are all that are not off, or on for some layers. A selected rule that is off everywhere is
-    judged at level "fail".
+    Without `select`, these are all rules that are on, at least for some layers. A selected rule that is off everywhere
+    is judged at level "fail".
 
     Raises:
-        UsageError: If `select` or `ignore` name a rule that there is not, or no rule is left.
+        UsageError: If `select` or `ignore` name an unknown rule, or no rule is left.
     """
     on = {name for name, rule in RULES.items() if is_on(rule, settings)}
     chosen = _matching(arg("select"), select) if select else on
@@ -201,7 +202,7 @@ def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Se
 def judged_by(
     settings: CheckSettings, option: RuleOptions, baseline: Baseline | None, *, renews_baseline: bool = False
 ) -> tuple[CheckSettings, frozenset[str]]:
-    """Return the settings with the limits that the options give, and the rules to judge by.
+    """Return the settings with the limits of the options, and the rules to judge by.
 
     Raises:
         UsageError: If a rule or a limit does not exist, no rule is left, or a limit would have no effect.
@@ -235,13 +236,13 @@ def _matching(option: str, patterns: Iterable[str]) -> set[str]:
 
 
 def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[RuleFinding]]:
-    """Return findings by rule, without the rules that an earlier one silences; gradients come from `_for_rules`."""
+    """Return findings by rule, without rules whose cause an earlier rule reports; gradients come from `_for_rules`."""
     gradients = measured.gradients
     complete = gradients is not None and gradients.loss is not None and gradients.failure is None
     by_rule: dict[str, list[RuleFinding]] = {}
     for term in terms:
         rule = term.rule
-        # What makes NaN or Inf is only certain where it was searched for, so here it silences nothing.
+        # Without a search for its origin, the maker of NaN or Inf is uncertain, so here this rule silences none.
         causes = [cause for cause in rule.silenced_by if cause != "non-finite-activation"]
         possible = (
             complete or rule.needs != "gradients" or (gradients is not None and rule.identifier == "non-finite-loss")
@@ -252,7 +253,7 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
 
 
 def _for_rules(run: Run) -> Run:
-    """Return a run without what rules ignore: repeated rows, operations that only some runs show, empty gradients."""
+    """Return a run without rows that rules ignore: repeated rows, operations in `NOT_JUDGED`, empty gradients."""
     left_out = {row.label for row in run.rows if row.owner is not None and row.kind in NOT_JUDGED}
     if isinstance(run, Gradients):
         outputs = [row for row in run.gradients if row.role == "output" and row.backward_index is not None]
@@ -270,7 +271,7 @@ def _outcome(rule: str, unsorted: Iterable[Finding]) -> RuleOutcome:
 
 
 class _Judging:
-    """The outcomes so far, and the findings of all rules about gradients: rules that are off silence others, too."""
+    """The outcomes so far, and the findings of all rules about gradients: rules that are off also silence others."""
 
     def __init__(self, measured: CheckMeasurements, terms: Mapping[str, RuleTerms]) -> None:
         self.measured, self.terms = measured, terms
@@ -294,7 +295,7 @@ class _Judging:
         if missing:
             return self._unjudged(terms, missing)
         problems = self.of_gradients.get(name, ()) if about_gradients else rule.evaluate(self.measured, terms)
-        if cause:  # which is off, so that only this rule can report it
+        if cause:  # the rule of the cause is off, so this rule reports it
             first = self.of_gradients[cause][0]
             problems = [
                 replace(first, message=f"It could not run, because the gradients fail {cause}: {first.message}")
@@ -302,7 +303,7 @@ class _Judging:
         return _outcome(name, terms.findings(problems))
 
     def _missing(self, terms: RuleTerms) -> str:
-        """Return why a rule cannot run, in a sentence; "" if it can."""
+        """Return the reason why a rule cannot run, in words; "" if it can."""
         measured, name, needs = self.measured, terms.rule.identifier, terms.rule.needs
         if name == "accuracy-drop" and terms.settings.data is None:
             return f"the baseline has labelled pictures, and none are given: {arg('data')} FOLDER"
@@ -320,7 +321,7 @@ class _Judging:
         return "" if name in _NEVER_UNMEASURED else measured.unmeasured.get(name, "")
 
     def _unjudged(self, terms: RuleTerms, reason: str) -> RuleOutcome:
-        """Return the outcome of a rule that cannot be judged: skipped, or a failure if it was asked for by name."""
+        """Return the outcome of a rule that cannot run: skipped, or a failure for a rule that is off by default."""
         message = f"This rule could not run: {reason.rstrip('.')}."
         earlier = (finding.message for outcome in self.outcomes.values() for finding in outcome.findings)
         if terms.rule.level != "off" or message in earlier or _error(self.measured) or self.measured.no_network:
@@ -328,7 +329,7 @@ class _Judging:
         return _outcome(terms.rule.identifier, terms.findings([RuleFinding(WHOLE_NETWORK, message)]))
 
     def _silencing(self, rule: Rule, cause: str) -> str:
-        """Return which finding silences a rule, in a sentence; "" if none does."""
+        """Return the finding that silences a rule, in words; "" if none does."""
         if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
             origin = self.outcomes["non-finite-activation"]
             # After a forward pass that is not finite, rules about gradients would blame the layer that runs last. After

@@ -1,4 +1,4 @@
-"""Rules about what parameters learn: how gradients change over depth and between parameters, and which are missing."""
+"""Rules about learning: gradients over depth, gradients that differ between weights, and parameters without any."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
     from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 
-# Fewer weights or layers are no trend, and fewer calls of one layer are no recurrence.
+# Fewer weights or layers make no trend, and fewer calls of one layer make no recurrence.
 _SHORTEST_TREND = 3
 _SHORTEST_RECURRENCE = 8
 
@@ -56,9 +56,9 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     first layers hardly learn. Causes: saturated activations, missing normalisation or skip connections, too small an
     initialisation.
     """
-    # ‖g‖/‖w‖ is flat over depth in healthy networks, also where activations shrink or grow, as ‖grad_output‖ is not.
-    # The median over a tenth spans skip connections and branches that start small. A layer that is called again and
-    # again has one gradient for all its calls; the gradients of its outputs are compared instead.
+    # In healthy networks, ‖g‖/‖w‖ is flat over depth even if activations shrink or grow; ‖grad_output‖ is not. The
+    # median over a tenth bridges skip connections and branches that start small. The weight of a layer with many calls
+    # has one gradient for all of them, so the gradients of its outputs are compared instead.
     gradients = taken_gradients(measured)
     trends = [*_recurrences(gradients), _learning(gradients)]
     yield from _beyond(terms.limit("min_ratio"), lt, [(trend, trend.ratio(median)) for trend in trends])
@@ -79,8 +79,8 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     an initialisation, missing normalisation, recurrence without clipping. In eval mode with untrained BatchNorm, which
     does not normalise, it is a warning.
     """
-    # Outputs are compared, for in a deep linear network with too large weights all ‖g‖/‖w‖ are alike, and all too
-    # large. The greatest of the last tenth keeps small branches at the end from making the beginning look large.
+    # Outputs are compared, because in a deep linear network with too large weights all ‖g‖/‖w‖ are equally too large.
+    # The greatest of the last tenth is taken because small branches at the end would make the beginning look large.
     gradients = taken_gradients(measured)
     rows = [row for row in arrived_outputs(gradients) if _is_positive(row.gradient.l2)]
     idle = _batch_norm_is_idle(gradients)
@@ -115,7 +115,7 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
 
 
 def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
-    """Return why a parameter gets no gradient, as far as the rows of its module show."""
+    """Return why a parameter gets no gradient, from the rows of its module."""
     if parameter.status == "no gradient path":
         return "autograd does not track what is computed with them (no_grad, detach)"
     module = owner(parameter)
@@ -147,10 +147,10 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     others move. Use an adaptive optimiser, such as Adam, or a learning rate per group of parameters. Biases, scales and
     zero weights do not count, and a vanishing gradient is not reported twice.
     """
-    # Biases and scales start at 0 or 1 whatever their layer does, and a bias before BatchNorm gets rounding. Untrained
-    # BatchNorm in eval mode is not judged: it starves squeeze-and-excitation weights (1e-13 in mobilenet_v3, but not in
-    # train mode). Nor are weights that serve idle heads, and get a part of the gradient only: those of a detector's
-    # level without an object.
+    # Biases and scales start at 0 or 1 in any layer, and a bias before BatchNorm gets only rounding. Networks with
+    # untrained BatchNorm in eval mode are not judged: it starves squeeze-and-excitation weights (1e-13 in mobilenet_v3,
+    # but not in train mode). Weights that serve idle heads, such as a detector's level without an object, get only a
+    # part of the gradient, and are left out.
     gradients, limit = taken_gradients(measured), terms.limit("max_ratio")
     partly_fed = _serving_idle(gradients)
     weights = [] if _batch_norm_is_idle(gradients) else _weights(gradients)
@@ -170,7 +170,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class _Trend:
-    """Positive values of a measure in forward order; `things` is a plural noun for the targets."""
+    """Positive values of a measure in forward order; `things` is the targets' noun in the plural."""
 
     measure: str
     things: str
@@ -182,14 +182,14 @@ class _Trend:
         if len(self.values) < _SHORTEST_TREND:
             return None
         ratio = median(self.values[: self._tenth]) / of_last(self.values[-self._tenth :])
-        return max(ratio, sys.float_info.min)  # never 0, for its logarithm
+        return max(ratio, sys.float_info.min)  # above 0, because its logarithm is taken
 
     @property
     def _tenth(self) -> int:
         return max(1, round(len(self.values) / 10))
 
     def sentence(self, ratio: float, limit: float) -> str:
-        """Return how the measure changes from the last to the first, evenly or most of it in one step."""
+        """Return a sentence on the change of the measure from last to first: even, or mostly in one step."""
         steps = [math.log(early) - math.log(late) for early, late in pairwise(self.values)]
         change = math.log(ratio)
         steepest = max(range(len(steps)), key=lambda step: steps[step] * math.copysign(1, change))
@@ -210,7 +210,7 @@ class _Trend:
 def _beyond(
     limit: float, is_beyond: Callable[[float, float], bool], trends: Iterable[tuple[_Trend, float | None]]
 ) -> Iterable[RuleFinding]:
-    """Report trends with a ratio beyond the limit; of several that begin at one place, the first."""
+    """Report trends with a ratio beyond the limit; only the first of trends that begin at one place."""
     by_place: dict[str, RuleFinding] = {}
     for trend, ratio in trends:
         if ratio is not None and is_beyond(ratio, limit):
@@ -220,7 +220,7 @@ def _beyond(
 
 
 def _serving_idle(gradients: Gradients) -> set[str]:
-    """Return the layers with an output that an idle module takes, or that leads only to such layers."""
+    """Return the layers with an output that an idle module uses, or that leads only to such layers."""
     outputs = arrived_outputs(gradients)
     idle = idle_modules(outputs)
     serving: set[str] = set()
@@ -234,7 +234,7 @@ def _serving_idle(gradients: Gradients) -> set[str]:
 
 
 def _learning(gradients: Gradients) -> _Trend:
-    """Return ‖g‖/‖w‖ of the weights; of a frozen network ‖g‖·‖x‖ of the outputs, which behaves alike."""
+    """Return the trend of ‖g‖/‖w‖ of weights; for a frozen network, of ‖g‖·‖x‖ of outputs, which behaves alike."""
     weights = _weights(gradients)
     if len(weights) >= _SHORTEST_TREND:
         return _Trend("‖g‖/‖w‖", "weights", [*map(parameter_of, weights)], [weight.ratio or 0.0 for weight in weights])
@@ -243,7 +243,7 @@ def _learning(gradients: Gradients) -> _Trend:
 
 
 def _recurrences(gradients: Gradients) -> Iterator[_Trend]:
-    """Yield ‖grad_output‖ over the calls of layers with weights that are called often with one shape."""
+    """Yield the trend of ‖grad_output‖ over the calls of each layer with weights and many calls with one shape."""
     weighted = {owner(parameter) for parameter in gradients.parameters}
     by_layer: dict[tuple[str, str, tuple[int, ...]], list[GradientRow]] = {}
     for row in arrived_outputs(gradients):
@@ -274,7 +274,7 @@ def _weights(gradients: Gradients) -> list[ParameterRow]:
 
 
 def _batch_norm_is_idle(gradients: Gradients) -> bool:
-    """Tell whether BatchNorm, in eval mode with scales as they start, passes its input on nearly unchanged."""
+    """Tell whether BatchNorm, in eval mode with initial scales, returns its input nearly unchanged."""
     scales = [row for row in gradients.parameters if "BatchNorm" in row.kind and row.name.endswith("weight")]
     starts = ((scale.weight_l2, math.sqrt(math.prod(scale.gradient.shape))) for scale in scales)
     started = (l2 is not None and (l2 == 0 or math.isclose(l2, start, rel_tol=1e-6)) for l2, start in starts)

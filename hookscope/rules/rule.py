@@ -1,4 +1,4 @@
-"""What a rule is: a function from measurements to findings, with a level and limits; and how rules read results."""
+"""A rule is a function from measurements to findings, with a level and limits; and helpers to read results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookscope.results.findings import Finding, Level
 from hookscope.rules.settings import CheckSettings, RuleSettings
 from hookscope.text import counted, safe_text, some_of
 
-if TYPE_CHECKING:  # these load NumPy, and `hookscope grads --help` names rules
+if TYPE_CHECKING:  # these load NumPy, which `hookscope grads --help` must not
     from hookscope.results.activations import Activations, LayerRow
     from hookscope.results.check import CheckMeasurements, StoredValues
     from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # these load NumPy, and `hookscope grads --help` names rules
     from hookscope.rules.baseline import Baseline
 
 Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "labels", "baseline"]
-"""Which part of the `CheckMeasurements` a rule looks at."""
+"""The part of `CheckMeasurements` that a rule needs."""
 
 GREATEST: Mapping[str, float] = {
     "float16": 65504.0,
@@ -27,7 +27,7 @@ GREATEST: Mapping[str, float] = {
     "float32": (2 - 2**-23) * 2.0**127,
     "float64": (2 - 2**-52) * 2.0**1023,
 }
-"""The greatest finite number of a dtype (IEEE 754; bfloat16 is its single precision with 8 significant bits)."""
+"""The greatest finite number of a dtype (IEEE 754; bfloat16 is single precision with 8 significant bits)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Limit:
     """The value beyond which a rule reports a problem.
 
     Attributes:
-        meaning: What is compared with it, and in which unit, for people.
-        basis: The standard or paper that the number comes from, or what it was tried on; "" if neither.
-        grads_name: Its name in `hookscope grads --limit`; "" if the rule is not judged there.
+        meaning: The measured value that is compared with it, and its unit, for people.
+        basis: The standard, paper or experiment behind the number; "" for none.
+        grads_name: Its name in `hookscope grads --limit`; "" if `grads` does not use it.
     """
 
     default: float
@@ -48,7 +48,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class FindingTarget:
-    """What a finding is about: `where`, "" for the whole network; patterns match `names` and the class `kind`."""
+    """The subject of a finding: `where`, or "" for the whole network; patterns match `names` and the class `kind`."""
 
     where: str = ""
     names: tuple[str, ...] = ()
@@ -72,10 +72,10 @@ def stored_in(values: StoredValues) -> FindingTarget:
 
 @dataclass(frozen=True, slots=True)
 class RuleFinding:
-    """What a rule yields: one sentence with the measured value and the limit, about a target.
+    """A problem that a rule yields: one sentence about a target, with the measured value and the limit.
 
-    It becomes a `Finding` at the level of the rule, but at most at `at_most`, and at least at `at_least` unless the
-    user has set the level.
+    It becomes a `Finding` at the level of the rule, but at most `at_most`, and at least `at_least` unless the user has
+    set the level.
     """
 
     target: FindingTarget
@@ -92,12 +92,12 @@ class Rule:
     """One rule.
 
     Attributes:
-        identifier: Stable: "dead-channels".
-        level: In `hookscope check`, unless the user sets another.
-        needs: Which measurements it needs; it is skipped without them.
-        evaluate: Yields the problems that it finds. Its docstring is the meaning and the explanation.
-        silenced_by: Rules whose findings cause what this one would find.
-        followers: What the findings are about ("layer"), if the first of a level stands for all others; else "".
+        identifier: Stable name: "dead-channels".
+        level: Level in `hookscope check`, unless the user sets a different one.
+        needs: The measurements that it needs; it is skipped without them.
+        evaluate: Yields problems. Its docstring gives the meaning and the explanation.
+        silenced_by: Rules whose findings are the cause of this rule's; it is then skipped.
+        followers: Noun for the targets ("layer") if the first finding of a level lists all others; else "".
     """
 
     identifier: str
@@ -110,12 +110,12 @@ class Rule:
 
     @property
     def meaning(self) -> str:
-        """What it looks for, in one sentence."""
+        """The problem, in one sentence."""
         return self._paragraphs[0]
 
     @property
     def explanation(self) -> str:
-        """What causes it, what it does not mean, and what to do; paragraphs are separated by an empty line."""
+        """Causes, limits and remedies of the problem; paragraphs are separated by an empty line."""
         return "\n\n".join(self._paragraphs[1:])
 
     @property
@@ -127,7 +127,7 @@ _LIMITS: dict[Evaluate, dict[str, Limit]] = {}
 
 
 def limit(name: str, default: float, meaning: str, basis: str, grads_name: str = "") -> Callable[[Evaluate], Evaluate]:
-    """Give a function that `rule` makes a rule a limit: see `Limit` for the arguments."""
+    """Return a decorator that adds a limit to the function of a rule. See `Limit` for the arguments."""
 
     def noted(function: Evaluate) -> Evaluate:
         _LIMITS[function] = {name: Limit(default, meaning, basis, grads_name), **_LIMITS.get(function, {})}
@@ -139,13 +139,13 @@ def limit(name: str, default: float, meaning: str, basis: str, grads_name: str =
 def rule(
     identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), *, followers: str = ""
 ) -> Callable[[Evaluate], Rule]:
-    """Make a function a rule. See `Rule` for the arguments."""
+    """Return a decorator that makes a function a rule. See `Rule` for the arguments."""
     return lambda function: Rule(identifier, level, needs, function, silenced_by, _LIMITS.get(function, {}), followers)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleTerms:
-    """The level and limits of one rule, for the network and for some layers, and the baseline it compares with."""
+    """The level and limits of one rule, for the network and for some layers, and the baseline to compare with."""
 
     rule: Rule
     level: Level
@@ -170,7 +170,7 @@ class RuleTerms:
         return value
 
     def findings(self, problems: Iterable[RuleFinding]) -> list[Finding]:
-        """Return findings with levels, except where the rule is off; `followers` become one finding per level."""
+        """Return findings with levels, without targets for which the rule is off; with `followers`, one per level."""
         reported = [finding for problem in problems if (finding := self._finding(problem)) is not None]
         if not self.rule.followers:
             return reported
@@ -183,7 +183,7 @@ class RuleTerms:
         level = self.level_of(problem.target)
         if level == "off":
             return None
-        message = safe_text(problem.message)  # names come from the file, and a finding goes into logs
+        message = safe_text(problem.message)  # names come from the file, and findings go into logs
         if problem.at_least == "fail" and not any(change.level for change in self._changes(problem.target)):
             level = "fail"
         level = "warn" if "warn" in (level, problem.at_most) else "fail"
@@ -208,8 +208,8 @@ class RuleTerms:
 def terms_of(rule: Rule, settings: CheckSettings, baseline: Baseline | None = None) -> RuleTerms:
     """Return the level and limits of a wanted rule; raises UsageError if a layer pattern cannot be read.
 
-    A rule that is off everywhere was selected by name, so it fails; one that is on for some layers is off for all
-    others.
+    A rule that is off everywhere was selected by name, so its level is "fail". A rule that is on for some layers is off
+    for all others.
     """
     layers = [
         (parse_pattern(layer.pattern), layer.rules[rule.identifier])
@@ -231,19 +231,19 @@ def _level_for_all(rule: Rule, settings: CheckSettings) -> Level:
 
 
 def taken_forward(measured: CheckMeasurements) -> Activations:
-    """Return the forward pass; rules that need one are skipped without."""
+    """Return the forward pass, which exists because rules that need it are skipped otherwise."""
     assert measured.forward is not None  # noqa: S101
     return measured.forward
 
 
 def taken_gradients(measured: CheckMeasurements) -> Gradients:
-    """Return the gradients of a run that took some; rules that need them are skipped without."""
+    """Return the gradients, which exist because rules that need them are skipped otherwise."""
     assert measured.gradients is not None  # noqa: S101
     return measured.gradients
 
 
 def arrived_outputs(gradients: Gradients, *, of_operations: bool = False) -> list[GradientRow]:
-    """Return the outputs that received a gradient, zero or not, in forward order; by default only of modules."""
+    """Return the outputs that received a gradient, zero or not, in forward order; by default of modules only."""
     arrived = [row for row in gradients.gradients if row.role == "output" and row.status in ("gradient", "zero")]
     return [row for row in arrived if of_operations or row.owner is None]
 
@@ -254,22 +254,22 @@ def of_modules(rows: Iterable[LayerRow]) -> list[LayerRow]:
 
 
 def quoted(row: LayerRow | GradientRow) -> str:
-    """Return the label of a row in quotes; of an operation with the line that calls it."""
+    """Return the label of a row in quotes; for an operation, with the line that calls it."""
     return f"'{row.label}'" + (f" ({row.source})" if row.source else "")
 
 
 def named(row: LayerRow | GradientRow) -> str:
-    """Return how a message names a row: "'relu' (ReLU)"; an operation by its line, "'(model):relu' (net.py:14)"."""
+    """Return the name of a row in messages: "'relu' (ReLU)", or "'(model):relu' (net.py:14)" for an operation."""
     return f"'{row.label}' ({row.source or row.kind})"
 
 
 def module_of(row: LayerRow | GradientRow) -> str:
-    """Return the dotted name of the module that computed a row, itself or by an operation that it calls."""
+    """Return the dotted name of a row's module; for an operation, of the module that calls it."""
     return row.layer if row.owner is None else row.owner
 
 
 def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
-    """Sort parameters by when their module ran; if it was not seen, the parameter follows the one before it."""
+    """Sort parameters in the order in which modules ran; if a module has no row, after the preceding parameter."""
     positions: dict[str, int] = {}
     for row in gradients.rows:
         positions.setdefault(row.layer, row.index)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuleSettings:
-    """What the user has changed about a rule: its level, None for its own, and limits by name."""
+    """A user's changes to a rule: the level (None for the rule's own), and limits by name."""
 
     level: Level | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class RuleSettings:
 
 @dataclass(frozen=True, slots=True)
 class LayerSettings:
-    """What the user has changed about rules, by identifier, for the layers of a pattern without a position."""
+    """A user's changes to rules, by identifier, for the layers of a pattern; patterns have no position (@3)."""
 
     pattern: str
     rules: Mapping[str, RuleSettings]
@@ -36,7 +36,7 @@ class LayerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a network must predict for a named picture, which becomes one of the inputs.
+    """The expected prediction for a named picture, which becomes one of the inputs.
 
     Attributes:
         top1: The class that must come first, by name or index; None for any.
@@ -58,11 +58,11 @@ class CheckSettings(InputOptions, ScoreOptions, PickleOptions):
     Attributes:
         images: Pictures, tensor files and folders to run it on, or tensors; none means noise.
         input_shape: The noise; None for two inputs of the network's known input shape.
-        seed: Of noise and of everything else random.
-        output_shape: What the output must be: sizes, "N" for the number of inputs, "*" for any; None asks nothing.
-        output_dtype: "float32" and so on; None asks nothing.
-        rules, layers: Changes by identifier, and those for some layers, where a later one overrides an earlier one.
-        source: Where this was read from, for people: "configs/smoke.toml", "pyproject.toml", "defaults".
+        seed: Seed of noise and of all random numbers.
+        output_shape: Required shape of the output: sizes, "N" for the number of inputs, "*" for any; None for any.
+        output_dtype: Required dtype of the output, "float32"; None for any.
+        rules, layers: Changes to rules by identifier; changes for some layers, where later ones override earlier ones.
+        source: Origin of the settings, for people: "configs/smoke.toml", "pyproject.toml", "defaults".
     """
 
     images: "tuple[Path | Image, ...] | Tensor | Batch" = ()
@@ -83,17 +83,17 @@ class CheckSettings(InputOptions, ScoreOptions, PickleOptions):
 
 
 def needing_a_run(option: Check) -> list[str]:
-    """Return the options that need a network to run, as people write them."""
+    """Return the given options that need a network to run, as the caller writes them."""
     return [arg(name) for name in _RUN_SETTINGS if name != "expectations" and is_given(option, name)]
 
 
 RENEW = "Write a new one with `hookscope check --update-baseline`."
-"""What to do about a baseline that does not fit."""
+"""The remedy for a baseline that does not fit."""
 
 NO_NETWORK = "none"
-"""The value of `--arch` with which a weights file is checked without a network."""
+"""The value of `--arch` for checking a weights file without a network."""
 
-# Settings that need a network to run, with their names in the configuration; all but the last are options, too.
+# Settings that need a network to run, with their names in the configuration; all but the last are also options.
 _RUN_SETTINGS = {
     "images": "[input] images",
     "data": "[input] data",
@@ -111,8 +111,8 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     Pictures replace the pictures or the noise of the configuration; the shape of noise replaces pictures.
 
     Raises:
-        UsageError: If pictures and a shape of noise are given, if an expected class lacks its picture, or if an option
-            needs a network where there is to be none.
+        UsageError: If pictures and a shape of noise are given, if noise or a tensor replaces pictures with expected
+            classes, or if an option needs a network but `arch` is none.
     """
     _refuse_without_network(settings, option)
     names = {setting.name for setting in fields(Check) if is_given(option, setting.name)}
@@ -141,7 +141,7 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
 
 
 def _refuse_without_network(settings: CheckSettings, option: Check) -> None:
-    """Raise UsageError if `arch` is none while an option, or a setting of the same file, needs a network."""
+    """Raise UsageError if `arch` is none but an option, or a setting of the configuration, needs a network."""
     if (option.arch or settings.arch) != NO_NETWORK:
         return
     asked = needing_a_run(option)

@@ -1,4 +1,4 @@
-"""Rules about the file and what it stores: parameters and buffers, as they were loaded."""
+"""Rules about the file and its parameters and buffers, as they were loaded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
     fails at any level. Name the network with --arch, or allow differences with --allow-missing and --allow-unexpected;
     --arch none checks the file without a network.
     """
-    return iter(())  # likewise
+    return iter(())  # as for `integrity`
 
 
 @rule("non-finite-parameter", "fail", "stored", followers="tensor")
@@ -130,8 +130,8 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     single zero also fails if all running means are zero, because no training leaves that. A negative count of
     batches is damaged, too. Load the buffers again, or compute them anew by forward passes in train mode.
     """
-    # In a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
-    # training explains a variance of zero.
+    # In a dying channel, mean and variance decay towards zero together. If all means are exactly zero, training cannot
+    # explain a variance of zero.
     named = [(*stored.name.rpartition("."), stored) for stored in measured.stored]
     untrained = {module for module, _, name, values in named if name == "running_mean" and is_zero(values)}
     for module, _, name, values in named:
@@ -192,9 +192,9 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
 
 
 def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
-    """Return how many of the last filters are zero, and the probability of that from the share of the other filters.
+    """Return how many of the last filters are zero, and the probability of so long a tail by chance.
 
-    Laplace's rule estimates the share: one more zero filter, and one more other filter.
+    Laplace's rule estimates the share of zeros from the other filters: it adds one zero filter and one other filter.
     """
     tail = 0
     while tail < len(zeros) and zeros[-1 - tail] == count - 1 - tail:
@@ -203,7 +203,7 @@ def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
 
 
 def about(values: StoredValues, claim: str) -> RuleFinding:
-    """Return a finding whose sentence begins with the name of a parameter or buffer, and ends with the claim."""
+    """Return a finding on a parameter or buffer: a sentence of its name and a claim."""
     return RuleFinding(stored_in(values), f"'{values.name}' ({values.kind}){claim}.")
 
 
@@ -213,12 +213,12 @@ def leaf_of(values: StoredValues) -> str:
 
 
 def is_weight(values: StoredValues) -> bool:
-    """Tell learnt matrices and kernels from biases, scales and buffers: at least two axes are longer than 1."""
+    """Tell whether it is a learnt matrix or kernel: a parameter with at least two axes longer than 1."""
     return values.role == "parameter" and sum(size > 1 for size in values.shape) >= 2
 
 
 def is_zero(values: StoredValues) -> bool:
-    """Tell whether all values are zero, and there are any."""
+    """Tell whether there are values, and all are zero."""
     return 0 < values.element_count == values.zero_count
 
 
@@ -230,12 +230,12 @@ def batch_norm_is_untrained(measured: CheckMeasurements) -> bool:
 
 
 def is_untrained(measured: CheckMeasurements) -> bool:
-    """Tell whether weights are random, or BatchNorm has not been trained."""
+    """Tell whether weights are random, or BatchNorm is untrained."""
     return weights_are_random(measured) or batch_norm_is_untrained(measured)
 
 
 def untrained_remark(measured: CheckMeasurements) -> str:
-    """Say what is untrained, as a sentence after a space; "" for a trained network."""
+    """Return a sentence, after a space, on the untrained part; "" for a trained network."""
     if batch_norm_is_untrained(measured):
         return " BatchNorm is untrained and does not normalise yet."
     if not weights_are_random(measured):
@@ -251,13 +251,13 @@ def weights_are_random(measured: CheckMeasurements) -> bool:
 
 
 def _is_trained_norm(values: StoredValues) -> bool:
-    """Tell whether values show training better than weights do: BatchNorm's statistics, or a scale that has moved."""
+    """Tell whether values are a running variance or a scale that varies, which show training better than weights."""
     is_scale = leaf_of(values) == "weight" and values.role == "parameter" and len(values.shape) == 1
     return leaf_of(values) == "running_var" or (is_scale and values.min != values.max)
 
 
 def weights_look_random(stored: Sequence[StoredValues]) -> bool:
-    """Tell whether nearly all weights that are large enough to judge look drawn at random."""
+    """Tell whether nearly all weights that are large enough to judge look random."""
     spreads = [values.spread_beyond_chance for values in stored if values.spread_beyond_chance is not None]
     random = sum(spread < RANDOM_SPREAD for spread in spreads)
     return len(spreads) >= _FEWEST_SPREADS and random >= _RANDOM_FRACTION * len(spreads)
@@ -269,7 +269,7 @@ def _is_mask(values: StoredValues) -> bool:
 
 
 def _is_empty_range(values: StoredValues) -> bool:
-    """Tell whether a buffer is the minimum or maximum of an observer that has seen nothing."""
+    """Tell whether a buffer is the initial minimum or maximum of an observer: infinite everywhere."""
     is_bound = any(word in leaf_of(values) for word in ("min", "max"))
     return values.role == "buffer" and is_bound and 0 < values.inf_count == values.element_count
 
@@ -277,7 +277,7 @@ def _is_empty_range(values: StoredValues) -> bool:
 def worst_weight(
     terms: RuleTerms, name: str, shares: Sequence[tuple[float, StoredValues]], flaw: str
 ) -> Iterator[RuleFinding]:
-    """Report the weight with the greatest share above a limit, and count such weights."""
+    """Report the weight with the greatest share above its limit, with the number of weights above their limits."""
     judged = [(share, values) for share, values in shares if terms.is_on(stored_in(values))]
     broken = [(share, values) for share, values in judged if share > terms.limit(name, stored_in(values))]
     if broken:

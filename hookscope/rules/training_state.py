@@ -1,4 +1,4 @@
-"""Rules about other entries of a training checkpoint than weights: states of optimisers and scalers, averages."""
+"""Rules about a training checkpoint's entries other than weights: states of optimisers and scalers, averages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about weights that stand out: among their own values, among the other weights of the network, or in float8."""
+"""Rules about weights: outliers among values, untrained weights among trained ones, and weights in float8."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from hookscope.text import counted, figure, some_of
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
 
-# A running variance may well be 10^4 times those of dead channels, and a single weight below this does not dominate.
+# Running variances may be 10^4 times the variances of dead channels, and a weight below this does not dominate.
 _LEAST_THAT_FAILS = 1000.0
 
-# Standard errors from which a weight counts as trained. Nine in ten weights of EfficientNet-Lite0 to 2 with
-# 2,048 values or more exceed it, by up to 10^3.
+# From this many standard errors, a weight counts as trained. Nine in ten weights of EfficientNet-Lite0 to 2 with 2,048
+# values or more exceed it, by up to 10^3.
 TRAINED_SPREAD = 10.0
-_FEWEST_TRAINED = 3  # among fewer weights, none stands out
+_FEWEST_TRAINED = 3  # with fewer trained weights, an untrained one does not stand out
 _FEWEST_INTEGERS = 1024  # a fixed kernel, such as an edge detector, may have fewer
-_FEWEST_SIGNS = 2048  # so many equal signs are no chance; a bank of fixed filters is mostly zeros
+_FEWEST_SIGNS = 2048  # this many equal signs are not chance; a bank of fixed filters is mostly zeros
 
 
 @rule("outlier-weight", "fail", "stored")
@@ -285,16 +285,16 @@ _STARTS: Mapping[str, Mapping[str, float]] = {
     "zeros": {"weight": 0.0, "bias": 0.0},
 }
 
-# Distance from 1 that a scale keeps in a training of seconds; RepVGG's first scales are 0.1 on average, +-0.1.
+# In a training of seconds, scales stay this close to 1; RepVGG's initial scales are 0.1 on average, +-0.1.
 _NEAR_START = 0.5
 
-# If only mean or only variance has its initial value, the other must differ between channels: a layer whose inputs are
-# all zero keeps means of 0, and its variances decay alike.
+# If only mean or only variance has its initial value, the other must differ between channels: in a layer with zero
+# inputs, means stay 0, and all variances decay equally.
 _COUNTERPART = {"means": "running_var", "variances": "running_mean"}
 
 
 def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, StoredValues]]]:
-    """Return modules that hold only vectors, as normalisation layers do: their positions, and tensors by leaf name."""
+    """Return modules that hold only vectors, like normalisation layers: their positions, and tensors by leaf name."""
     layers: dict[str, dict[str, StoredValues]] = {}
     positions: dict[str, int] = {}
     for at, values in enumerate(stored):
@@ -316,7 +316,7 @@ def looks_untrained(measured: CheckMeasurements) -> bool:
 
 
 def statistics_are_new(stored: Sequence[StoredValues]) -> bool:
-    """Tell whether no layer with initial statistics has a trained weight and bias: the network is new."""
+    """Tell whether no layer with initial statistics has a trained weight and bias."""
     looks_random = weights_look_random(stored)
     return not any(_is_never_updated(norm, looks_random=looks_random) for _, norm in _norms(stored))
 
@@ -324,7 +324,7 @@ def statistics_are_new(stored: Sequence[StoredValues]) -> bool:
 def _is_never_updated(norm: Mapping[str, StoredValues], *, looks_random: bool) -> bool:
     """Tell whether statistics have their initial values, while the layer's weight and bias differ between channels.
 
-    Where all weights look random, the layer's must also be near its start of 1: RepVGG draws them around 0.1.
+    If the network's weights look random, this layer's weight must also be near 1, because RepVGG draws it around 0.1.
     """
     if not _is_at_start(norm, _STARTS["statistics"]) or not {"weight", "bias"} <= norm.keys():
         return False
@@ -341,7 +341,7 @@ def _batches(norm: Mapping[str, StoredValues]) -> float:
 
 
 def _varies(norm: Mapping[str, StoredValues], leaf: str | None) -> bool:
-    """Tell whether a part of a layer differs from channel to channel; True for None."""
+    """Tell whether part `leaf` of a layer differs between channels; True for None."""
     return leaf is None or (leaf in norm and norm[leaf].min != norm[leaf].max)
 
 
@@ -374,7 +374,7 @@ def _has_one_sign(values: StoredValues) -> bool:
 
 
 def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
-    """Return the position of the last trained weight; 0 if fewer than three are trained, or less than a share."""
+    """Return the position of the last trained weight; 0 if fewer than three, or than `fraction`, are trained."""
     judged = [
         (at, weight.spread_beyond_chance) for at, weight in enumerate(stored) if weight.spread_beyond_chance is not None
     ]
@@ -382,7 +382,7 @@ def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
     return trained[-1] if len(trained) >= max(_FEWEST_TRAINED, fraction * len(judged)) else 0
 
 
-# The greatest number and the smallest: OCP 8-bit Floating Point Specification, 2023; "fnuz" after Noune et al. 2022.
+# Greatest and smallest positive number: OCP 8-bit Floating Point Specification, 2023; "fnuz": Noune et al. 2022.
 _FORMATS: Mapping[str, tuple[float, float]] = {
     "float8_e4m3fn": (448.0, 2.0**-9),
     "float8_e5m2": (57344.0, 2.0**-16),
@@ -390,7 +390,7 @@ _FORMATS: Mapping[str, tuple[float, float]] = {
     "float8_e5m2fnuz": (57344.0, 2.0**-17),
 }
 
-_SHORTEST_ROW = 8  # with a scale per row, one value of each row is saturated: a large share of shorter rows
+_SHORTEST_ROW = 8  # a scale per row saturates one value in each row, which is a large share of a shorter row
 
 
 @rule("float8-weight", "warn", "stored", followers="weight")

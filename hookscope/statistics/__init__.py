@@ -1,1 +1,1 @@
-"""Measure tensors: one reduction per tensor in the hook, merged over batches, summarised at the end."""
+"""Measure tensors: hooks reduce each tensor once; reductions merge over batches and become statistics."""

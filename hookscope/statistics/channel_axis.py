@@ -1,7 +1,7 @@
-"""Infer the axes of an activation: which one counts channels, and how its values lie in space.
+"""Infer which axis of an activation counts channels, and how to arrange its values for drawing.
 
-A tensor does not say whether it is (N, C, H, W) or (N, H, W, C). The module that made it often does; for modules that
-ignore axes (activation functions, containers) the axis of the latest tensor of that shape counts.
+A tensor alone does not show whether it is (N, C, H, W) or (N, H, W, C). The module that made it often does. For modules
+that ignore axes (activation functions, containers), the axis of the latest tensor of the same shape is used.
 """
 
 import math
@@ -16,7 +16,7 @@ from hookscope.statistics.layouts import MAX_HALVINGS, token_grid
 
 Arrangement = Literal["maps", "frames", "tokens", "vector"]
 
-# The attribute in which modules hold their number of channels, and the usual axis of channels: second or last.
+# The attribute with a module's number of channels, and the usual axis of channels: second or last.
 _CHANNEL_COUNTS: tuple[tuple[tuple[type[nn.Module], ...], str, Literal["second", "last"]], ...] = (
     ((_ConvNd,), "out_channels", "second"),
     ((_NormBase,), "num_features", "second"),
@@ -29,10 +29,10 @@ _CHANNEL_COUNTS: tuple[tuple[tuple[type[nn.Module], ...], str, Literal["second",
 
 
 class AxisReader:
-    """Reads channel axes along one forward pass, remembering the shapes it has seen."""
+    """Infers channel axes along one forward pass, also from earlier shapes of the pass."""
 
     def __init__(self) -> None:
-        """Start without shapes."""
+        """Start without earlier shapes."""
         self._axis_by_shape: dict[tuple[int, ...], int] = {}
         self._habits: dict[type[nn.Module] | str, tuple[str, str]] = {}
         self.grids: list[tuple[int, ...]] = []
@@ -52,9 +52,9 @@ class AxisReader:
             shape: The tensor's shape; axis 0 is taken for the batch.
 
         Returns:
-            1 for channels-first, the last axis for channels-last, None below two axes. Spatial sizes of maps are
-            remembered in `grids`, latest last: those of convolutions, poolings and the like; of other makers only sizes
-            that follow from an earlier one, so that (heads, tokens) of attention is left out.
+            1 for channels-first, the last axis for channels-last, None below two axes. `grids` collects the spatial
+            sizes of maps, latest last: all sizes of convolutions and poolings; for other makers only sizes that follow
+            from an earlier size, which leaves out attention's (heads, tokens).
         """
         if len(shape) < 2:
             return None
@@ -77,16 +77,16 @@ class AxisReader:
         if axis == cached:
             return axis
         self._axis_by_shape[beyond_batch] = axis
-        if 4 <= len(shape) <= 5:  # with more axes it is cut into windows or heads
+        if 4 <= len(shape) <= 5:  # a tensor with more axes is cut into windows or heads
             grid = shape[2:] if axis == 1 else shape[1:-1]
             self.add_grid(grid, makes_maps=side == "second", may_be_first=_is_of_a_user(kind))
         return axis
 
     def _axis_after(self, shape: tuple[int, ...]) -> int | None:
-        """Return the channel axis that follows from earlier shapes; all shapes are without the batch axis.
+        """Return the channel axis that follows from earlier shapes, batch included; shapes are without the batch axis.
 
-        Heads (heads, tokens, D) are cut from tokens that have channels last; (C, L) is left of a map (C, H, W) that is
-        flattened or reduced along one side.
+        Heads (heads, tokens, D) are cut from tokens with channels last; a map (C, H, W) that is flattened, or reduced
+        along one side, becomes (C, L).
         """
         for seen, axis in reversed(self._axis_by_shape.items()):
             if len(shape) == 3 and len(seen) == 2 and axis == 2:
@@ -98,9 +98,9 @@ class AxisReader:
         return None
 
     def channel_axis_in_vmap(self, maker: nn.Module | str, shape: tuple[int, ...], vmapped: int) -> int | None:
-        """Return what `channel_axis` does for a shape whose first `vmapped` axes are those of `torch.vmap`.
+        """Return the channel axis, as `channel_axis`, for a shape whose first `vmapped` axes come from `torch.vmap`.
 
-        The last of them stands for the batch, unless the module's own output has an axis for the batch.
+        The last of these is the batch axis, unless the module's own output has a batch axis.
         """
         has_batch = isinstance(maker, nn.Module) and _has_batch(maker, shape[vmapped:])
         before = vmapped if has_batch else vmapped - 1
@@ -108,7 +108,7 @@ class AxisReader:
         return None if axis is None else before + axis
 
     def add_grid(self, grid: tuple[int, ...], *, makes_maps: bool, may_be_first: bool = False) -> None:
-        """Remember a spatial size if it is that of a convolution or the like, or follows from an earlier one."""
+        """Add a spatial size to `grids` if it comes from a convolution or pooling, or follows from an earlier size."""
         if grid in self.grids:
             return
         if makes_maps or (may_be_first and not self.grids) or any(_follows(grid, prior) for prior in self.grids):
@@ -116,7 +116,7 @@ class AxisReader:
 
 
 def _has_batch(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Tell whether the first axis of a module's output is the batch: some modules also take a single input."""
+    """Tell whether a module's output begins with a batch axis: some modules also accept a single input without it."""
     if isinstance(module, _ConvNd):
         return len(shape) == len(module.kernel_size) + 2
     if isinstance(module, _NormBase):  # InstanceNorm
@@ -125,7 +125,7 @@ def _has_batch(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 
 def _permuted(module: nn.Module, shape: tuple[int, ...]) -> int | None:
-    """Return the axis to which a module permutes channels on axis 1 or the last axis; None for other modules."""
+    """Return the channel axis of a module's output if it moves channels between axis 1 and the last; else None."""
     dims = vars(module).get("dims")  # torchvision's Permute
     if dims is None or not isinstance(dims, Sequence) or len(dims) != len(shape) or dims[0] != 0:
         return None
@@ -134,12 +134,12 @@ def _permuted(module: nn.Module, shape: tuple[int, ...]) -> int | None:
 
 
 def _is_of_a_user(kind: type[nn.Module] | str) -> bool:
-    """Tell whether a class of modules is not torch's own; then its forward may convolve."""
+    """Tell whether a module class is not torch's own: its forward may then contain a convolution."""
     return not isinstance(kind, str) and not kind.__module__.startswith("torch.")
 
 
 def _follows(grid: tuple[int, ...], prior: tuple[int, ...]) -> bool:
-    """Tell whether a spatial size is an earlier one with height and width both doubled, or halved several times."""
+    """Tell whether a spatial size is an earlier size with both sides doubled, or halved up to `MAX_HALVINGS` times."""
     if len(grid) != len(prior) or grid[:-2] > prior[:-2]:
         return False
     if all(size == 2 * before for size, before in zip(grid[-2:], prior[-2:], strict=True)):
@@ -151,14 +151,14 @@ def _follows(grid: tuple[int, ...], prior: tuple[int, ...]) -> bool:
 
 
 def _habit(kind: type[nn.Module]) -> tuple[str, str]:
-    """Return the attribute with the class's channel count and its usual side, "" for none."""
+    """Return the attribute with the class's channel count, and the usual channel axis; "" if unknown."""
     for classes, attribute, side in _CHANNEL_COUNTS:
         if issubclass(kind, classes):
             return attribute, "second" if kind.__name__.endswith("2d") else side  # LayerNorm2d keeps (N, C, H, W)
     return "", "second" if kind.__module__ == "torch.nn.modules.pooling" else ""
 
 
-# Operations that put channels on one side, as the modules of those names do; a name may begin with these words.
+# How names of operations begin that have channels second, or last, like the modules of the same names.
 _SECOND = ("conv", "batch_norm", "instance_norm", "group_norm", "max_pool", "avg_pool", "adaptive_", "interpolate")
 _LAST = ("linear", "layer_norm", "rms_norm", "embedding", "scaled_dot_product_attention", "multi_head_attention")
 
@@ -168,9 +168,9 @@ def _side(operation: str) -> str:
 
 
 def _matching(count: int | Sequence[int], shape: tuple[int, ...], side: str) -> int | None:
-    """Return the axis whose size is the channel count; the module's usual side if both axes fit, or neither."""
+    """Return the axis whose size is the channel count; the module's usual axis if both axes fit, or neither."""
     if not isinstance(count, int):
-        if len(count) != 1:  # normalised over several axes: which of them counts channels is not said
+        if len(count) != 1:  # normalised over several axes: any of them may be the channels
             return None
         count = count[0]
     last = len(shape) - 1
@@ -180,7 +180,7 @@ def _matching(count: int | Sequence[int], shape: tuple[int, ...], side: str) -> 
 
 
 def _guessed(shape: tuple[int, ...]) -> int:
-    """Return the likelier channel axis of an unknown shape: maps are mostly square, tokens come last."""
+    """Guess the channel axis from a shape: maps are mostly square, tokens have channels last."""
     last = len(shape) - 1
     if len(shape) == 3:
         return last
@@ -197,7 +197,7 @@ def arrange(
     Args:
         values: The activation without the batch axis, any number of axes.
         channel_axis: As `AxisReader.channel_axis` gave it, counted with the batch axis.
-        grids: Spatial sizes seen in the same forward pass, (H, W) or (T, H, W); later ones are preferred.
+        grids: Spatial sizes from the same forward pass, (H, W) or (T, H, W); later sizes are preferred.
 
     Returns:
         The arrangement; the values as documented for `FeatureMaps`, (C, H, W), (C, T, H, W) or (F,), a view
@@ -219,5 +219,5 @@ def arrange(
         tokens = by_channel[:, extra:].reshape(-1, *grid)
         leading = by_channel[:, :extra].t() if extra else None
         return ("tokens" if len(grid) == 2 else "frames"), tokens, leading, ""
-    # More axes than a picture has: the leading spatial ones are laid out as frames.
+    # With more than two spatial axes, the leading ones are flattened to frames.
     return "frames", by_channel.flatten(1, -3), None, f"axes {tuple(values.shape)} flattened to frames"

@@ -1,4 +1,4 @@
-"""Numbers by channel; those of each input by compiled code that reads an activation once: see channels.c."""
+"""Statistics by channel. Those by input and channel come from compiled code that reads a tensor once: channels.c."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ class ChannelNumbers(NamedTuple):
         deviations: Sum of squared deviations from that mean.
         high: Greatest value.
         low: Smallest value.
-        positions: Where the greatest value first is, in row-major order; -1 where that is not wanted.
+        positions: First position of the greatest value, in row-major order; -1 for values up to the threshold.
     """
 
     mean: NDArray[np.float64]
@@ -33,11 +33,11 @@ def reduce_by_channel(values: Tensor, thresholds: NDArray[np.float64] | None) ->
 
     Args:
         values: Not empty, and not missing memory; only read.
-        thresholds: Values above which a channel's position is wanted, (C,); None for all.
+        thresholds: Positions are found for greatest values above these, (C,); None for all.
 
     Returns:
-        None for values that are not all finite, and for tensors that compiled code does not read: other than float32 on
-        the CPU, and those with gaps both between channels and between positions.
+        None if a value is not finite, or if compiled code cannot read the tensor: it is not float32 on the CPU, or has
+        gaps both between channels and between positions.
     """
     kernel, address = load_kernel(), address_of_float32(values)
     step = position_step(values)
@@ -53,7 +53,7 @@ def reduce_by_channel(values: Tensor, thresholds: NDArray[np.float64] | None) ->
 
 
 def position_step(values: Tensor) -> int:
-    """Return how far two neighbouring positions of (N, C, ...) lie apart in memory; 0 if that differs."""
+    """Return the step in memory between neighbouring positions of (N, C, ...); 0 if it varies."""
     step = expected = 0
     for size, stride in zip(values.shape[:1:-1], values.stride()[:1:-1], strict=True):
         if size == 1:
@@ -68,7 +68,7 @@ def position_step(values: Tensor) -> int:
 def channel_moments(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Return mean and population variance of each channel, (C,), of floating values that are not empty.
 
-    Below float32 they are computed in float32.
+    Narrower dtypes are computed in float32.
     """
     values = values if values.dtype == torch.float64 else values.float()
     if values.is_cpu and axis == 1:  # more than twice as fast as var_mean

@@ -1,6 +1,6 @@
 """Compare two tensors by compiled code that reads both once: see difference.c.
 
-Callers handle tensors that it cannot read: not in float32, not on the CPU, or with different strides.
+It reads tensors that are dense, float32, on the CPU and have equal strides; callers handle all others.
 """
 
 import ctypes
@@ -17,10 +17,10 @@ class SquaredSums(NamedTuple):
     """Sums in float64 over the elements of tensors A and B that are finite in both.
 
     Attributes:
-        a: Sum of the squares of A; `b` of B, and `difference` of A-B; `product` sums A times B.
+        a: Sum of squares of A; `b` is B's, `difference` is A-B's. `product` is the sum of A times B.
         max_abs: Largest magnitude of A-B, at `max_at`, where A is `max_value`; `max_at` is None if A equals B.
         unequal: Number of finite elements that differ.
-        mismatched: Number of elements that are not finite on one side and not equal on the other.
+        mismatched: Number of elements that differ and are NaN or infinite on a side.
         squares: Squares of A-B summed by channel, (C,), NaN if a value is not finite; None without channels.
     """
 
@@ -49,7 +49,7 @@ def squared_sums(a: Tensor, b: Tensor, channel_axis: int | None = None) -> Squar
     sizes = layout.before, layout.channels, layout.after
     (of_a, of_b, product, difference, largest), counts = kernel.sum_differences(address_a, address_b, sizes, squares)
     unequal, mismatched, at = counts
-    # In a dense tensor, these quotients are the place of the element at an offset, in any order of axes.
+    # In a dense tensor, these quotients are the indices of the element at an offset, in any order of axes.
     axes = zip(a.shape, a.stride(), strict=True)
     place = None if at < 0 else tuple([at // step % size if size > 1 else 0 for size, step in axes])
     value = 0.0 if at < 0 else ctypes.c_float.from_address(address_a + 4 * at).value

@@ -1,10 +1,9 @@
-"""Up to 256 values of each input in a tensor, at fixed places: runs keep them to be compared without saved tensors.
+"""Up to 256 values of each input in a tensor, at fixed places, so that runs can be compared without saved tensors.
 
-The places follow from the shape that one input has, and from which of its axes counts channels; not from the number of
-inputs, strides or the device. A tensor of up to 256 values per input is kept whole. Of a larger one, up to 256 channels
-have equal shares, to within one value, and of more channels 256 that are evenly spread have a value each. The share of
-a channel is spread over its other axes, a value in each of so many equal parts, at another place of the part in each
-channel: the corners of maps count no more than what lies between.
+The places depend on one input's shape and its channel axis alone, not on the number of inputs, strides or the device.
+Up to 256 values per input are all kept. From larger tensors, each of up to 256 channels gets an equal share, to within
+one value; of more channels, 256 evenly spread ones get one value each. A channel's positions are cut into as many equal
+parts as it has values. The place within a part varies by channel, so that corners of maps are not favoured.
 """
 
 import math
@@ -19,24 +18,24 @@ from torch import Tensor
 
 MOST_KEPT = 256
 
-# Multiples of the golden ratio, modulo 1, are spread evenly however many there are; in units of 2^-16.
+# Any number of multiples of the golden ratio, modulo 1, is spread evenly. In units of 2^-16.
 _GOLDEN, _UNITS = 40503, 2**16
 
-# So many shapes are remembered: a network has some dozens.
+# Cached shapes: a network has some dozens.
 _MOST_SHAPES = 512
 
 
 def kept_values(tensor: Tensor, channel_axis: int | None = None, inputs: int = 1) -> NDArray[Any] | Tensor | None:
-    """Return values of each of so many inputs, (N, K), without waiting for an accelerator.
+    """Return the kept values of each input, (N, K), without waiting for an accelerator.
 
     Args:
         tensor: Any shape, dtype, strides and device that lacks no memory, see `missing_memory`; only read. Complex
             elements count as two.
         channel_axis: The axis that counts channels; None for none.
-        inputs: How many inputs the tensor is of, as far as its shape fits: see `by_input`.
+        inputs: Number of inputs in the tensor, if its shape fits: see `by_input`.
 
     Returns:
-        For `as_array`: on an accelerator a tensor there. None if the tensor is sparse, ragged or without data.
+        Values for `as_array`, a tensor if they are on an accelerator. None for sparse, ragged and meta tensors.
     """
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
         return None
@@ -48,7 +47,7 @@ def kept_values(tensor: Tensor, channel_axis: int | None = None, inputs: int = 1
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     dtype = tensor.dtype
-    if dtype.is_floating_point and dtype.itemsize == 1:  # torch takes elements of no such dtype
+    if dtype.is_floating_point and dtype.itemsize == 1:  # torch cannot `take` from float8
         tensor = tensor.view(torch.uint8)
     values, channel_axis = by_input(tensor, channel_axis, inputs)
     taken = values.take(kept_places(values.shape, channel_axis, values.device)).view(dtype)
@@ -58,13 +57,13 @@ def kept_values(tensor: Tensor, channel_axis: int | None = None, inputs: int = 1
 
 
 def as_array(values: NDArray[Any] | Tensor) -> NDArray[np.floating]:
-    """Return what `kept_values` gave as float32, or as float64 where float32 may not hold it."""
+    """Return the result of `kept_values` as floats on the CPU; integers become float64."""
     array = values.cpu().numpy() if isinstance(values, Tensor) else values
     return array if array.dtype.kind == "f" else array.astype(np.float64)
 
 
 def joined(batches: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
-    """Return the values of several batches as those of one, (N, K); (1, all of them) if inputs differ in shape."""
+    """Return the values of several batches as one array, (N, K); (1, all values) if inputs differ in shape."""
     if len(batches) == 1:
         return batches[0]
     if len({batch.shape[1] for batch in batches}) > 1:
@@ -75,8 +74,8 @@ def joined(batches: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
 def by_input(tensor: Tensor, channel_axis: int | None, inputs: int) -> tuple[Tensor, int | None]:
     """Return a view of a tensor as (inputs, ...), and the axis that counts channels there.
 
-    Inputs are counted by axis 0, which may hold several slices of each, such as windows, or by axis 1 of (T, N, D).
-    Any other tensor counts as that of one input.
+    Axis 0 counts inputs, or several slices of each input, such as windows; or axis 1 of (T, N, D) counts them. Any
+    other tensor counts as one input.
     """
     slices = tensor.size(0) if tensor.dim() else 0
     if slices != inputs and tensor.dim() == 3 and tensor.size(1) == inputs:
@@ -91,7 +90,7 @@ def by_input(tensor: Tensor, channel_axis: int | None, inputs: int) -> tuple[Ten
 
 @lru_cache(_MOST_SHAPES)
 def kept_places(shape: torch.Size, channel_axis: int | None, device: torch.device) -> Tensor:
-    """Return the places of the values that are kept in a tensor (N, ...), flattened: (N, K).
+    """Return the flat indices of the kept values in a tensor (N, ...): (N, K).
 
     They are computed on the device, because copying them to an accelerator would wait for it.
     """

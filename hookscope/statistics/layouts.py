@@ -1,4 +1,4 @@
-"""Where the input lies in a layer's output, by its shape: maps, channels first or last, or a sequence of tokens."""
+"""Find the input's grid in a layer's output by its shape: a map, channels first or last, or a sequence of tokens."""
 
 import math
 import re
@@ -13,22 +13,22 @@ from hookscope.parameters import arg
 from hookscope.statistics.windows import Windows, pair, window_size
 from hookscope.text import counted, safe_text
 
-# Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4); half as many as the grid
-# has.
+# Most tokens in front of the grid: class token, distillation token, registers (DINOv2 has 4). There are also at most
+# half as many of them as places in the grid.
 MAX_EXTRA_TOKENS = 8
-# A pyramid halves its grid at most this often below the first one seen.
+# A pyramid halves its first grid at most this often.
 MAX_HALVINGS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the input lies in a layer's output.
+    """The input's grid in a layer's output.
 
     Attributes:
         grid: (l,), (h, w) or (d, h, w).
-        channel_axis: Of the output, batch axis counted.
+        channel_axis: Channel axis of the output, including the batch axis.
         prefix: Tokens in front of the grid; None if the output is no sequence.
-        windows: How the grid was cut, of an output (N * windows, tokens, C).
+        windows: The windows that the grid was cut into, for an output (N * windows, tokens, C).
         suffix: Tokens behind the grid.
     """
 
@@ -40,7 +40,7 @@ class Layout:
 
     @property
     def others(self) -> str:
-        """What the output has beside the tokens of the grid, for a message; "" for nothing."""
+        """The tokens outside of the grid, for a message; "" if there are none."""
         return "a token outside of the grid" if self.suffix else "the class token" if self.prefix else ""
 
     def maps(self, values: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Layout:
         return tokens.reshape(len(tokens), *self.grid, -1).movedim(-1, 1)
 
 
-# Fewer tokens than 2 x 2 are no grid: class tokens have layers for themselves.
+# Fewer tokens than 2 x 2 are no grid: some layers process class tokens alone.
 _MIN_GRID = 4
 
 _SEQUENCE_AXES = 3  # (N, T, D)
@@ -66,10 +66,10 @@ _TOKENS = re.compile(
 
 
 def parse_tokens(text: str) -> Layout:
-    """Read `--tokens`: "prefix=1,grid=14x14", height first; "grid=7x7" or "grid=7x7,suffix=12"; of a signal "grid=49".
+    """Parse `--tokens`: "prefix=1,grid=14x14", height first; "grid=7x7", "grid=7x7,suffix=12"; for a signal "grid=49".
 
     Raises:
-        UsageError: If it is none of these.
+        UsageError: If the text has none of these forms.
     """
     match = _TOKENS.fullmatch(text)
     grid = tuple(map(int, match["grid"].split("x"))) if match else ()
@@ -82,7 +82,7 @@ def parse_tokens(text: str) -> Layout:
 
 
 def known_prefix(network: nn.Module) -> int | None:
-    """Return how many tokens a network puts in front of the grid: in timm an attribute, in torchvision 1."""
+    """Return how many tokens a network puts in front of the grid, for timm and torchvision; None if unknown."""
     for module in network.modules():
         count = attribute_of(module, "num_prefix_tokens")
         if isinstance(count, int):
@@ -94,7 +94,7 @@ def known_prefix(network: nn.Module) -> int | None:
 
 
 def class_token_count(network: nn.Module) -> int:
-    """Return how many of the tokens in front of the grid are class tokens: as timm's attributes have it, else 1."""
+    """Return how many of the tokens in front of the grid are class tokens: from timm's attributes, else 1."""
     for module in network.modules():
         if isinstance(attribute_of(module, "num_prefix_tokens"), int):
             has_class = attribute_of(module, "has_class_token", attribute_of(module, "cls_token") is not None)
@@ -103,7 +103,7 @@ def class_token_count(network: nn.Module) -> int:
 
 
 def prefix_names(network: nn.Module, count: int) -> tuple[str, ...]:
-    """Return a name for each of so many tokens in front of the grid: "class token", "register 1"."""
+    """Return a name for each of `count` tokens in front of the grid: "class token", "register 1"."""
     names = ["class token"] * min(class_token_count(network), count)
     attributes = ("dist_token", "distillation_token")  # timm's name, and transformers'
     distilled = any(attribute_of(module, name) is not None for module in network.modules() for name in attributes)
@@ -122,17 +122,17 @@ def layout_of(
     tokens: Layout | None = None,
     size: tuple[int, int] | None = None,
 ) -> Layout | str:
-    """Return where the input lies in an output, or in words why it has no place there.
+    """Return the input's layout in an output, or the reason why it has none, in words.
 
     Args:
-        shape: Of the output.
+        shape: Shape of the output.
         count: Inputs in the batch.
         channel_axis: As `statistics.channel_axis.AxisReader` gave it.
-        grids: Sizes of maps that convolutions returned in the same pass, later ones preferred.
-        axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
-        prefix: Tokens in front of the grid, if that is known of the network.
+        grids: Sizes of maps that convolutions returned in the same pass, later sizes preferred.
+        axes: Axes of place of the input: 1 for signals, 2 for pictures, 3 for volumes and clips.
+        prefix: Tokens in front of the grid; None if the network does not show it.
         tokens: The user's `--tokens`.
-        size: (h, w) of the pictures; without convolutions, a network of known prefix cuts them into square patches.
+        size: (h, w) of the pictures. Without convolutions, a network of known prefix cuts them into square patches.
     """
     if shape and shape[0] != count:
         return f"does not count {counted(count, 'input')} on its first axis"
@@ -166,15 +166,15 @@ def _of_tokens(
 
 
 def _of_known_grid(length: int, grids: Sequence[tuple[int, ...]], prefix: int | None = None) -> Layout | None:
-    """Return the layout of tokens on the grid of an earlier convolution, or on one that follows from it by halving.
+    """Return the layout of tokens on the grid of an earlier convolution, or on a halved one.
 
-    A map of one row or column counts only if there are no others: convolutions over sequences have such maps, too.
+    Maps of one row or column count only if there are no others, because convolutions over sequences also make them.
     """
     grids = [grid for grid in grids if min(grid[-2:]) > 1] or grids
-    for halvings in range(MAX_HALVINGS + 1):  # a grid as it was seen comes before halved ones
+    for halvings in range(MAX_HALVINGS + 1):  # unhalved grids come first
         for grid in reversed(grids):
-            frames, sides = grid[:-2], grid[-2:]  # networks over clips keep their frames
-            # Where a size is odd, networks round up or down.
+            frames, sides = grid[:-2], grid[-2:]  # networks over clips do not halve frames
+            # Networks round odd sizes up or down.
             for halved in {tuple(size >> halvings for size in sides), tuple(-(-size >> halvings) for size in sides)}:
                 area = math.prod((*frames, *halved))
                 in_front = (
@@ -196,12 +196,12 @@ def _of_unknown_grid(length: int, axes: int, prefix: int | None, size: tuple[int
 
 
 def unknown_grid(length: int, example: str = "HEIGHTxWIDTH") -> str:
-    """Return the reason for tokens whose places are not known."""
+    """Return the reason for tokens on an unknown grid."""
     return f"has {length} tokens whose grid is not known; for patches give {arg('tokens')} prefix=1,grid={example}"
 
 
 def square_patches(count: int, size: tuple[int, int]) -> tuple[int, int] | None:
-    """Return the grid (h, w) of as many square patches as fill a picture (h, w); None without one."""
+    """Return the grid (h, w) of `count` square patches that fill a picture (h, w); None if they cannot."""
     if count < _MIN_GRID:
         return None
     side = math.isqrt(size[0] * size[1] // count)
@@ -217,14 +217,14 @@ def windows_of(
     channel_axis: int | None,
     grids: Sequence[tuple[int, ...]],
 ) -> Layout | None:
-    """Return where windows lie in an output (count * windows, tokens, C); None if it holds none, or padded ones.
+    """Return the layout of windows in an output (count * windows, tokens, C); None without windows, or if padded.
 
-    How a block shifts its map is read from it now: a map that is one window is not shifted.
+    The shift is read from the block during the pass: a map of a single window is not shifted.
 
     Args:
         blocks: The network's blocks that cut maps into windows, by name.
         layer: Dotted name of the layer, or "MODULE:OPERATION".
-        shape: Of the output.
+        shape: Shape of the output.
         count: Inputs in the batch.
         channel_axis: As `statistics.channel_axis.AxisReader` gave it.
         grids: As in `layout_of`; without any, the map is a square.
@@ -247,9 +247,9 @@ def windows_of(
 
 
 def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the (H, W) or (T, H, W) that a token sequence was flattened from, None if nothing fits.
+    """Return the (H, W) or (T, H, W) that a token sequence was flattened from; None if no grid fits.
 
-    Without any known grid they are words: of a sentence of 16, a map of 4 × 4 would mean nothing.
+    Without known grids, tokens may be words, and a map of 4 × 4 for a sentence of 16 words would mean nothing.
     """
     layout = _of_known_grid(token_count, grids)
     return None if layout is None or min(layout.grid) < 2 else layout.grid

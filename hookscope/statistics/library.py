@@ -1,7 +1,6 @@
-"""The compiled library `native.bin`: whether it fits its sources, and its functions as ctypes calls them. No torch.
+"""Load the compiled library `native.bin` if it matches its sources, and call its functions by ctypes. No torch.
 
-Addresses are those of memory that the caller holds, and whose bounds the caller has checked. `ctypes.CDLL` releases the
-interpreter's lock for the length of each call.
+Callers hold the memory at all addresses, and check bounds. `ctypes.CDLL` releases the interpreter's lock during calls.
 """
 
 import ctypes
@@ -19,18 +18,18 @@ from numpy.typing import NDArray
 LIBRARY = Path(__file__).parents[1] / "native.bin"  # not .so, which Python would take for a module
 SOURCES = Path(__file__).parent  # of the .c and .h files, which wheels leave out
 
-# The bits of the value that `reduce_tensor` of native.c returns, and the number of numbers that it writes.
+# Bits in the result of `reduce_tensor` in native.c, and the count of numbers that it writes.
 RARE, WITH_ZEROS = 1, 2
 BIN_COUNT_SHIFT = 2
 FOUND = 7
-# As in native.c: bins that a tensor may fill, counters of each, threads at most.
+# As in native.c: bins that a tensor may fill, counters per bin, most threads.
 BINS, COUNTERS, MAX_THREADS = 17856, 8, 16
 
 # Sums of squares of float32 values outside this range lose digits at one end or overflow at the other, with up to 1e8
 # of them (float32: 1e-38..3e38).
 SMALLEST_SQUARABLE = 1e-15
 LARGEST_SQUARABLE = 1e15
-# var = E[x²] - mean² loses a digit for each factor of ten in mean²/var; from here on the centred form.
+# var = E[x²] - mean² loses a digit for each factor of ten in mean²/var; from here on, deviations are summed.
 CANCELLATION_LIMIT = 10.0
 # The same for values summed in float64, which has 16 digits.
 _CANCELLATION_LIMIT_OF_DOUBLES = 1e6
@@ -107,8 +106,8 @@ class Kernel:
     """The functions of the library in one variant.
 
     Attributes:
-        reduce: `reduce_tensor` of native.c: given the addresses of float32 values, a `Layout` and `Results`.
-        runtime: The entry points of OpenMP that the functions are given; None for one thread.
+        reduce: `reduce_tensor` of native.c: takes the addresses of float32 values, a `Layout` and `Results`.
+        runtime: The entry points of OpenMP for the functions; None for one thread.
     """
 
     reduce: Any
@@ -119,15 +118,15 @@ class Kernel:
 
     @property
     def runtime_address(self) -> int | None:
-        """As C is given it; None for one thread."""
+        """The address of `runtime`; None for one thread."""
         return None if self.runtime is None else ctypes.addressof(self.runtime)
 
     def sum_differences(
         self, a: int, b: int, sizes: tuple[int, int, int], squares: NDArray[np.float64] | None
     ) -> tuple[list[float], list[int]]:
-        """Compare values that lie at two addresses as (before, channels, after).
+        """Compare values at two addresses, (before, channels, after); return `sums` and `counts` of difference.c.
 
-        `squares`, (channels,), are added to. What is returned are the `sums` and the `counts` of difference.c.
+        Squares of differences are added to `squares`, (channels,).
         """
         sums, counts = _SUMS(), _COUNTS()
         into = None if squares is None else squares.ctypes.data
@@ -153,7 +152,7 @@ class Kernel:
     ) -> bool:
         """Write the results of channels.c to arrays (inputs, channels); return whether all values are finite.
 
-        `sizes` are inputs, channels and positions; `steps` are those between them in memory.
+        `sizes` counts inputs, channels and positions; `steps` are the steps between neighbours in memory.
         """
         limits = None if thresholds is None else thresholds.ctypes.data
         results = [output.ctypes.data for output in written]
@@ -165,8 +164,8 @@ def kernel_of(variant: str, torch_library: str | None = None) -> Kernel | None:
     """Load a variant of the compiled library; None if `missing_because` has a reason.
 
     Args:
-        variant: "default", "avx2" or "avx512"; the caller knows that the processor runs it.
-        torch_library: The file through which all that torch has loaded is found, for its threads; None for one thread.
+        variant: "default", "avx2" or "avx512"; the processor must support it.
+        torch_library: A library file of torch, through which torch's OpenMP is found; None for one thread.
     """
     library, _ = _opened()
     if library is None:
@@ -191,7 +190,7 @@ def _runtime_of(torch_library: str) -> _Runtime | None:
         loaded = ctypes.CDLL(torch_library)
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         return _Runtime(*(ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in names))
-    except (OSError, AttributeError):  # torch was built with other threads
+    except (OSError, AttributeError):  # torch was built without GNU OpenMP
         return None
 
 
@@ -211,7 +210,7 @@ def _opened() -> tuple[ctypes.CDLL | None, str]:
     except (OSError, ValueError) as error:
         return None, f"{LIBRARY.name} cannot be loaded: {error}"
     sources = sorted(SOURCES.glob("*.[ch]"))
-    # A checkout keeps the library that it was installed with while its sources change.
+    # In a checkout, sources may change after the library was compiled.
     if sources and compiled_from != sha256(b"".join(source.read_bytes() for source in sources)).hexdigest():
         return None, f"{LIBRARY.name} was compiled from other sources than those beside it"
     return library, ""

@@ -1,7 +1,7 @@
 """Reduce dense float32 tensors on the CPU in one pass, by compiled code: see native.c.
 
-NumPy reads a tensor anew for each statistic. The library is compiled when hookscope is installed; where it is missing,
-everything is left to NumPy.
+NumPy would read a tensor once per statistic. The library is compiled when hookscope is installed; without it, NumPy
+reduces all tensors.
 """
 
 import ctypes
@@ -23,26 +23,26 @@ from hookscope.statistics.storage import in_memory_order
 
 # The variant for the processor's capability, as torch reports it; "default" runs on any.
 _VARIANTS = {"AVX2": "avx2", "AVX512": "avx512"}
-# From here on threads share a tensor: the grain size of torch's own reductions (at::internal::GRAIN_SIZE).
+# Threads share a tensor of at least this size, the grain size of torch's reductions (at::internal::GRAIN_SIZE).
 _PARALLEL_ELEMENTS = 32768
-# Room for counts of so many channels is made at once: few networks have more.
+# The first allocation has room for this many channels: few networks have more.
 _FEWEST_CHANNELS = 4096
 
-# So many layouts are remembered: a network has some dozens.
+# Cached layouts: a network has some dozens.
 _MOST_LAYOUTS = 1024
 
-_READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
+_READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may hold more than the memory at their address
 
 
 class Layout(library.Layout):
-    """A layout, and other facts shared by tensors of one shape, strides and channel axis."""
+    """A layout, with further facts about tensors of one shape, strides and channel axis."""
 
     shape: tuple[int, ...]
     channel_axis: int | None
     count: int  # of elements
-    all_nonzero: NDArray[np.float64] | None  # values per channel that are not zero if none is, (C,)
+    all_nonzero: NDArray[np.float64] | None  # count per channel if no value is zero, (C,)
     kept_shape: tuple[int, ...]  # (N, K)
-    kept_at: NDArray[np.int64]  # what `kept` is the address of
+    kept_at: NDArray[np.int64]  # the array at address `kept`
     address: int  # of this structure
 
 
@@ -50,11 +50,11 @@ class Layout(library.Layout):
 def load_kernel() -> Kernel | None:
     """Load the compiled library in the variant for this processor; None if this installation has none."""
     variant = _VARIANTS.get(torch.backends.cpu.get_cpu_capability(), "default")
-    return kernel_of(variant, torch._C.__file__)  # noqa: SLF001 - through it all that torch has loaded is found
+    return kernel_of(variant, torch._C.__file__)  # noqa: SLF001 - OpenMP is found through this file
 
 
 class FusedReducer:
-    """Reduces the tensors that compiled code can read; holds the arrays that it writes to."""
+    """Reduces tensors by compiled code; holds the arrays that the code writes to."""
 
     def __init__(self, *, distributions: bool) -> None:
         """Make room for the results of one tensor.
@@ -66,7 +66,7 @@ class FusedReducer:
         self._threads = torch.get_num_threads()
         self._numbers = np.empty(library.FOUND)
         self._nonzero, self._kept = np.empty(0), np.empty(0, np.float32)
-        # Memory that is never written to is not taken.
+        # The system does not allocate memory that is never written to.
         shape = (min(self._threads, library.MAX_THREADS), library.BINS, library.COUNTERS)
         self._tables = np.zeros(shape, np.uint32) if distributions else None
         self._values = np.empty(EXACT_LIMIT, np.float32)
@@ -81,11 +81,11 @@ class FusedReducer:
         Args:
             tensor: Anything that lacks no memory, see `missing_memory`; only read.
             channel_axis: The axis whose slices count as channels; None for no channel count.
-            inputs: Of how many inputs to keep values, see `kept_values`; 0 to keep none.
+            inputs: Number of inputs in the tensor, to keep values of each, see `kept_values`; 0 to keep none.
 
         Returns:
-            Its reduction; None for tensors that are not dense float32 on the CPU, and for values that are not finite:
-            these are NumPy's to reduce.
+            The reduction; None, to be reduced otherwise, for tensors that are not dense float32 on the CPU and for
+            values that are not finite.
         """
         if self._kernel is None or not (address := address_of_float32(tensor)):
             return None
@@ -108,7 +108,7 @@ class FusedReducer:
             values = self._values[:count].astype(np.float64)
             values.sort()
             distribution = Distribution(low, high, count, values)
-        return Reduction(  # by position, and all at once: this runs at every call of every module
+        return Reduction(  # positional arguments are faster: this runs at every call of every module
             layout.shape,
             "float32",
             count,
@@ -151,8 +151,8 @@ def square_sums(tensors: Sequence[Tensor]) -> list[float | None]:
     """Return the sum of squares of each tensor, in float64; not finite where a value is not.
 
     Args:
-        tensors: Any; None is returned for what compiled code does not read, as `FusedReducer.reduce` does, and for all
-            if this installation has none.
+        tensors: Any. The sum is None for tensors that compiled code cannot read, see `FusedReducer.reduce`, and for all
+            tensors if this installation has no compiled code.
     """
     kernel = load_kernel()
     if kernel is None:
@@ -174,7 +174,7 @@ def dense_address_of(tensor: Tensor) -> int:
 
 
 def address_of_float32(tensor: Tensor) -> int:
-    """Return the address of the values of a float32 tensor on the CPU, in any order and with gaps; else 0."""
+    """Return the address of a float32 tensor's values on the CPU, which may have any order and gaps; else 0."""
     if not (
         type(tensor) in _READABLE
         and tensor.dtype is torch.float32
@@ -185,7 +185,7 @@ def address_of_float32(tensor: Tensor) -> int:
         return 0
     try:
         return tensor.data_ptr()
-    except RuntimeError:  # without memory: sparse, for one, or inside `torch.func`
+    except RuntimeError:  # without memory, such as sparse tensors, or inside `torch.func`
         return 0
 
 
@@ -198,7 +198,7 @@ def useful_threads(element_count: int, threads: int) -> int:
 def layout_of(
     shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int, inputs: int = 0
 ) -> Layout | None:
-    """Return how such tensors lie in memory; None if they are empty or have gaps. `inputs` as for `reduce`."""
+    """Return the layout in memory of such tensors; None if they are empty or have gaps. `inputs`: see `reduce`."""
     like = torch.empty_strided(shape, strides, device="meta")
     ordered, (before, channels, after) = in_memory_order(like, channel_axis)
     count = like.numel()
@@ -216,7 +216,7 @@ def layout_of(
 
 
 def _kept_at(like: Tensor, channel_axis: int | None, inputs: int) -> NDArray[np.int64]:
-    """Return where in memory the `kept_values` of such a tensor lie, (N, K)."""
+    """Return the offsets in memory of the `kept_values` of such a tensor, (N, K)."""
     values, channel_axis = by_input(like, channel_axis, inputs)
     places = kept_places(values.shape, channel_axis, torch.device("cpu")).numpy()
     along = np.unravel_index(places, values.shape)

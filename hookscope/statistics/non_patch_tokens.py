@@ -1,4 +1,4 @@
-"""Tokens that do not come from the picture, though they may be as many as its patches: words, and learned queries."""
+"""Recognise tokens that are no patches even if they are as many: words, decoders' tokens and learned queries."""
 
 import re
 import weakref
@@ -24,7 +24,7 @@ LEARNED = "tokens that the network has learned, which have no place on the pictu
 # Names of forward's parameters for the tokens that a decoder attends to.
 _MEMORY = re.compile(r"memory|context|encoder|media|image|vision|visual", re.IGNORECASE)
 _NO_MEMORY = re.compile(r"pos$|pos_|position|mask|rope|freq|rotary|cos$|sin$|bias|skip|residual", re.IGNORECASE)
-# Names of whole numbers, several for each input, that are no words.
+# Names of integer tensors (N, T) that are no words.
 _NO_WORDS = re.compile(
     r"mask|position|pos$|type|size|shape|grid|thw|label|target|coord|index|indices|step|time", re.IGNORECASE
 )
@@ -32,19 +32,19 @@ _NO_WORDS = re.compile(
 _NO_PICTURE = re.compile(r"mask|bias|position|pos$|past|cache", re.IGNORECASE)
 # Names of the positions of a decoder's own tokens.
 _QUERY_POSITIONS = re.compile(r"quer(y|ies)\w*_(pos|emb)", re.IGNORECASE)
-# Names of tokens that a network holds itself.
+# Names of tokens that are parameters of the network.
 _LEARNED = re.compile(r"quer(y|ies)|latent|slot|inducing|seed", re.IGNORECASE)
 _NOT_LEARNED = re.compile(r"pos$|position|bias|proj", re.IGNORECASE)
-# A decoder's layer is this many modules out from what it calls, at most.
+# A decoder's layer is searched for among this many innermost modules that run.
 _LAYERS_OUT = 4
 
 
 @dataclass
 class NonPatchTokens:
-    """Tells, along one forward pass, why tokens have no place on the picture.
+    """Finds, along one forward pass, the reasons why tokens have no place on the picture.
 
     Attributes:
-        network: Its parameters may be tokens.
+        network: The network, whose parameters may be tokens.
     """
 
     network: nn.Module
@@ -56,16 +56,16 @@ class NonPatchTokens:
         return frozenset(_learned_counts(self.network))
 
     def restart(self, *, keeps_counts: bool) -> None:
-        """Begin another forward pass; counts of tokens without a place may be kept."""
+        """Begin another forward pass; `keeps_counts` keeps the known counts of tokens without a place."""
         self._memories.clear()
         if not keeps_counts:
             self._own.clear()
 
     def reason(self, running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
-        """Return why `count` tokens, the output of a running module, are not patches; "" if they may be.
+        """Return why `count` tokens in the output of a running module are not patches; "" if they may be patches.
 
         Args:
-            running: The modules that run, innermost first: the first one returned the tokens.
+            running: The modules that run, innermost first: the first returned the tokens.
             count: The number of tokens.
             grids: Sizes of maps that convolutions have returned.
         """
@@ -78,7 +78,7 @@ class NonPatchTokens:
     def of_attention(
         self, running: Sequence[ModuleInput], queries: int, keys: int, grids: Sequence[tuple[int, ...]]
     ) -> tuple[str, str]:
-        """Return the reasons, as `reason` does, for the queries of an attention and for its keys."""
+        """Return the reasons, see `reason`, for the queries and for the keys of an attention."""
         decoder = self._decoder(running, grids)
         if decoder is None:
             return self._own_or_words(running, queries, grids), self._own_or_words(running, keys, grids)
@@ -90,14 +90,14 @@ class NonPatchTokens:
         if keys == token_count and (is_named if queries != token_count else not any(map(decoder.holds, tensors))):
             of_keys = of_keys or decoder.reason
         elif keys != token_count and not is_named and not self._has_looked_at(decoder, keys):
-            of_keys = of_keys or OTHERS  # tokens of its own that yet others look at (Perceiver's decoder)
+            of_keys = of_keys or OTHERS  # its own tokens, which further queries attend to (Perceiver's decoder)
         elif any(tensor is decoder.memories[0] for tensor in tensors):
             of_keys = ""
         return of_queries, of_keys
 
     @staticmethod
     def are_words_in_front(running: Sequence[ModuleInput], prefix: int) -> bool:
-        """Tell whether the `prefix` tokens in front of the grid may hold words: a module was given both (ViLT)."""
+        """Tell whether the `prefix` tokens may hold words: a module was given words and a picture (ViLT)."""
         source = next((call for call in running if _has_picture(call) and not call.sequences), None)
         return source is not None and any(prefix >= tensor.shape[1] for tensor in _texts(source))
 
@@ -105,14 +105,14 @@ class NonPatchTokens:
         tensors = [tensor for module in running[-1:] if _has_picture(module) for _, tensor in module.sequences]
         for module in running[:_LAYERS_OUT]:
             decoder = _decoder(module, grids)
-            if decoder is not None and not any(map(decoder.holds, tensors)):  # a text that came as numbers
+            if decoder is not None and not any(map(decoder.holds, tensors)):  # else a given text
                 self._own[decoder.own_tokens] = decoder.reason
                 self._memories.setdefault(decoder.own_tokens, weakref.ref(decoder.memories[0]))
                 return decoder
         return None
 
     def _has_looked_at(self, decoder: "_Decoder", count: int) -> bool:
-        """Tell whether an earlier decoder with `count` tokens attended to the same tokens; True if there was none."""
+        """Tell whether an earlier decoder of `count` tokens attended to the same tokens; True if there was none."""
         return count not in self._memories or decoder.holds(self._memories[count]())
 
     def _own_or_words(self, running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
@@ -125,28 +125,28 @@ class NonPatchTokens:
                 return LEARNED
             if count in self._learned:
                 return WORDS if _words(running, count, grids) == WORDS else LEARNED
-        elif len(running) <= 2 and count in self._learned:  # in the network's own forward: heads of a decoder
+        elif len(running) <= 2 and count in self._learned:  # in the network's own forward: a decoder's head
             return LEARNED
         return _words(running, count, grids)
 
 
 class _Decoder(NamedTuple):
-    """How many own tokens a decoder layer has, and the tokens that these attend to: the picture's first."""
+    """The number of a decoder layer's own tokens, and the tokens that they attend to, the picture's first."""
 
     own_tokens: int
     memories: tuple[Tensor, ...]
     reason: str
 
     def holds(self, tokens: Tensor | None) -> bool:
-        """Tell whether the decoder's own tokens attend to these."""
+        """Tell whether the decoder's own tokens attend to `tokens`."""
         return any(memory is tokens for memory in self.memories)
 
 
 def _decoder(call: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:
-    """Return the tokens of a call in which other tokens attend to the picture's; None for other calls.
+    """Return the decoder behind a call in which other tokens attend to the picture's patches; None for other calls.
 
-    The call must have an argument with the name of a memory, or of positions of queries; or only one of two sequences
-    as long as a grid; or a first sequence that is learned.
+    Such a call has an argument named like a memory, or like positions of queries; or its own tokens do not fit a grid
+    as the memory does; or its first sequence is learned.
     """
     if len(call.sequences) < 2:
         return None
@@ -177,7 +177,7 @@ def _decoder(call: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | 
 
 
 def _are_patches(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether a count fits the grid of a map seen before, or several grids of a pyramid together."""
+    """Tell whether a count fits an earlier grid, or the sum of several grids of a pyramid."""
     if _on_grid(count, grids):
         return True
     levels = sorted({prod(grid) for grid in grids})
@@ -186,7 +186,7 @@ def _are_patches(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
 
 
 def _on_grid(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether a count is that of a grid seen before, or one more."""
+    """Tell whether a count is the size of an earlier grid, or one more."""
     for grid in grids:
         places = prod(grid)
         if places > 1 and count - places in (0, 1):
@@ -195,12 +195,12 @@ def _on_grid(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
 
 
 def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
-    """Return why `count` tokens are, or may be, words of an integer input (N, T) of a running module; "" if not.
+    """Return why `count` tokens are, or may be, words from an integer input (N, T) of a running module; "" if not.
 
-    Modules with tokens among their arguments decide nothing: their integers are positions and masks.
+    Modules that were given tokens are skipped: their integers are positions and masks.
     """
     for call in running:
-        if isinstance(call.module, nn.Embedding):  # of positions, maybe
+        if isinstance(call.module, nn.Embedding):  # it may embed positions
             continue
         sizes = {tensor.shape[1] for name, tensor in call.sequences if not _NO_WORDS.search(name)}
         if sizes and call is not running[-1]:
@@ -227,7 +227,7 @@ def _has_room_for_words(count: int, words: int, grids: Sequence[tuple[int, ...]]
 
 
 def _learned_counts(network: nn.Module) -> Iterator[int]:
-    """Yield the token count of each parameter that is named like queries or latents, (T, D) or (1, T, D)."""
+    """Yield T of each parameter (T, D) or (1, T, D) that is named like queries or latents."""
     for name, module in network.named_modules():
         last = name.rpartition(".")[2]
         if isinstance(module, nn.Embedding):
@@ -240,14 +240,14 @@ def _learned_counts(network: nn.Module) -> Iterator[int]:
 
 
 def _are_learned(tokens: Tensor, memory: Tensor) -> bool:
-    """Tell whether tokens are the same for every input, and the tokens that they attend to are not."""
+    """Tell whether `tokens` are equal for all inputs, but `memory`, which they attend to, is not."""
     if _is_parameter(tokens, tokens.shape[1]):
         return not _is_parameter(memory, memory.shape[1])
     return len(tokens) > 1 and torch.equal(tokens[0], tokens[1]) and not torch.equal(memory[0], memory[1])
 
 
 def _is_parameter(tensor: Tensor, count: int) -> bool:
-    """Tell whether tokens are a parameter, repeated for each input."""
+    """Tell whether `count` tokens are a parameter, repeated for each input."""
     return tensor.shape[1] == count and not tensor.is_inference() and isinstance(tensor._base, nn.Parameter)  # noqa: SLF001
 
 
@@ -257,7 +257,7 @@ def _has_picture(call: ModuleInput) -> bool:
 
 
 def _texts(call: ModuleInput) -> list[Tensor]:
-    """Return the words that a module was given: whole numbers (N, T)."""
+    """Return the words that a module was given: integer tensors (N, T)."""
     named = [(name, tensor) for name, tensor in call.tensors if tensor.dim() == 2 and not _NO_WORDS.search(name)]
     wide = [tensor for _, tensor in named if not tensor.is_complex() and tensor.element_size() > 1]
     return [tensor for tensor in wide if not tensor.is_floating_point()]

@@ -1,8 +1,8 @@
-"""Reduce tensors as they come, inside hooks.
+"""Reduce tensors as they arrive in hooks.
 
-The cost of statistics is decided here. A dense float32 tensor on the CPU is read once by compiled code, where this
-installation has it; others by NumPy in float64. On an accelerator torch reduces, and nothing is looked at until
-`collect`, so that the device is never made to wait.
+Here the cost of statistics is decided. Compiled code, if installed, reads a dense float32 tensor on the CPU once; NumPy
+reduces other CPU tensors in float64. On an accelerator torch reduces, and no result is read before `collect`, so that
+Python never waits for the device.
 """
 
 import math
@@ -27,8 +27,8 @@ from hookscope.statistics.storage import as_real_floats, gathered, in_memory_ord
 from hookscope.statistics.torch_reductions import completed, count_in_bins, distribution_of_counts, reduce_on_device
 from hookscope.text import exception_line
 
-# Up to this size a tensor on an accelerator is copied and reduced with others of its shape; at most so many elements
-# wait. Starting an operation costs as much as reading megabytes. Not measured.
+# Elements of a tensor on an accelerator up to which it is copied and waits for others of its shape, and of all waiting
+# tensors: starting an operation costs as much as reading megabytes. Not measured.
 _SMALL, _MOST_WAITING = 2**20, 2**23
 # Dtypes that can be copied to float32 without loss.
 _COPIED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -36,15 +36,15 @@ _COPIED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 @dataclass(slots=True)
 class Pending:
-    """A reduction whose numbers are on an accelerator, where its values may wait for others of their shape.
+    """A reduction on an accelerator, for `collect` to fetch; its tensor may still wait for others of its shape.
 
     Attributes:
         header: The fields that do not depend on values.
-        reduction: With the numbers; None until they are there.
-        on_device: `reduce_on_device` and `count_in_bins` of several tensors, one per row: (R, 7), (R, 2 + C)
-            and (R, ...), (R, 0) without distributions; None if they have not been reduced.
+        reduction: The complete reduction; None until it is fetched.
+        on_device: The results of `reduce_on_device` and `count_in_bins` for several tensors, one per row: (R, 7),
+            (R, 2 + C) and (R, ...), or (R, 0) without distributions; None if they have not been reduced.
         row: The row of this tensor.
-        kept: The result of `kept_values`; None if none are kept.
+        kept: The result of `kept_values`; None if no values are kept.
     """
 
     header: Reduction
@@ -58,17 +58,17 @@ Measured = Reduction | Pending
 """What `Reducer.reduce` returns in a hook, for `collect` to finish."""
 
 _Group = tuple[torch.device, tuple[int, int, int]]
-"""Tensors that are reduced together: where they are, and their (before, C, after), see `in_memory_order`."""
+"""The device and (before, C, after), see `in_memory_order`, of tensors that are reduced together."""
 
 
 class Reducer:
-    """Reduces tensors as they come; holds the work space for it, so that no hook asks for memory anew.
+    """Reduces tensors as they arrive; holds the work space, so that hooks do not allocate memory.
 
-    Small tensors on an accelerator are copied and wait for others of their shape: calls cost more than a copy.
+    Small tensors on an accelerator are copied and wait for others of their shape: a copy costs less than an operation.
     """
 
     def __init__(self, *, distributions: bool = False, keeps_values: bool = False) -> None:
-        """Start without work space; it grows to the largest tensor seen, besides the copies that wait.
+        """Start without work space; it grows to the largest tensor seen, plus the copies that wait.
 
         Args:
             distributions: Whether to count how values are distributed, for quantiles and histograms.
@@ -82,19 +82,19 @@ class Reducer:
         self._waiting_elements = 0
 
     def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: int = 1) -> Measured:
-        """Reduce a tensor of any layout, dtype and device to what its statistics need.
+        """Reduce a tensor of any layout, dtype and device to the numbers behind its statistics.
 
-        The tensor is only read. Autocast must be off: it would round the reductions. One that comes again at once is
-        not read again: a container usually returns the very tensor that its last child has just returned.
+        The tensor is only read. Autocast must be off: it would round the reductions. The same tensor is not read twice
+        in a row: a container usually returns the tensor that its last child has just returned.
 
         Args:
             tensor: Any shape.
             channel_axis: The axis whose slices count as channels; None for no channel count.
-            inputs: How many inputs it is of, as for `kept_values`.
+            inputs: Number of inputs in the tensor, as for `kept_values`.
 
         Returns:
-            The reduction, or what `settle` and `collect` make it from. A tensor that cannot be measured gives its
-            shape, its dtype and the reason instead of raising.
+            The reduction, or a `Pending` for `settle` and `collect`. If a tensor cannot be measured, the reduction has
+            the shape, the dtype and the reason; nothing is raised.
         """
         version = version_of(tensor)
         if missing := missing_memory(tensor):
@@ -124,7 +124,7 @@ class Reducer:
             element_count = stored_count + implicit_zeros
             if values.is_meta:
                 return Reduction(shape, dtype, element_count, unmeasured="a meta tensor holds no data")
-            if values.dim() != len(shape):  # sparse and ragged tensors have no channel slices in memory
+            if values.dim() != len(shape):  # stored values of sparse and ragged tensors have no channel axis
                 channel_axis = None
             header = Reduction(shape, dtype, stored_count, channel_axis)
             if implicit_zeros:
@@ -194,10 +194,10 @@ class Reducer:
 
 
 def _with_values(reduction: Measured, tensor: Tensor, channel_axis: int | None, inputs: int) -> Measured:
-    """Add values of the tensor, if it has any, without waiting for an accelerator."""
+    """Add the tensor's kept values, if it has any, without waiting for an accelerator."""
     try:
         kept = kept_values(tensor, channel_axis, inputs)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # its reduction reports what is odd about it
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # the reduction has the reason
         return reduction
     if isinstance(reduction, Pending):
         reduction.kept = kept
@@ -220,10 +220,10 @@ def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
 
 
 def collect(measured: Sequence[Measured]) -> list[Reduction]:
-    """Return finished reductions in order, after moving together what is on a device.
+    """Return finished reductions in order; all results on a device are moved together.
 
     Args:
-        measured: What `Reducer.reduce` returned, settled. One that comes twice gives the same object twice.
+        measured: Results of `Reducer.reduce`, after `settle`. An object that comes twice is returned twice.
     """
     pending = [entry for entry in measured if isinstance(entry, Pending) and entry.reduction is None]
     groups = {id(entry.on_device): entry.on_device for entry in pending if entry.on_device is not None}
@@ -234,7 +234,7 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
     for entry in pending:
         if entry.on_device is None:
             entry.reduction = entry.header._replace(unmeasured="its values were not read")
-        elif entry.reduction is None:  # else it comes twice
+        elif entry.reduction is None:  # not yet completed by its first occurrence
             scalars, counts, binned = (array[entry.row] for array in fetched[id(entry.on_device)])
             entry.reduction = completed(entry.header, scalars.tolist(), counts)
             if binned.size:
@@ -250,7 +250,7 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Return contiguous tensors as arrays; those of one device are moved in one piece, as bytes."""
+    """Return contiguous tensors as arrays; all tensors of a device are moved in one piece, as bytes."""
     groups: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
         groups.setdefault(tensor.device, []).append(index)
@@ -281,7 +281,7 @@ def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> Tensor
         channel_axis: The axis whose slices count as channels; None for no channel count.
 
     Returns:
-        Its statistics; if there are none, `unmeasured` is the reason.
+        The statistics; if they are missing, `unmeasured` is the reason.
     """
     return summarise([reduce_tensor(tensor, channel_axis)])[0]
 

@@ -1,6 +1,6 @@
-"""A tensor reduced to numbers that give its statistics and can be merged with those of the next batch.
+"""Reductions of tensors: numbers that determine the statistics and can be merged over batches.
 
-`reduce_array` reduces by NumPy, in float64, tensors that compiled code does not read. No torch.
+`reduce_array` uses NumPy in float64, for tensors that compiled code cannot read. No torch.
 """
 
 import math
@@ -11,27 +11,27 @@ from numpy.typing import NDArray
 
 from hookscope.results.distribution import Distribution, distribution_of_zeros, merge_distributions
 
-# So many stored values are read at a time, in a few MB.
+# Stored values that are read at a time, in a few MB.
 PIECE_ELEMENTS = 2**18
 
-# So many values are widened to float64 at a time: a processor's own cache holds them.
+# Values that are widened to float64 at a time: they fit a core's own cache.
 _WIDENED = 2**15
 
-# Up to this exponent float64 holds sums of squares of as many values as memory does, with all their digits.
+# Up to this exponent, float64 holds sums of squares of any number of values in memory, with full precision.
 SQUARABLE_EXPONENT = 400
 
 
 class Reduction(NamedTuple):
-    """A tensor's reduction as plain numbers, ready to be merged with that of the next batch.
+    """A tensor's reduction as plain numbers, to be merged with the next batch's reduction.
 
-    A tuple, because one is made in every hook.
+    It is a tuple for speed, because every hook makes one.
 
     Attributes:
         shape: Shape of the tensor; -1 for a ragged axis.
-        dtype: Name without "torch.".
+        dtype: torch's name without the prefix: "float32".
         element_count: Elements of the tensor.
-        channel_axis: Axis of `shape` counted as channels, or None.
-        finite_count: Elements that are neither NaN nor Inf; the statistics up to `square_sum` are theirs.
+        channel_axis: Axis of `shape` that counts channels; None without one.
+        finite_count: Elements that are neither NaN nor Inf; the fields from `mean` to `square_sum` are over them.
         mean: Arithmetic mean.
         squared_deviations: Sum of squared deviations from the mean.
         min: Smallest value; +Inf for none.
@@ -41,10 +41,10 @@ class Reduction(NamedTuple):
         nan_count: Elements that are NaN.
         nonzero_count: Elements that are not zero.
         channel_nonzero: The same per channel, (C,); None without channels.
-        distribution: Of the finite values; None without one, or if it is not asked for.
-        unmeasured: Why the other fields are empty.
-        kept: Of each batch, values of its inputs, see `kept_values`; None if none were kept.
-        exponent: The three sums are those of the values divided by 2^exponent: float64 cannot hold the square of 1e160.
+        distribution: Distribution of the finite values; None without any, or if it was not requested.
+        unmeasured: Why the other fields are empty; None if they are not.
+        kept: Values of inputs, one array per batch, see `kept_values`; None if none were kept.
+        exponent: The three sums are over values divided by 2^exponent: float64 cannot hold the square of 1e160.
     """
 
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class Reduction(NamedTuple):
             return math.inf
 
     def with_exponent(self, exponent: int) -> "Reduction":
-        """Return the reduction with sums of the values divided by another power of two."""
+        """Return the reduction with sums over values divided by 2^exponent."""
         down = self.exponent - exponent
         return self._replace(
             squared_deviations=math.ldexp(self.squared_deviations, 2 * down),
@@ -87,14 +87,14 @@ class Reduction(NamedTuple):
 
 
 def merge(first: Reduction, second: Reduction) -> Reduction:
-    """Return the reduction of both tensors' elements together.
+    """Return the reduction of the elements of both tensors.
 
     Args:
-        first: Its shape, dtype and channel axis are kept.
+        first: The result has its shape, dtype and channel axis.
         second: Usually the same activation for the next batch.
 
     Returns:
-        The reduction of the concatenation. Channels are dropped if their number differs.
+        The reduction of the concatenation. Channels are dropped if their numbers differ.
 
     Source:
         Chan, Golub, LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
@@ -144,7 +144,7 @@ def with_zeros(reduction: Reduction, count: int, *, distributions: bool) -> Redu
 
 
 def reduce_array(values: NDArray[np.floating], template: Reduction) -> Reduction:
-    """Reduce flat values, (n,), of which `template` has shape and dtype; without channels and distribution."""
+    """Reduce flat values, (n,), without channels and distribution; `template` has their shape and dtype."""
     total = template._replace(element_count=0)
     for start in range(0, values.size, _WIDENED):
         total = merge(total, _reduced(values[start : start + _WIDENED]))
@@ -168,12 +168,12 @@ def _reduced(values: NDArray[np.floating]) -> Reduction:
         finite = np.ldexp(finite, -exponent)
     squares, magnitudes = float(np.square(finite).sum()), float(np.abs(finite).sum())
     reduction = reduction._replace(min=low, max=high, abs_sum=magnitudes, square_sum=squares, exponent=exponent)
-    if low == high:  # summing equal values would only add rounding
+    if low == high:  # sums of equal values would add rounding errors
         size = math.ldexp(abs(low), -exponent)
         return reduction._replace(mean=low, abs_sum=size * count, square_sum=size * size * count)
     mean = float(finite.mean())
     finite -= mean
-    shift = float(finite.mean())  # what rounding left in the mean
+    shift = float(finite.mean())  # rounding error of the mean
     finite -= shift
     deviations = float(np.square(finite, out=finite).sum())
     return reduction._replace(mean=math.ldexp(mean + shift, exponent), squared_deviations=deviations)

@@ -1,4 +1,4 @@
-"""The stored elements of a tensor of any layout and dtype, in the order of memory."""
+"""Read the stored elements of tensors of any layout and dtype, in memory order."""
 
 import math
 import sys
@@ -14,11 +14,11 @@ from hookscope.hooks.memory import missing_memory
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Return a tensor that is distributed over processes as one; any other as it is.
+    """Return the whole tensor if it is distributed over processes; any other tensor unchanged.
 
     Sharded parameters, as of FSDP2 and tensor parallelism, are gathered from all processes, one at a time: each process
-    must call this for the same tensors in the same order, as their passes do. Reductions of a DTensor itself may be
-    those of the local shard: in torch 2.15, `norm().item()` is.
+    must call this for the same tensors in the same order, as their passes do. A reduction of a DTensor itself may cover
+    the local shard alone, as `norm().item()` does in torch 2.15.
     """
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and isinstance(tensor, distributed.DTensor):
@@ -33,7 +33,7 @@ def gathered(tensor: Tensor) -> Tensor:
 def plain_array(tensor: Tensor) -> NDArray[Any]:
     """Return a dense tensor on the CPU as an array of the same memory, which is only read.
 
-    `.numpy()` would keep the network from ever resizing the storage of its tensor.
+    After `.numpy()`, the network could no longer resize its tensor's storage.
     """
     return np.from_dlpack(tensor)
 
@@ -44,7 +44,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def stored_values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], int]:
-    """Return the stored elements as a strided tensor, the logical shape, and how many zeros are not stored.
+    """Return the stored elements as a strided tensor, the logical shape, and the number of zeros that are not stored.
 
     Raises:
         RuntimeError: If the memory of the tensor was freed, or torch cannot read its layout.
@@ -75,28 +75,28 @@ def _ragged_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
 
 
 def as_real_floats(flat: Tensor) -> Tensor:
-    """Return the elements in a real floating dtype that reductions can be accumulated in."""
-    if flat.is_complex():  # measured by modulus, which may be larger than its parts' dtype can hold
+    """Return the elements in a real floating dtype that is wide enough for sums."""
+    if flat.is_complex():  # measured by modulus, which may overflow the dtype of its parts
         return flat.to(torch.complex128).abs()
     if not flat.is_floating_point():
         return flat.double()
-    return flat.float() if flat.itemsize < 4 else flat  # half-precision accumulators overflow, float8 has none
+    return flat.float() if flat.itemsize < 4 else flat  # sums in half precision overflow, float8 has no sums
 
 
 def without_float8(values: Tensor) -> Tensor:
-    """Return floating values of 8 bits as float32, because torch promotes them to no dtype; others unchanged."""
+    """Return float8 values as float32, because torch does not promote float8; other values unchanged."""
     return values.float() if values.is_floating_point() and values.itemsize == 1 else values
 
 
 def in_memory_order(values: Tensor, channel_axis: int | None) -> tuple[Tensor, tuple[int, int, int]]:
-    """Order the axes as they lie in memory, and return the place of the channels.
+    """Permute the axes into memory order, and return the place of the channels.
 
     Returns:
-        The values, permuted so that a dense tensor is contiguous, and (before, C, after): flat and then viewed so, they
-        have channels on axis 1. C is 1 for none.
+        The values, contiguous if the tensor is dense, and (before, C, after): the flat values viewed with this shape
+        have channels on axis 1. C is 1 without channels.
     """
     position = channel_axis
-    if not values.is_contiguous():  # channels_last and transposed tensors are dense in another order
+    if not values.is_contiguous():  # channels_last and transposed tensors may still be dense
         order = sorted(range(values.dim()), key=values.stride, reverse=True)
         values = values.permute(order)
         position = None if channel_axis is None else order.index(channel_axis)

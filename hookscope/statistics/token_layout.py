@@ -1,6 +1,6 @@
-"""Where the tokens of a network lie on its input, along a forward pass: prefix and grid, windows, words, own tokens.
+"""Place the tokens of a network on its input, along a forward pass: prefix, grid, windows, and tokens without a place.
 
-The one place that knows: norms of tokens, grids, maps of overviews, `attribute` and `attention` ask here.
+This is the only such module: norms of tokens, grids, maps of overviews, `attribute` and `attention` use it.
 """
 
 import math
@@ -27,10 +27,10 @@ from hookscope.statistics.layouts import (
 from hookscope.statistics.non_patch_tokens import NonPatchTokens
 from hookscope.statistics.windows import cuts_windows, map_size, padded_to, pair
 
-# Differences of mean cosines that show a single other token behind the patches, and that show anything. Ours.
+# Differences of mean cosines: enough to place a single extra token behind the patches; enough to decide at all. Ours.
 _CLEARLY, _SOMEWHAT = 0.2, 0.02
 _SWAPPED = "may have channels where tokens are: there are as many of both"
-# A layer that mixes tokens is this many modules out from those that it calls, at most.
+# A layer that mixes tokens is searched for among this many innermost modules that run.
 _LAYERS_OUT = 4
 _PADDED = "has {} tokens in windows that reach beyond the picture"
 _OUT_OF_ORDER = "has tokens in the order of windows, not of the picture's rows"
@@ -45,12 +45,12 @@ def _behind(count: int) -> str:
 
 @dataclass
 class TokenLayout:
-    """Reads where tokens lie, along one forward pass.
+    """Finds the layout of tokens along one forward pass.
 
     Attributes:
-        network: Asked how many tokens it puts in front of the grid, and whether it keeps them window by window.
-        stated: What the user stated about tokens; None for nothing.
-        pictures: How many the network is given, their height and width; None for other inputs.
+        network: The network; its attributes may show the prefix, and whether it keeps tokens by windows.
+        stated: The layout from the user's `--tokens`; None without it.
+        pictures: Number, height and width of the input pictures; None for other inputs.
     """
 
     network: nn.Module
@@ -64,7 +64,7 @@ class TokenLayout:
     _layouts: dict[RowKey, tuple[tuple[tuple[int, ...], int, int], Layout | str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Prepare to examine the network, at its first tokens."""
+        """Start without findings; the network is examined at its first tokens."""
         self._off = NonPatchTokens(self.network)
 
     @cached_property
@@ -97,7 +97,7 @@ class TokenLayout:
         return pair(attribute_of(first, "stride")) if first is not None and _cuts_patches(first) else None
 
     def restart(self, pictures: tuple[int, int, int] | None = None) -> None:
-        """Begin another forward pass; findings for outputs of the same shapes are kept."""
+        """Begin another forward pass; findings are kept if the pictures have the same size."""
         is_alike = pictures is not None and self.pictures is not None and pictures[1:] == self.pictures[1:]
         self._off.restart(keeps_counts=is_alike)
         if not is_alike:
@@ -108,7 +108,7 @@ class TokenLayout:
         self.pictures, self._patches = pictures, None
 
     def note_patches(self, maker: nn.Module | str, maps: Tensor) -> None:
-        """Note the output, (N, D, *grid), of the first convolution that cuts the input into patches."""
+        """Remember the output, (N, D, *grid), of the first convolution that cuts the input into patches."""
         if self._patches is None and isinstance(maker, nn.Conv2d | nn.Conv3d) and _cuts_patches(maker):
             self._patches = maps.detach()
 
@@ -122,17 +122,17 @@ class TokenLayout:
         *,
         axes: int = 2,
     ) -> Layout | str:
-        """Return where the input lies in an output, or in words why it has no place there.
+        """Return the input's layout in an output, or the reason why it has none, in words.
 
-        Call it where the output is returned: the modules that run around it were given words, or a picture.
+        Call it when the output is returned, because it examines the inputs of the modules that still run.
 
         Args:
             place: The layer, or "MODULE:OPERATION", its call and the slot of the output.
             values: The output.
             count: Inputs in the batch.
             channel_axis: As `statistics.channel_axis.AxisReader` gave it.
-            grids: Sizes of maps that convolutions returned in the same pass, later ones preferred.
-            axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
+            grids: Sizes of maps that convolutions returned in the same pass, later sizes preferred.
+            axes: Axes of place of the input: 1 for signals, 2 for pictures, 3 for volumes and clips.
         """
         key = (tuple(values.shape), count, len(grids))
         cached = self._layouts.get(place)
@@ -143,12 +143,12 @@ class TokenLayout:
         return layout
 
     def known(self, place: RowKey) -> Layout | None:
-        """Return where the input lies in an output that was looked at in this pass; None where it has no place."""
+        """Return the layout that `layout` found for an output; None if it found none, or was not called."""
         cached = self._layouts.get(place)
         return cached[1] if cached is not None and isinstance(cached[1], Layout) else None
 
     def known_grids(self, place: RowKey, grids: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        """Return the grids on which an output may lie: that of its tokens, if they were looked at, else all."""
+        """Return the grids of an output: its tokens' grid; () if `layout` found none; all for maps, or if unknown."""
         if place not in self._layouts:
             return tuple(grids)
         layout = self.known(place)
@@ -186,7 +186,7 @@ class TokenLayout:
     def _out_of_place(
         self, layout: Layout, values: Tensor, grids: Sequence[tuple[int, ...]], running: Sequence[ModuleInput]
     ) -> str:
-        """Return why tokens that are as many as a grid has places do not lie on it; "" where they do."""
+        """Return why tokens do not lie on a grid although their number fits; "" if they do."""
         tokens, width = values.shape[1:]
         if any(_are_padded(call, tokens) for call in running[:_LAYERS_OUT]):
             return _PADDED.format(tokens)
@@ -209,7 +209,7 @@ class TokenLayout:
         grids: Sequence[tuple[int, ...]],
         patches: Tensor | None,
     ) -> tuple[Layout | str, Layout | str]:
-        """Return where queries and keys lie on a picture, or in words why they have no place on it."""
+        """Return the layouts of queries and keys on a picture, or the reasons why they have none, in words."""
         self._patches = patches
         reasons = self._off.of_attention(running, queries, keys, grids) if self.stated is None else ("", "")
         grids = grids or self._cut_grids(0 if reasons[1] else keys)
@@ -221,10 +221,10 @@ class TokenLayout:
         return layouts[0], layouts[1]
 
     def _cut_grids(self, tokens: int = 0) -> Sequence[tuple[int, ...]]:
-        """Return the grid of patches in a list, if no convolution was seen to cut them; an empty list if unknown.
+        """Return a list with the grid of patches if no convolution was observed; an empty list if it is unknown.
 
-        The grid is that of a convolution that was not observed. Without one, the first `tokens` are taken for square
-        patches that fill the picture, behind a class token or none; 0 stands for tokens that are no patches.
+        The stride of the network's first convolution gives the grid. Without one, the first `tokens` count as square
+        patches that fill the picture, with or without a class token; 0 stands for tokens that are no patches.
         """
         if self.pictures is None:
             return ()
@@ -237,7 +237,7 @@ class TokenLayout:
         return self._guessed
 
     def are_words_in_front(self, running: Sequence[ModuleInput], prefix: int) -> bool:
-        """Tell whether the `prefix` tokens in front of the grid may hold words; then they have no names."""
+        """Tell whether the `prefix` tokens in front of the grid may hold words, and so have no names."""
         return self._off.are_words_in_front(running, prefix)
 
     def _of_attention(
@@ -248,7 +248,7 @@ class TokenLayout:
         size = None if self.pictures is None else self.pictures[1:]
         shape = (1, count, 1)
         layout = layout_of(shape, 1, 2, grids, prefix=self._prefix, tokens=self.stated, size=size)
-        if isinstance(layout, str) and self._prefix:  # a block without class token, or with keys of another grid
+        if isinstance(layout, str) and self._prefix:  # a block without class token, or with keys on a different grid
             layout = layout_of(shape, 1, 2, grids, prefix=0, tokens=self.stated, size=size)
         if isinstance(layout, str) or self.stated is not None:
             return layout
@@ -261,10 +261,10 @@ class TokenLayout:
         return _behind(count) if self._are_others_behind(layout, tokens) else layout
 
     def _are_others_behind(self, layout: Layout, values: Tensor | None) -> bool:
-        """Tell whether tokens may follow those of the grid; decided once for each token count.
+        """Tell whether other tokens may lie behind the grid's; decided once for each token count.
 
-        If the network does not state how many are in front, values decide: its first tokens are patches that a
-        convolution has cut, with their positions added. A single other token is in front unless evidence is strong.
+        If the network's attributes do not show the prefix, values decide: first tokens resemble the patches that a
+        convolution has cut. A single other token is assumed to be in front unless the evidence is strong.
         """
         if self._prefix is not None or not layout.prefix or self.stated is not None:
             return False
@@ -282,10 +282,10 @@ class TokenLayout:
     def _is_merged(
         self, layout: Layout, tokens: int, width: int, grids: Sequence[tuple[int, ...]], running: Iterable[ModuleInput]
     ) -> bool:
-        """Tell whether tokens lie on a grid that was seen, or on one that neighbouring tokens were merged to.
+        """Tell whether tokens lie on an earlier grid, or on a grid of merged neighbours.
 
-        Other networks average tokens in order of rows, drop some, or attend to them with other tokens. If tokens are
-        merged by rows and columns, channels become more, or a module is given the size of the map, or has a stride.
+        Signs of merging are more channels, a module that is given the size of the map, and a stride. Without them, a
+        network may have averaged tokens in order of rows, dropped some, or attended to them with other tokens.
         """
         if layout.grid in grids or not grids:
             return True
@@ -293,15 +293,15 @@ class TokenLayout:
         if larger and width > max(larger):
             return True
         if not larger and self.pictures is not None and self._prefix is not None and layout.prefix == self._prefix:
-            # Cut anew, after convolutions.
+            # Patches are cut again after convolutions.
             return layout.grid == square_patches(tokens - self._prefix, self.pictures[1:])
         return any(_is_given_size(call, layout.grid) for call in running) or any(map(_has_stride, [*running][:1]))
 
 
 def _likeness(tokens: Tensor, patches: Tensor, layout: Layout) -> list[float] | None:
-    """Return how much tokens resemble patches, for 0, 1, … tokens in front; None if it cannot be measured.
+    """Return how much tokens resemble patches, for 0, 1, … tokens in front; None if that cannot be measured.
 
-    The measure is the mean cosine between a token and its patch, each less the mean over places.
+    The measure is the mean cosine between a token and its patch, after subtracting the mean over places.
     """
     area, extra = math.prod(layout.grid), layout.prefix or 0
     if patches.dim() < 4 or patches.shape[2:] != layout.grid or len(patches) != len(tokens):
@@ -323,7 +323,7 @@ def _centred(tokens: Tensor) -> Tensor:
 
 
 def _cuts_patches(convolution: nn.Module) -> bool:
-    """Tell whether kernel and stride are equal and larger than one pixel."""
+    """Tell whether a convolution's kernel and stride are equal and larger than one pixel."""
     size, stride = attribute_of(convolution, "kernel_size"), attribute_of(convolution, "stride")
     return isinstance(stride, tuple) and size == stride and max(stride) > 1
 
@@ -337,7 +337,7 @@ def _sequences(running: Sequence[ModuleInput]) -> list[Tensor]:
 
 
 def _is_given_size(call: ModuleInput, grid: tuple[int, ...]) -> bool:
-    """Tell whether a module was given a map of this size, the size itself, or that of the map before merging."""
+    """Tell whether a module was given a map of this size, the size itself, or the size before merging."""
     high, wide = grid[-2:]
     before = ((high, wide), (2 * high, 2 * wide), (2 * high - 1, 2 * wide - 1))
     for argument in (*call.args, *call.kwargs.values()):
@@ -354,7 +354,7 @@ def _is_given_size(call: ModuleInput, grid: tuple[int, ...]) -> bool:
 
 
 def _has_swapped(call: ModuleInput, tokens: int) -> bool:
-    """Tell whether a module was given as many channels as tokens with the two axes swapped (MLP-Mixer)."""
+    """Tell whether a module was given a square (tokens, channels) with the two axes swapped (MLP-Mixer)."""
     for _, argument in call.tensors:
         if argument.dim() == 3 and argument.shape[1:] == (tokens, tokens):
             base = None if argument.is_inference() else argument._base  # noqa: SLF001
@@ -364,7 +364,7 @@ def _has_swapped(call: ModuleInput, tokens: int) -> bool:
 
 
 def _are_padded(call: ModuleInput, tokens: int) -> bool:
-    """Tell whether a module pads its map until windows fill it, and all of them together have so many tokens."""
+    """Tell whether a module pads its map until windows fill it, to `tokens` tokens in all."""
     window = pair(attribute_of(call.module, "window_size"))
     size = map_size((*call.args, *call.kwargs.values())) if window is not None and all(window) else None
     if window is None or size is None:
@@ -373,5 +373,5 @@ def _are_padded(call: ModuleInput, tokens: int) -> bool:
 
 
 def _has_stride(call: ModuleInput) -> bool:
-    """Tell whether a module, or one that it holds, takes every other row and column (LeViT)."""
+    """Tell whether a module or a child of it has stride 2, as in LeViT."""
     return any(pair(attribute_of(module, "stride")) == (2, 2) for module in (call.module, *call.module.children()))

@@ -1,4 +1,4 @@
-"""Reductions made of torch's own, for accelerators: no value is looked at before all of them are fetched."""
+"""Reductions by torch operations, for accelerators: no value is read before all results are fetched together."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from hookscope.results.distribution import PARTS, Distribution, distribution_of, key_of
 from hookscope.statistics.reduction import SQUARABLE_EXPONENT, Reduction
 
-# The largest exponent whose power of two, and that of the exponent's negative, a dtype holds as a normal number.
+# The largest e for which a dtype holds both 2^e and 2^-e as normal numbers.
 _LARGEST_EXPONENT = {torch.float32: 126, torch.float64: 1022}
 
 
@@ -25,8 +25,8 @@ def reduce_on_device(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple
         channels_view: (before, C, after), see `in_memory_order`.
 
     Returns:
-        (R, 7) of the same dtype: an exponent e, mean, squared deviations, min, max, sum of absolute values and sum of
-        squares of the finite values; all but the extremes are those of the values divided by 2^e, so that no square
+        (R, 7) of the same dtype, over the finite values: an exponent e, mean, squared deviations, min, max, sum of
+        absolute values and sum of squares. All but e, min and max are over values divided by 2^e, so that no square
         overflows or vanishes. And (R, 2 + C) integers: finite count, NaN count, non-zero elements per channel.
     """
     finite = rows - rows == 0
@@ -38,7 +38,7 @@ def reduce_on_device(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple
     divisor = finite_count.clamp(min=1)
     mean = kept.sum(1) / divisor
     deviations = (kept - mean.unsqueeze(1)) * finite
-    shift = deviations.sum(1) / divisor  # what rounding left in the mean
+    shift = deviations.sum(1) / divisor  # rounding error of the mean
     squared_deviations = ((deviations - shift.unsqueeze(1)) * finite).square().sum(1) * (low < high)
     scalars = [exponent, mean + shift, squared_deviations, low, high, kept.abs().sum(1), kept.square().sum(1)]
     counts = torch.stack([finite_count, rows.isnan().sum(1)], 1)
@@ -47,7 +47,7 @@ def reduce_on_device(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple
 
 
 def completed(header: Reduction, scalars: Sequence[float], counts: NDArray[np.int64]) -> Reduction:
-    """Complete a reduction, without distribution, with a row of the results of `reduce_on_device`."""
+    """Complete a reduction, except for its distribution, with one row of the results of `reduce_on_device`."""
     exponent, mean, squared_deviations, low, high, abs_sum, square_sum = scalars
     finite_count, nan_count = counts[:2].tolist()
     scaled = Reduction(
@@ -77,8 +77,8 @@ def count_in_bins(rows: Tensor) -> Tensor:
         rows: float32 or float64, one tensor per row, (R, n).
 
     Returns:
-        A copy of the rows where that is no larger than counts would be. Otherwise integers, (R, B): counts in all bins
-        of the dtype, ascending. `distribution_of_counts` takes a row of either.
+        A copy of the rows if it is no larger than the counts. Otherwise integers, (R, B): counts in all bins of the
+        dtype, ascending. `distribution_of_counts` accepts a row of either.
     """
     keys, boundaries = _bins_on(rows.dtype, rows.device)
     if rows.shape[1] * rows.itemsize <= len(keys) * 4:
@@ -106,12 +106,12 @@ def _bins(dtype: torch.dtype) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
     lowest = int(limits.minexp) - limits.nmant  # exponent of the smallest subnormal number
     exponents = np.arange(lowest, limits.maxexp).repeat(PARTS)
     parts = np.tile(np.arange(PARTS), limits.maxexp - lowest)
-    # Below 2^(lowest + 5) not all edges are numbers of the dtype: the next one above is the smallest value.
+    # Below 2^(lowest + 5) the dtype does not hold all edges: a bin's smallest value is the next number above its edge.
     scale = np.minimum(exponents - lowest, 5)
     near = np.ldexp(np.ceil(np.ldexp(1 + parts / PARTS, scale)), exponents - scale).astype(limits.dtype)
     far = np.append(near[1:], limits.dtype.type(np.inf))
     keys = key_of(lowest) + np.arange(near.size)
-    smallest_negative = -np.nextafter(np.insert(far, 0, near[0]), limits.dtype.type(0))[::-1]  # and zero's own
+    smallest_negative = -np.nextafter(np.insert(far, 0, near[0]), limits.dtype.type(0))[::-1]  # and zero's bin
     return np.concatenate([-keys[::-1], [0], keys]).astype(np.int32), np.concatenate(
         [smallest_negative, near, far[-1:]]
     )

@@ -1,4 +1,4 @@
-"""Windows that a map was cut into row by row, after a cyclic shift, as Swin does: found, cut and put back."""
+"""Find windows, cut maps into them, and put them back: Swin cuts row by row after a cyclic shift."""
 
 import math
 from collections.abc import Iterable
@@ -16,38 +16,38 @@ class Windows:
 
     Attributes:
         size: (h, w) of a window.
-        shift: How far the map was rolled towards its first row and column before.
+        shift: Rows and columns by which the map was first rolled towards its first row and column.
     """
 
     size: tuple[int, int]
     shift: tuple[int, int] = (0, 0)
 
     def put_back(self, values: Tensor, grid: tuple[int, ...]) -> Tensor:
-        """Return windows of maps, (N * windows, tokens, C), as maps, (N, h, w, C); windows fill the grid evenly."""
+        """Join windows, (N * windows, tokens, C), which fill the grid evenly, to maps (N, h, w, C)."""
         rows, columns = grid[0] // self.size[0], grid[1] // self.size[1]
         parts = values.reshape(-1, rows, columns, *self.size, values.shape[-1])
         return parts.transpose(2, 3).reshape(-1, *grid, values.shape[-1]).roll(self.shift, (1, 2))
 
     def counts(self, grid: tuple[int, ...]) -> int | None:
-        """Return how many there are in a map of this size; None if they do not fill it evenly."""
+        """Return the number of windows in a map of size `grid`; None if they do not fill it evenly."""
         (high, wide), (rows, columns) = self.size, grid
         return None if rows % high or columns % wide else rows // high * (columns // wide)
 
 
 def cut(cells: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return a map, (h, w), that windows of a size fill evenly, as (windows, tokens)."""
+    """Cut a map (h, w) into windows, which fill it evenly: (windows, tokens)."""
     rows, columns = cells.shape[0] // size[0], cells.shape[1] // size[1]
     parts = cells.reshape(rows, size[0], columns, size[1]).transpose(1, 2)
     return parts.reshape(rows * columns, size[0] * size[1])
 
 
 def cuts_windows(module: nn.Module) -> bool:
-    """Tell whether a module is a block of Swin: `shift_size` is its word, networks that cut otherwise have none."""
+    """Tell whether a module is a block of Swin: only such blocks have a `shift_size`."""
     return attribute_of(module, "shift_size") is not None
 
 
 def window_size(modules: Iterable[nn.Module], tokens: int) -> tuple[int, int] | None:
-    """Return the size of windows of `tokens` tokens: a module's own if one fits, else that of a square."""
+    """Return the size of windows of `tokens` tokens: a module's `window_size` if one fits, else a square."""
     side = math.isqrt(tokens)
     sizes = (pair(attribute_of(module, "window_size")) for module in modules)
     fitting = [size for size in (*sizes, (side, side)) if size is not None and size[0] * size[1] == tokens]
@@ -71,12 +71,12 @@ def map_size(inputs: Iterable[Any]) -> tuple[int, int] | None:
 
 
 def padded_to(size: tuple[int, int], window: tuple[int, int]) -> tuple[int, int]:
-    """Return the size of a map that is padded until windows fill it."""
+    """Return the size of a map after padding until windows fill it."""
     return -(-size[0] // window[0]) * window[0], -(-size[1] // window[1]) * window[1]
 
 
 def pair(value: Any) -> tuple[int, int] | None:
-    """Return a size that a module holds as one number or as two; None for anything else."""
+    """Return a size given as one number or as two; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return (value, value) if value >= 0 else None
     if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(number, int) for number in value):

@@ -1,4 +1,4 @@
-"""Write files whole or not at all: beside their place under a hidden name, then renamed. Folders: `runs.directory`."""
+"""Write files atomically: under a hidden name in the same folder, then renamed. For folders: `runs.directory`."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from hookscope.text import safe_text
 
 Kind = Literal["file", "folder"]
 
-# Errors that mean a failed write even without a file name.
+# With these errors a write failed, even if they name no file.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
@@ -26,7 +26,7 @@ def new_token() -> str:
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[BinaryIO]:
-    """Open a file to write; it takes the place of `target` when the block ends, unless that raises. Makes folders."""
+    """Open a file that replaces `target` when the block ends, unless the block raises. Creates missing folders."""
     partial = target.with_name(f".partial-{new_token()}")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -43,7 +43,7 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
 
 def sync(path: Path) -> None:
     """Have the operating system write a file, or the names in a folder, to the disk."""
-    if sys.platform == "win32":  # folders cannot be opened there
+    if sys.platform == "win32":  # which cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -57,7 +57,7 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str, option: str) -> None:
-    """Write `text` as UTF-8: all of it, or nothing and an OutputError. Missing folders are made, links followed."""
+    """Write `text` as UTF-8: all of it, or nothing and an OutputError. Creates missing folders and follows links."""
     with reported(path, option):
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():  # a pipe or a terminal takes what it gets
@@ -68,13 +68,13 @@ def write_whole(path: Path, text: str, option: str) -> None:
 
 
 def append(path: Path, text: str, option: str) -> None:
-    """Add `text` as UTF-8 to a file that others write too; OutputError if it cannot be written."""
+    """Append `text` as UTF-8 to a file that other programs append to; OutputError if it cannot be written."""
     with reported(path, option), path.open("a", encoding="utf-8") as file:
         file.write(text)
 
 
 def check_writable(path: Path, option: str = "", kind: Kind = "file", beside: Path | None = None) -> None:
-    """Raise OutputError before the long work if `path`, by way of `beside`, could not be written; change nothing."""
+    """Raise OutputError, before long work, if `path` (by way of `beside`) cannot be written; change nothing."""
     with reported(path, option, kind):
         target = Path(os.path.realpath(beside or path))
         if kind == "file" and target.is_dir():
@@ -82,18 +82,18 @@ def check_writable(path: Path, option: str = "", kind: Kind = "file", beside: Pa
         standing = target if os.path.lexists(target) else next(parent for parent in target.parents if parent.exists())
         for name in target.relative_to(standing).parts:
             with suppress(FileNotFoundError, NotADirectoryError):
-                (standing / name).lstat()  # raises for an impossible name; asking whether it exists does not
+                (standing / name).lstat()  # raises for an impossible name, unlike `exists`
         if not standing.is_dir() and (standing != target or kind == "folder"):
             raise refusal(path, f"'{standing}' is not a folder", option, kind)
         if not os.access(standing, os.W_OK):
             raise refusal(path, f"no permission to write '{standing}'", option, kind)
         folder = standing.parent if standing.is_file() else standing  # a file is replaced
         if folder.is_dir():
-            TemporaryFile(dir=folder).close()  # permissions do not tell: /proc has all
+            TemporaryFile(dir=folder).close()  # permissions are not enough: /proc grants them all
 
 
 def reason_of(error: OSError) -> str:
-    """Return why something cannot be written, for a message: "no space left on device"."""
+    """Return the reason of an error, for a message: "no space left on device"."""
     return safe_text(error.strerror.lower() if error.strerror else str(error))
 
 
@@ -101,7 +101,7 @@ def reason_of(error: OSError) -> str:
 def reported(
     path: Path, option: str = "", kind: Kind = "file", remedy: str = "", within: Path | None = None
 ) -> Iterator[None]:
-    """Turn an error of the operating system into an OutputError about what an option names.
+    """Turn an error of the operating system into an OutputError about a path and its option.
 
     With `within`, only errors about files in that folder, or about a full disk.
     """
@@ -125,7 +125,7 @@ def _concerns(error: OSError, folder: Path) -> bool:
 
 
 def refusal(path: Path, reason: str, option: str = "", kind: Kind = "file", remedy: str = "") -> OutputError:
-    """Return an error that says why a place cannot be written, and what to name instead, with an option if it has."""
+    """Return an error with the reason why a path cannot be written, and a remedy."""
     remedy = remedy or f"Name another {kind}"
     by = f" with {option}" if option else ""
     return OutputError(safe_text(f"Cannot write to '{path}': {reason}. {remedy}{by}."))

@@ -1,10 +1,10 @@
-"""The run directory: written whole or not at all, and never over anything that hookscope did not write.
+"""The run directory: written atomically, and never over anything that hookscope did not write.
 
-A run is built in a hidden folder beside its target and renamed into place, `run.json` written last. A rename cannot
-replace a folder with something in it, so an earlier run is renamed aside first, and deleted when the new one stands.
-A process that is killed leaves hidden folders behind; the next run to the same target puts them right. The process that
-builds a run holds a lock on its folder, which dies with the process: that tells a leftover from work in progress. A
-second lock, on the folder around the target, is held for the moments in which targets are looked at or changed.
+A run is built in a hidden folder next to its target and renamed into place, `run.json` written last. A rename cannot
+replace a folder that is not empty, so an earlier run is renamed first, and deleted when the new run is in place. A
+process that is killed leaves hidden folders behind; the next run to the same target cleans up. The process that builds
+a run holds a lock on the run's folder, which ends with the process: a folder without a lock is a leftover. A second
+lock, on the folder around the target, is held only while targets are examined or changed.
 """
 
 import errno
@@ -33,42 +33,41 @@ if sys.platform != "win32":
     import fcntl
 
 RUNS = Path("hookscope-runs")
-"""Where commands write their runs, unless `--out` names a folder."""
+"""The folder for runs without `--out`."""
 
 LATEST = "latest"
-"""The name in `RUNS` that leads to the newest run."""
+"""The link in `RUNS` to the newest run."""
 
 OVERVIEW = "overview.png"
-"""The picture to look at first, of every run."""
+"""The summary picture of every run."""
 
 _RECORD = "run.json"
 _MARK = {"schema_version": SCHEMA_VERSION, "tool": "hookscope"}
 
-# A larger run.json was not written by hookscope; far above what a run of a thousand inputs needs.
+# A larger run.json was not written by hookscope: a run of a thousand inputs needs far less.
 _MAX_RECORD_BYTES = 64 * 2**20
 
-# The length of a folder's name, over all names that it is made of: hidden folders beside it have longer ones, and most
-# disks take 255.
+# Bytes of a run's folder name. Hidden folders next to it have longer names, and most file systems allow 255.
 _MOST_BYTES = 200
 
-# Files that desktops drop into folders they show.
+# Files that desktops create in folders that they show.
 _LITTER = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 
-# How long to wait for another process to finish looking at a target; a suspended one would block for ever.
-# Going on costs no data: at worst the write fails.
+# How long to wait for another process to finish with a target: a suspended process would block for ever. Without the
+# lock no data are lost: at worst the write fails.
 _LOCK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run directory in the making.
+    """A run directory that is being written.
 
     Attributes:
         path: The folder to write into until `finish`.
-        previous: Where an earlier run at `target` waits while this one takes its place.
+        previous: The path of an earlier run at `target` while this run replaces it.
         user_path: The target as the user gave it, relative or not.
         option: The option that named the target, for errors; "" for none.
-        numbered: Whether the run goes to `target-2` and so on where the target holds a run of another command.
+        numbered: Whether the run goes to `target-2` and so on if the target holds a run of a different command.
     """
 
     path: Path
@@ -79,10 +78,10 @@ class Run:
     numbered: bool
 
     def finish(self, metadata: Mapping[str, Any]) -> Path:
-        """Write `run.json`, move the run to its target. Nothing can be written into `path` afterwards.
+        """Write `run.json`, move the run to its target and return its path, relative if `user_path` is.
 
-        Besides `metadata`, `run.json` has the mark and the list of files. Raises OutputError if something cannot be
-        written, or the target has become something else than a hookscope run. Returns the run's path, like `user_path`.
+        `run.json` has `metadata`, the mark and the list of files. Nothing can be written into `path` afterwards. Raises
+        OutputError if something cannot be written, or if the target is no longer a hookscope run.
         """
         user_path, target = self.user_path, self.target
         with reported(self.target, self.option, "folder"):
@@ -116,11 +115,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What a command wrote into its run directory beside the result.
+    """The files that a command wrote into its run directory in addition to the result.
 
     Attributes:
-        listed: What the command says of them: "3 overlays", "layers.csv".
-        pictures: Entries of `RunRecord`.
+        listed: Descriptions that the command prints: "3 overlays", "layers.csv".
+        pictures: Fields of `RunRecord` with pictures.
         remarks: Notes about the pictures.
     """
 
@@ -137,21 +136,21 @@ class SavedRun(RunFiles):
 
     @property
     def grids(self) -> Sequence[Grid]:
-        """Those of feature maps."""
+        """The grids of feature maps."""
         drawn: Sequence[Grid] = self.pictures.get("grids", ())
         return drawn
 
     def files_line(self, *first: str, hint: str = "") -> str:
-        """Return a command's last line: what its folder holds beside the overview."""
+        """Return a command's last line: the contents of its folder, without the overview."""
         return f"Same folder: {', '.join([*first, *self.listed, _RECORD])}{hint}"
 
 
 @contextmanager
 def new_run(path: str | Path, option: str = "", *, numbered: bool = False) -> Iterator[Run]:
-    """Give a hidden folder to write a run into; `Run.finish` puts it at `target`, anything else leaves no trace.
+    """Yield a hidden folder to write a run into. `Run.finish` moves it to the target; without `finish` it is deleted.
 
-    The target is nothing yet, an empty folder, or an earlier run, which is replaced, and else stays as it was. If
-    `numbered`, a run of another command is not replaced: it may have come while this one was made.
+    The target may be missing, an empty folder, or an earlier run, which is replaced only by `finish`. If `numbered`, a
+    run of a different command is not replaced, even if it was written after this block began.
 
     Raises:
         OutputError: If the target is something else or cannot be written, or the block failed to write into the run's
@@ -171,13 +170,13 @@ def new_run(path: str | Path, option: str = "", *, numbered: bool = False) -> It
     finally:
         try:
             _clean_up(run, absent)
-        except BaseException:  # Ctrl-C in the middle of it
+        except BaseException:  # Ctrl-C during the clean-up
             _clean_up(run, absent)
             raise
 
 
 def check_target(target: Path, option: str = "") -> None:
-    """Refuse a target that a run could not be written to, without changing anything.
+    """Refuse a target that a run cannot be written to; change nothing.
 
     Raises:
         OutputError: If `target` is a file, a link, a mount point, the current folder or one above it, holds something
@@ -192,19 +191,19 @@ def check_target(target: Path, option: str = "") -> None:
 
 
 def default_run_path(verb: str, *names: str) -> Path:
-    """Return `hookscope-runs/<verb>-<model>-<input>`, each part fit for a file name."""
+    """Return `hookscope-runs/<verb>-<model>-<input>`, each part safe in a file name."""
     return RUNS / "-".join(slug(part, _MOST_BYTES // (len(names) + 1)) for part in (verb, *names))
 
 
 def free_run_path(target: Path, command: str) -> Path:
-    """Return `target`, or the first of `target-2`, `target-3`, … where no run of another command would be replaced."""
+    """Return the first of `target`, `target-2`, `target-3`, … that holds no run of a different command."""
     return next(path for path in chain([target], _numbered(target)) if command_of(path) in (None, command))
 
 
 def point_latest(folder: Path) -> None:
-    """Let `latest` lead to a run beside it: a link, or a text file of its name where there are no links.
+    """Make `latest` a link to a run next to it, or a text file with the run's name where links cannot be made.
 
-    A folder or file of the user with that name stays, and a run is no worse without it: nothing is raised.
+    A user's folder or file with that name is kept. Nothing is raised: runs do not depend on `latest`.
     """
     latest = folder.with_name(LATEST)
     waiting = _beside(latest, "partial", new_token())
@@ -222,7 +221,7 @@ def point_latest(folder: Path) -> None:
 
 
 def followed(folder: Path) -> Path:
-    """Return where `latest` leads if it is a text file, see `point_latest`; any other folder as it is."""
+    """Return the run that `latest` names if it is a text file, see `point_latest`; any other folder unchanged."""
     if folder.name == LATEST:
         with suppress(OSError, ValueError):
             return folder.with_name(read_bounded(folder, 2 * _MOST_BYTES).decode().rstrip("\n"))
@@ -230,7 +229,7 @@ def followed(folder: Path) -> Path:
 
 
 def command_of(target: Path) -> str | None:
-    """Return the command line of the run at `target`; None if there is none."""
+    """Return the command line of the run at `target`; None if there is no run."""
     record = _read_record(target)
     return None if record is None else str(record.get("command", ""))
 
@@ -240,7 +239,7 @@ def _numbered(target: Path) -> Iterator[Path]:
 
 
 def _absolute(target: Path) -> Path:
-    """Return `target` with its folder resolved, but not a link that stands at its own place."""
+    """Return `target` with its folder resolved; a link at `target` itself is not followed."""
     if target.name in ("", ".."):
         return Path(os.path.realpath(target))
     return Path(os.path.realpath(target.parent), target.name)
@@ -251,7 +250,7 @@ def _beside(target: Path, role: str, token: str) -> Path:
 
 
 def _refuse_foreign(target: Path, option: str) -> None:
-    """Raise unless there is nothing at `target`, an empty folder, or an earlier run without foreign files in it."""
+    """Raise unless `target` is missing, an empty folder, or an earlier run without foreign files in it."""
     try:
         mode = target.lstat().st_mode
     except FileNotFoundError:
@@ -277,7 +276,7 @@ def _refuse_foreign(target: Path, option: str) -> None:
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
-    """Return the contents of a run's `run.json`; None if the folder is not a whole run."""
+    """Return the contents of a run's `run.json`; None if the folder is not a finished run."""
     path = folder / _RECORD
     try:
         content = read_bounded(path, _MAX_RECORD_BYTES, follow_links=False)
@@ -299,7 +298,7 @@ def _files(folder: Path) -> set[str]:
 
 @contextmanager
 def _claimed(run: Run) -> Iterator[None]:
-    """Clean up after dead processes beside the target, make the hidden folder and hold its lock."""
+    """Clean up leftovers of dead processes next to the target, make the hidden folder and hold its lock."""
     with ExitStack() as stack:
         with reported(run.target, run.option, "folder"):
             run.target.parent.mkdir(parents=True, exist_ok=True)
@@ -312,7 +311,7 @@ def _claimed(run: Run) -> Iterator[None]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder`, or go on without one if the file system has none. A process must not nest it."""
+    """Hold the lock of `folder`; continue without one if the file system has no locks. A process must not nest it."""
     with ExitStack() as stack:
         if sys.platform != "win32":
             with suppress(OSError):  # some network file systems cannot lock a folder
@@ -332,7 +331,7 @@ def _got_lock(descriptor: int) -> bool:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Tell whether `folder` has lost the process that built it; where that cannot be known, it has not."""
+    """Tell whether the process that built `folder` is gone; False if that cannot be known."""
     if sys.platform == "win32":
         return False
     try:
@@ -357,7 +356,7 @@ def _settle_leftovers(target: Path) -> None:
 
 
 def _clean_up(run: Run, absent: Iterable[Path]) -> None:
-    """Leave no trace of an unfinished run, nor of what a finished one replaced. Does no harm when done twice."""
+    """Delete an unfinished run, and the run that a finished one replaced. Calling it twice does no harm."""
     with _locked(run.target.parent):
         _settle(run.target, run.previous)
     _discard(run.path)
@@ -367,7 +366,7 @@ def _clean_up(run: Run, absent: Iterable[Path]) -> None:
 
 
 def _settle(target: Path, previous: Path) -> None:
-    """Put the run that was set aside back if nothing stands in its place, or delete it if another run does."""
+    """Move the earlier run back if its place is empty; delete it if there is a new run in its place."""
     with suppress(OSError):
         whole = _read_record(previous) is not None
         if whole and not os.path.lexists(target):
@@ -377,7 +376,7 @@ def _settle(target: Path, previous: Path) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Delete a folder as far as possible, its record first, so that what is left can never pass for a run."""
+    """Delete a folder as far as possible, its record first, so that leftovers never count as a run."""
     with suppress(OSError):
         (folder / _RECORD).unlink()
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Read a run directory back. It may come from a stranger: everything in it is checked before use.
+"""Read a run directory back. It may be hostile: everything in it is checked before use.
 
 No file outside the folder is read, whatever `run.json` names; links are not followed.
 """
@@ -31,8 +31,7 @@ from hookscope.results.runs.store import ARRAYS, RESULT, checked, parse_json
 from hookscope.results.survey import ChannelArrays, Survey
 from hookscope.text import safe_text
 
-# Larger files were not written by hookscope: JSON of a hundred thousand rows fits, and a grid of 64 million
-# pixels.
+# Larger files were not written by hookscope: JSON of a hundred thousand rows fits, and a grid of 64 million pixels.
 _MAX_JSON_BYTES = 256 * 2**20
 _MAX_ARRAY_BYTES = 2**32
 MAX_PICTURE_BYTES = 128 * 2**20
@@ -45,14 +44,14 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class StoredRun(Generic[Result_co]):
-    """A run as it lies on the disk."""
+    """A run that was read from its folder."""
 
     folder: Path
     record: RunRecord
     result: Result_co
 
     def read_picture(self, path: str) -> bytes:
-        """Return the bytes of a picture that `run.json` names; raises as `read_inside`."""
+        """Return the bytes of a picture that `run.json` lists; raises as `read_inside`."""
         return read_inside(self.folder, path, MAX_PICTURE_BYTES)
 
 
@@ -61,7 +60,7 @@ InspectionRun = StoredRun[Activations | Gradients]
 
 
 def is_run(folder: Path) -> bool:
-    """Tell whether a folder looks like a run of hookscope; it has not been read."""
+    """Tell whether a folder looks like a run of hookscope, without reading it."""
     try:
         return (folder / "run.json").is_file()
     except (OSError, ValueError):  # too long a name, or with a null byte
@@ -72,7 +71,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """Return the contents of a run's `run.json`, whose "verb" is the command that made it.
 
     Raises:
-        InputError: If the folder is no run, was cut short, or is of another version.
+        InputError: If the folder is no run, was cut short, or is of a different version.
     """
     if not folder.is_dir():
         reason = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
@@ -91,7 +90,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def _nearest_runs(folder: Path) -> str:
-    """Return a sentence with the runs of similar names: next to the folder, or where commands write runs."""
+    """Return a sentence with runs of similar names, next to the folder or in `RUNS`; "" if there are none."""
     for place in (folder.parent, RUNS):
         try:
             files = [file for name in ("run.json", "watch.jsonl") for file in sorted(place.glob(f"*/{name}"))]
@@ -112,10 +111,10 @@ def _example(folder: Path) -> str:
 
 
 def read_run(folder: Path) -> StoredRun[Any]:
-    """Read what a command wrote.
+    """Read the run that a command wrote.
 
     Raises:
-        InputError: If it is no run, was cut short, is of another version, or its files do not match its record.
+        InputError: If it is no run, was cut short, is of a different version, or its files do not match its record.
     """
     entries = read_record(folder)
     document = _read_json(folder, RESULT)
@@ -174,7 +173,7 @@ def _check_version(folder: Path, name: str, document: dict[str, Any]) -> None:
 
 
 def read_inside(folder: Path, name: str, limit: int) -> bytes:
-    """Return the contents of a plain file inside `folder`; InputError for what is missing, linked or too large."""
+    """Return the contents of a plain file inside `folder`; InputError if it is missing, linked or too large."""
     shown = f"its file '{name[:_MOST_SHOWN]}'"
     parts = PurePosixPath(name).parts
     if "\0" in name or "\\" in name or not parts or PurePosixPath(name).is_absolute() or ".." in parts:
@@ -201,11 +200,11 @@ def refusal(folder: Path, reason: str, remedy: str = "Run the command that made 
     return InputError(safe_text(f"Cannot read the run '{folder}': {reason}. {remedy}"))
 
 
-# What has to belong together in a run, besides being of the right types: each yields what does not, in words.
+# Checks of a run beyond its types: each yields a message for every inconsistency.
 
 
 def _wrong_arrays(_: RunRecord, result: Any) -> Iterator[str]:
-    """Of statistics: values that are kept, and bins that hold all that was counted."""
+    """Check that kept values have two axes, that bins hold all finite values, and that quantiles are finite."""
     tables = {name: getattr(result, name, ()) for name in ("rows", "gradients", "parameters")}
     for name, rows in tables.items():
         for row in rows:
@@ -214,7 +213,7 @@ def _wrong_arrays(_: RunRecord, result: Any) -> Iterator[str]:
             finite_count = statistics.element_count - (statistics.nan_count or 0) - (statistics.inf_count or 0)
             if (kept is not None and kept.ndim != 2) or (spread is not None and not spread.is_of(finite_count)):
                 yield f"its {ARRAYS} does not fit '{row.label[:_MOST_SHOWN]}' of its {name}"
-            if not all(map(math.isfinite, statistics.quantiles or ())):  # they are of the finite values
+            if not all(map(math.isfinite, statistics.quantiles or ())):  # they describe finite values
                 yield f"quantiles of '{row.label[:_MOST_SHOWN]}' of its {name} cannot be"
 
 
@@ -239,7 +238,7 @@ def _wrong_pictures_of_rows(record: RunRecord, result: Activations | Gradients |
 
 
 def _wrong_predictions(_: RunRecord, result: Any) -> Iterator[str]:
-    """Of best classes: inputs that there are, and as many probabilities and names as classes."""
+    """Check that best classes have inputs of the run, and as many probabilities and names as classes."""
     pairs = [output.predictions for output in getattr(result, "outputs", ())]
     listed = [*getattr(result, "predictions", ()), *chain(*chain(*pairs))]
     of_all_inputs = all(best.input_index < len(result.inputs) for best in listed)
@@ -283,12 +282,12 @@ def _is_part(region: Region) -> bool:
 
 
 def _reaches_into(begin: float, end: float, size: int) -> bool:
-    """Tell whether a part of something of a size lies in it, and can be divided into cells in floating point."""
+    """Tell whether an interval overlaps 0 to `size`, and can be divided into cells in floating point."""
     return 1e-9 * size < end - begin < 1e9 * size and begin < size and end > 0
 
 
 def _fits_itself(heat_map: AttributionMap | AttentionMap | PatchWeights) -> bool:
-    """Tell whether the size of the input, or the grid of queries, belongs to a map."""
+    """Tell whether a map's values fit the size of its input, or its grid of queries."""
     if isinstance(heat_map, PatchWeights):
         return heat_map.values.ndim == 3 and len(heat_map.values) == math.prod(heat_map.query_grid)
     if isinstance(heat_map, AttentionMap):

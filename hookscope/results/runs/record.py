@@ -1,4 +1,4 @@
-"""`run.json`: how a run was made, and which pictures its folder holds. The result is in a file of its own."""
+"""`run.json`: how a run was made, and the pictures in its folder. The result is in a separate file."""
 
 import platform
 from dataclasses import dataclass, fields
@@ -20,7 +20,7 @@ class StoredPicture:
         photograph: Path inside the run: upright, at most 1,600 pixels a side.
         overview: Path inside the run.
         region: The part of the photograph that the network's input covers, in pixels of its full size.
-        remark: Why it is not the photograph itself, or "".
+        remark: Why `photograph` is not the photograph itself; "" if it is.
     """
 
     photograph: str
@@ -34,13 +34,13 @@ class RunRecord(StoredProvenance):
     """The entries of `run.json`. Pictures are paths inside the run.
 
     Attributes:
-        verb: The command that made the run, `command` as it was given.
-        overview: The picture to look at first; "" for none.
-        thumbnails: What the network saw of the first inputs; None for those without a picture.
-        pictures: Photographs and overviews of the inputs, of a run with maps.
-        overlays: For each map, the picture of it over the photograph.
-        crops: What excites channels; `wrong` what is classified wrong.
-        files: All files of the run but this one.
+        verb: The command that made the run; `command` is the whole command line.
+        overview: The summary picture; "" for none.
+        thumbnails: The first inputs as the network saw them; None for inputs without a picture.
+        pictures: Photographs and overviews of the inputs, for a run with maps.
+        overlays: For each map, a picture of the map over the photograph.
+        crops: Sheets of crops that excite channels. `wrong` has strips of inputs that are classified wrong.
+        files: All files of the run except this one.
     """
 
     verb: Verb

@@ -1,4 +1,4 @@
-"""Write a report whole or not at all, and never over anything that is not a report of ours."""
+"""Write a report atomically, and never over anything that is not a hookscope report."""
 
 import os
 import stat
@@ -8,26 +8,26 @@ from hookscope.regular_files import read_bounded
 from hookscope.results.runs.atomic import check_writable, refusal, reported, whole_file
 
 MARK = "<!doctype html>\n<!-- hookscope report -->\n"
-"""How every report begins."""
+"""The first bytes of every report."""
 
 
 def default_report_path(run: Path) -> Path:
-    """Return where a run's report goes by default: beside its folder, "runs/demo.html" for "runs/demo"."""
+    """Return the default path of a run's report, next to its folder: "runs/demo.html" for "runs/demo"."""
     folder = run if run.name not in {"", ".."} else Path(os.path.realpath(run))
     return folder.with_name(f"{folder.name}.html") if folder.name else Path("report.html")
 
 
 def check_report_target(target: Path) -> None:
-    """Raise OutputError where something else than a report stands, or nothing can be written; change nothing."""
+    """Raise OutputError if `target` is something other than a report, or cannot be written; change nothing."""
     with reported(target):
         _refuse_foreign(target)
     check_writable(target)
 
 
 def write_report(target: Path, page: str) -> None:
-    """Write a page, which begins with `MARK`, beside its target and rename it into place.
+    """Write a page, which begins with `MARK`, next to its target and rename it into place.
 
-    Raises OutputError if it cannot be written, or the target has become something else; an earlier report stays.
+    Raises OutputError, and keeps an earlier report, if the page cannot be written or the target is no report any more.
     """
     with reported(target), whole_file(target) as file:
         file.write(page.encode())

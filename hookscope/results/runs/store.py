@@ -1,6 +1,6 @@
-"""A result in a run directory: all of it as JSON in `result.json`, its arrays in `arrays.safetensors`.
+"""A result in a run directory: JSON in `result.json`, arrays in `arrays.safetensors`.
 
-What is read is the type that was written. It may come from a stranger: it is checked against the types of results.
+Reading gives the type that was written. Files may be hostile, so all values are checked against the types of results.
 """
 
 import json
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 RESULT, ARRAYS = "result.json", "arrays.safetensors"
 
-# The least whole number in a field: all others are 0 or more. In a shape -1 is the size of an axis along which the
-# parts of a nested tensor differ. Results divide by every `count`; `tile` and `columns` are of pictures.
+# The least whole number in a field (None for any); it is 0 in all other fields. In a shape, -1 is the size of an axis
+# along which parts of a nested tensor differ. Results divide by `count`; `tile` and `columns` measure pictures.
 _LEAST = {"seed": None, "exponent": None, "shape": -1, "shape_b": -1, "count": 1, "tile": 1, "columns": 1}
 
 # Numbers that JSON does not have.
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
-# A longer whole number is infinite as a float; JSON and Python have no limit.
+# A longer whole number may be infinite as a float; JSON and Python have no limit.
 _MOST_DIGITS = 300
 
 
@@ -62,16 +62,16 @@ def _whole_number(digits: str) -> int:
 
 
 def checked(kind: type, document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None) -> Any:
-    """Return a document, as `json_form` writes it, as a dataclass of this kind; entries of other names are left out.
+    """Turn a document that `json_form` wrote into a dataclass of this kind; entries of other names are ignored.
 
     Raises:
-        ValueError: With a place ("rows.0.index") and what is wrong there, if it does not fit the type, names an array
-            that is not among `arrays`, or a number that counts something is negative.
+        ValueError: With a place ("rows.0.index") and the problem, if the document does not fit the type, names an array
+            that is not in `arrays`, or has a negative count.
     """
     from pydantic_core import ValidationError  # noqa: PLC0415 - for reading alone
 
     try:
-        # As JSON, where a list is the strict form of a tuple, and a dict that of a dataclass.
+        # As JSON, because there strict validation takes lists for tuples and dicts for dataclasses.
         (result,) = _validator(kind).validate_json(json.dumps([document]), context=arrays or {})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -84,15 +84,15 @@ def _validator(kind: type) -> "SchemaValidator":
     from pydantic import ConfigDict, TypeAdapter  # noqa: PLC0415 - for reading alone
     from pydantic_core import CoreConfig, SchemaValidator  # noqa: PLC0415
 
-    # In a tuple, because a dataclass itself takes no configuration from outside.
+    # In a tuple, because pydantic accepts no outside configuration for a dataclass.
     adapter = TypeAdapter(tuple[kind], config=ConfigDict(strict=True, arbitrary_types_allowed=True))  # type: ignore[valid-type]
     return SchemaValidator(_as_written(adapter.core_schema), CoreConfig(strict=True))
 
 
 def _as_written(schema: Any, least: int | None = 0) -> Any:
-    """Return the schema of what `json_form` writes: numbers may be "NaN", arrays are names.
+    """Adapt a schema to the form that `json_form` writes: numbers may be "NaN", arrays are names.
 
-    Whole numbers are `least` or more, those in mappings aside, which are other programs' own.
+    Whole numbers must be `least` or more, except in mappings, which hold values of other programs.
     """
     from pydantic_core import core_schema  # noqa: PLC0415 - for reading alone
 
@@ -120,7 +120,7 @@ def _number(value: object) -> object:
 
 
 def _default(field: Field[Any]) -> dict[str, Any]:
-    """Return the schema of a field that has its default, whatever a file says."""
+    """Return the schema of a field that gets its default, whatever the file contains."""
     from pydantic_core import core_schema  # noqa: PLC0415 - for reading alone
 
     factory: Callable[[], Any] = (lambda: field.default) if field.default_factory is MISSING else field.default_factory

@@ -1,4 +1,4 @@
-"""Tensors in a file of safetensors, written as they come: memory does not grow with how many there are."""
+"""Write tensors to a safetensors file as they arrive: memory does not grow with their number."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, NamedTuple
 
-# What safetensors holds, by torch's names; in its files larger elements come first, in this order reversed.
+# The dtypes of safetensors by torch's names. In files, tensors come in the reverse of this order: large elements first.
 DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -30,17 +30,17 @@ DTYPES = {
     "int64": "I64",
     "uint64": "U64",
 }
-# Bytes of an element by the number in its name; BOOL has none.
+# Bytes of an element by the number in the dtype's name; BOOL has none, and leaves "L".
 _BYTES = {"L": 1, "8": 1, "16": 2, "32": 4, "64": 8}
 _RANKS = {name: rank for rank, name in enumerate(DTYPES)}
 
-# Until they take this much, tensors wait in memory for the end of a run, then in a temporary file. Ours.
+# Until the end of a run, tensors of up to this many bytes wait in memory, more in a temporary file. Ours.
 _MOST_IN_MEMORY = 2**26
 _COPIED_BYTES = 2**20
 
 
 class Piece(NamedTuple):
-    """Where the bytes of a tensor lie in a spool."""
+    """A range of bytes in a spool."""
 
     begin: int
     size: int
@@ -61,16 +61,16 @@ class SpooledTensor:
 
 
 class TensorSpool:
-    """Bytes of tensors until a run is written: in memory if they are few, else in a temporary file."""
+    """Holds bytes of tensors until a run is written, in memory if they are few, else in a temporary file."""
 
     def __init__(self) -> None:
         """Start empty; the file is deleted with this object."""
-        self._file: IO[bytes] = SpooledTemporaryFile(_MOST_IN_MEMORY)  # noqa: SIM115 - it lives as long as this
+        self._file: IO[bytes] = SpooledTemporaryFile(_MOST_IN_MEMORY)  # noqa: SIM115 - closed with this object
         weakref.finalize(self, self._file.close)
         self.end = 0
 
     def append(self, data: memoryview) -> Piece:
-        """Store bytes at the end; OSError if there is no room."""
+        """Store bytes at the end; OSError if the disk is full."""
         self._file.seek(self.end)
         self._file.write(data)
         piece = Piece(self.end, data.nbytes)
@@ -78,11 +78,11 @@ class TensorSpool:
         return piece
 
     def rewind(self, end: int) -> None:
-        """Forget what was appended since the spool ended there."""
+        """Forget the bytes from `end` on."""
         self.end = end
 
     def chunks(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
-        """Return the bytes of pieces, a few at a time."""
+        """Yield the bytes of pieces, at most 1 MiB at a time."""
         for begin, size in pieces:
             for at in range(begin, begin + size, _COPIED_BYTES):
                 self._file.seek(at)
@@ -96,7 +96,7 @@ def write_tensors(path: Path, tensors: Mapping[str, SpooledTensor], spool: Tenso
 
 
 def tensor_bytes(tensors: Mapping[str, SpooledTensor], spool: TensorSpool) -> Iterator[bytes]:
-    """Yield the content of such a file."""
+    """Yield the bytes of the file that `write_tensors` writes."""
     header, order = header_of({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     yield header
     for name in order:
@@ -104,7 +104,7 @@ def tensor_bytes(tensors: Mapping[str, SpooledTensor], spool: TensorSpool) -> It
 
 
 def header_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, list[str]]:
-    """Return how a file of safetensors begins, and the order of its tensors, given their dtypes and shapes."""
+    """Return the header of a safetensors file and the order of its tensors, given their dtypes and shapes."""
     entries, end = {}, 0
     order = sorted(tensors, key=lambda name: (-_RANKS[tensors[name][0]], name))
     for name in order:
