@@ -266,7 +266,7 @@ def broken(text: str, width: int, indent: str) -> str:
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
-    """Return a number of significant digits, without a power of ten where that reads well; "0" is exactly zero."""
+    """Return a number in significant digits, without a power of ten where that reads well; "0" is exactly zero."""
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):

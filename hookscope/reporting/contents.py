@@ -93,7 +93,7 @@ def _total(parts: Sequence[StoredPart]) -> str:
     tensors = [(part.key, tensor) for part in parts for tensor in part.tensors]
     names = {_full(where, tensor.key) for where, tensor in tensors}
     storages: dict[str, int] = {}
-    for where, tensor in tensors:  # the first tensor of a storage need not be the largest
+    for where, tensor in tensors:  # a storage is as large as its largest tensor
         tied = _full(where, tensor.tied_to) if _full(where, tensor.tied_to) in names else tensor.tied_to
         owner = tied if tensor.tied_to else _full(where, tensor.key)
         storages[owner] = max(storages.get(owner, 0), tensor.byte_count)

@@ -177,7 +177,7 @@ class DepthChart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowDetails:
-    """What the page shows of one row of heat maps or of a detailed table, beside its values.
+    """What the page shows of one row of heat maps or of a detailed table, besides its values.
 
     Attributes:
         status: Text for a row without values.
@@ -403,7 +403,7 @@ class ChannelSearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Lines of one kind, of which most readers need the first few.
+    """Lines of one kind; most readers need only the first few.
 
     Attributes:
         all_in: The file that has all lines.
@@ -466,13 +466,13 @@ class Document:
     Attributes:
         title: What it is about; the picture has `subtitle` below it.
         about: Lines on what was looked at, each with its level, in a terminal and a picture; a page has `facts`.
-        answer: The answer in sentences, the headline first; `level` is that of the headline.
+        answer: The answer in sentences, the headline first; `level` is the headline's level.
         took: How long it took: the end of the headline, but small in a picture.
         input: Returns an input at most so many pixels wide and high, to show next to the answer in a picture; None if
             it cannot be shown.
         warnings: Sentences, each with a name in front or "".
         facts: What was looked at, and how.
-        making: Term and words of what reproducing it needs, besides the entries of `RunRecord`.
+        making: Terms and words that are needed to reproduce it, besides the entries of `RunRecord`.
         main: Key of the section that a keyboard user skips to.
         documents: Documents of the parts of a result: a terminal prints them before the whole, a page after it. On a
             page, a table's cell with the title of a document links to it.

@@ -24,7 +24,7 @@ from hookscope.text import counted, printable
 # This many findings are listed for one rule and checkpoint: an annotation is read beside a file's lines.
 _FEW_FINDINGS = 10
 
-# The runner cuts what is longer (`_maxIssueMessageLength` in actions/runner, src/Runner.Worker/ExecutionContext.cs).
+# The runner cuts longer messages (`_maxIssueMessageLength` in actions/runner, src/Runner.Worker/ExecutionContext.cs).
 _MESSAGE_LENGTH = 4096
 
 # GitHub refuses a step summary above 1 MiB. This leaves room for other output of the step.

@@ -68,7 +68,7 @@ class _Colours:
     """How the values of one grid become colours.
 
     Attributes:
-        of_channels: The ranges of the channels; `of_extra` has those of tokens apart from the grid.
+        of_channels: The ranges of the channels; `of_extra` has the ranges of tokens apart from the grid.
         lowest: The lowest finite value; +inf without one, where `highest` is -inf.
         marks_zeros: Whether channels of zeros have a colour of their own.
         one_range: Whether all channels share one range.

@@ -172,7 +172,7 @@ def _uncalled(result: Inspection) -> Iterator[Listing]:
 
 
 def folded_text(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> Iterator[Text]:
-    """Yield a line on the rows that were folded into those they repeat."""
+    """Yield a line on the rows that repeat others and are not shown."""
     if count := sum(len(row.duplicates) for row in rows):
         words = "row repeats another and is" if count == 1 else "rows repeat others and are"
         yield Text([f"{count:,} {words} not shown: --repeats, or repeats=True, shows all"])

@@ -139,7 +139,7 @@ def distinct_colour(taken: NDArray[np.uint8], candidates: dict[str, Colour]) -> 
 
 @lru_cache(maxsize=32)
 def grid_palette(cmap: str) -> tuple[bytes, str, str]:
-    """Return the 256 colours as bytes, and the names of those for non-finite values and all-zero channels."""
+    """Return the 256 colours as bytes, and the names of the colours for non-finite values and all-zero channels."""
     levels = colour_levels(cmap, LEVEL_COUNT)
     shades = np.linspace(_BACKGROUND_COLOUR, _TEXT_COLOUR, TEXT - BACKGROUND + 1)
     shades = shades.round().astype(np.uint8)

@@ -117,7 +117,7 @@ def _results_and_notes(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the results and the notifications of a report with safe texts.
 
-    They lie in its checkpoint, `file`, or in `instead` outside of a repository.
+    Their location is the checkpoint's `file`, or `instead` outside of a repository.
     """
     location, checkpoint = _location(file or instead), Path(report.checkpoint)
     # Identifies results across runs: folders outside the repository may change and are left out.
@@ -181,7 +181,7 @@ def _location(file: str) -> dict[str, Any]:
 def _message(text: str) -> str:
     """Escape a text so that it has no placeholder and no embedded link (SARIF 2.1.0, 3.11.5, 3.11.6).
 
-    SARIF has no escape for text that looks like a link: its "(" is spelled out, as other renderers do with markup.
+    SARIF has no escape for text that looks like a link, so its "(" is spelled out.
     """
     return text.replace("{", "{{").replace("}", "}}").replace("](", r"]\x28")
 

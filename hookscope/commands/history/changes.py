@@ -91,7 +91,7 @@ def _change(
 
 
 class _Pair:
-    """A file and the file before it; the rows of all files are at hand for comparison."""
+    """A file and the file before it; it keeps the rows of all files for comparison."""
 
     def __init__(self, rows: Mapping[int, Row], places: Sequence[int], at: int) -> None:
         self.before, self.now = rows[places[at - 1]], rows[places[at]]

@@ -335,7 +335,7 @@ def headline(result: History) -> str:
 
 
 def decisive(result: History) -> HistoryFinding | None:
-    """Return the first verdict, sorted by failure, then by a beginning after the first file, then by file."""
+    """Return the most important verdict: a failure, then one that began after the first file, then the earliest."""
     return min(
         result.verdicts,
         key=lambda verdict: (verdict.level != "fail", verdict.before is None, verdict.first),

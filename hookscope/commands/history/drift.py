@@ -12,7 +12,7 @@ from hookscope.statistics.storage import without_float8
 # Below this drift a weight has not been replaced: two unrelated tensors of one norm are sqrt(2) apart.
 LEAST_OF_REPLACED = 0.5
 
-# A tensor comes from another if its distance to the other's old values is at most this share of that to its own.
+# Tensor a comes from tensor b if a is at most this share as far from b's old values as from its own.
 _NEARER = 0.5
 
 # Smaller tensors, and vectors, may be near each other by chance, or start with the same values.
@@ -60,8 +60,8 @@ def traded_places(
 ) -> dict[str, str]:
     """Return the origin of each weight that exchanged values with others, in pairs or longer cycles, by name.
 
-    A weight's origin is another weight if its distance to the other's old values is at most half that to its own. Only
-    closed cycles count: copies of a weight, as in momentum encoders and target networks, exchange nothing.
+    Weight a comes from weight b if a is at most half as far from b's old values as from its own. Only closed cycles
+    count: copies of a weight, as in momentum encoders and target networks, exchange nothing.
     `moved` is what `drifts` returns for the two files.
     """
     groups: dict[object, list[str]] = {}
@@ -75,7 +75,7 @@ def traded_places(
         if len(names) > 1 and now[names[0]].numel() >= _FEWEST_ELEMENTS
         for name, origin in _origins(names, before, now)
     }
-    while True:  # until every name that is left is the origin of another
+    while True:  # until every remaining weight is an origin
         sources = {*origins.values()}
         turns = {name: origin for name, origin in origins.items() if origin in origins and name in sources}
         if turns == origins:

@@ -43,7 +43,7 @@ class WrongInput:
 
     @property
     def surety(self) -> float:
-        """Probability of the wrong class minus that of the right class; 2 for scores with NaN, above all others."""
+        """Probability of the wrong class minus the right class's; 2, the greatest, for scores with NaN."""
         return 2.0 if self.taken_for < 0 else self.probabilities[0] - self.probabilities[1]
 
 
@@ -92,7 +92,7 @@ class ClassifiedInputs:
     high: NDArray[np.float64] = field(default_factory=lambda: np.full(len(LOOKS), np.nan))
 
     def add(self, inputs: Sequence[MeasuredInput], judged: JudgedInputs, offset: int) -> None:
-        """Add the inputs of the next chunk, the first of which has the number `offset`."""
+        """Add the inputs of the next chunk; its first input has the number `offset`."""
         self.class_count, self.mapping = judged.class_count, judged.mapping
         for place, sample in enumerate(inputs):
             label, best = sample.label, int(judged.taken_for[place])
@@ -126,7 +126,7 @@ class ClassifiedInputs:
         return self.range_rate <= _HIGHEST_RATE
 
     def outside(self, chunks: Iterable[JudgedInputs]) -> list[tuple[OutsideRange, ...]]:
-        """Return where each input of `worst` lies outside the range of right inputs; `chunks` are all chunks again."""
+        """Return where each input of `worst` lies outside the range of right inputs; `chunks` has every chunk again."""
         if not self.knows_ranges:
             return [() for _ in self.worst]
         mean = self.layout_sum / self.right_count

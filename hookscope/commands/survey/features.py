@@ -125,7 +125,7 @@ class FeatureSpool:
         """Write the tensors of these labels as safetensors, and return their shapes.
 
         Raises:
-            OSError: If there is no room.
+            OSError: If the disk is full.
             UsageError: If some inputs did not pass a layer, which would shift its rows.
         """
         tensors = {label: self._parts[label] for label in labels if label in self._parts}

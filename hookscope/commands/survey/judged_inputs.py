@@ -36,7 +36,7 @@ class JudgedInputs:
         probabilities: Of this class, and of the label's class, (N, 2).
         is_right: Whether the label stands for the class taken.
         looks: See `LOOKS`; NaN for inputs that are not pictures.
-        layouts: The grey picture as GRID x GRID means; NaN likewise.
+        layouts: The grey picture as GRID x GRID means; NaN for inputs that are not pictures.
         class_count: Classes of the network.
         mapping: How labels became classes of the network, in a sentence.
     """
@@ -95,7 +95,7 @@ class InputJudge:
         self._parts.append((rows, *self._pictures(batch)))
 
     def _pictures(self, batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the looks and the layouts of a batch's pictures, scaled to 0-1 again."""
+        """Return the looks and layouts of a batch's pictures, with the scaling of pictures from files undone."""
         count = len(batch.indices)
         looks, layouts = np.full((count, len(LOOKS)), np.nan), np.full((count, GRID * GRID), np.nan)
         values = batch.args[0] if batch.args else None

@@ -1,4 +1,4 @@
-"""How a data set is cut into chunks, what is common to them, and the folder where finished ones wait."""
+"""How a data set is cut into chunks, the plan that they share, and the folder where finished chunks wait."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

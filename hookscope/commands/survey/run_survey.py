@@ -1,4 +1,4 @@
-"""Survey a data set: measure the chunks of this process, wait for those of others, and merge all in their order.
+"""Survey a data set: measure the chunks of this process, wait for other processes, and merge all chunks in order.
 
 Files are the protocol. Processes that torchrun has started, or shards of a cluster's array, measure different chunks
 and write them into one folder. Merging reads them in order, so the result is the same bit for bit however many
@@ -177,7 +177,7 @@ def run_survey(
 
 
 def merge_survey(folder: ChunkFolder) -> Survey:
-    """Merge the finished chunks of shards, and write the features where the shards were told to.
+    """Merge the finished chunks of shards, and write the features to the path that the shards were given.
 
     Raises:
         InputError: If a chunk is missing, damaged, or was made with another signature.
@@ -205,7 +205,7 @@ def _merge_chunk(merging: Merging, files: ChunkFiles, signature: Mapping[str, st
     sidecar = read_sidecar(files)
     if sidecar is None:
         return "it is missing or damaged"
-    # Merging shards does not look at their inputs again.
+    # Shards are merged without their inputs: the sidecar's digest of them counts.
     if reason := sidecar.stale(files, {"inputs": sidecar.signature.get("inputs", ""), **signature}):
         return reason
     chunk = read_chunk(files, len(merging.plan.classes))
@@ -364,7 +364,7 @@ def _recorder(work: _Work) -> ChannelRecorder:
 
 
 def _merged(work: _Work) -> Survey:
-    """Merge all chunks; one that is missing or damaged is measured again."""
+    """Merge all chunks; measure missing and damaged chunks again."""
     merging = Merging(work.plan, FeatureParts(work.target) if work.target else None)
     for index in range(len(work.parts)):
         files, signature = work.folder.files(index), work.signature(index)

@@ -72,7 +72,7 @@ def _gradients(session: Session, inputs: Tensor, row: SurveyRow, places: Sequenc
             module_scopes(module_index(network)[0], lambda _name: None, note),
             torch.enable_grad(),
         ):
-            network(leaf * 1)  # no leaf: the network may overwrite it
+            network(leaf * 1)  # not the leaf itself: the network may overwrite its input
             total = chosen[0] if chosen else leaf.sum() * 0
             (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
     except (RuntimeError, IndexError, ModelError) as error:  # the network cannot be differentiated

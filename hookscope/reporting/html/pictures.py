@@ -203,7 +203,7 @@ def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[st
 
 
 def thumbnail_uri(content: bytes, name: str, side: int) -> str:
-    """Return a picture as a data URI, at most so many pixels a side; InputError if it is neither PNG nor JPEG."""
+    """Return a picture as a data URI, at most `side` pixels a side; InputError if it is neither PNG nor JPEG."""
     small = opened_picture(content, name)
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     return jpeg_uri(small)

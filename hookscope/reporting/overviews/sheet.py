@@ -48,7 +48,7 @@ class Block:
 def draw_sheet(
     blocks: Sequence[Block], width: int = WIDTH, margin: int = MARGIN, mode: str = "RGB", paper: Ink = PAPER
 ) -> Image.Image:
-    """Draw blocks under each other; those without a height are left out."""
+    """Draw blocks under each other; blocks without a height are left out."""
     shown = [block for block in blocks if block.height]
     height = 2 * margin + sum(block.above + block.height for block in shown) - sum(block.above for block in shown[:1])
     image = Image.new(mode, (width, height), paper)
