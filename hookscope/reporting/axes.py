@@ -11,10 +11,10 @@ import numpy as np
 from hookscope.text import figure
 
 _MOST_TICKS = 5
-_NEAREST = 0.087  # of the axis, between two ticks: a line of text on a page
-# Names under the axis go deeper as long as there are fewer, or some block is longer, as a share of the depth.
+_NEAREST = 0.087  # least share of the axis between two ticks: a line of text on a page
+# Names go one level deeper while there are fewer blocks, or some block is longer than this share of the depth.
 _FEWEST_BLOCKS, _LONGEST_BLOCK = 5, 0.45
-_LONGEST_NAME = 18  # characters of two parts of a name; of a longer one the last part stands alone
+_LONGEST_NAME = 18  # characters of a name's last two parts; if they are longer, the last part stands alone
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # where an axis of shares may end before 100%
 _LEAST, _GREATEST = -300, 300  # exponents of ticks
 
@@ -26,7 +26,7 @@ class Axis:
     """A vertical axis: values between its ends, and round numbers on it, with their words.
 
     Attributes:
-        scaled: Maps values to what is evenly spaced on it, as `low` and `high` are.
+        scaled: Maps values to the even scale of `low` and `high`.
     """
 
     scaled: Callable[[float], float]
@@ -69,7 +69,7 @@ def asinh(values: Sequence[float]) -> Axis:
     unit = median([abs(value) for value in values if value] or [1.0])
 
     def scaled(value: float) -> float:
-        # asinh of a quotient that would overflow
+        # where the quotient overflows, asinh is close to the logarithm
         quotient = abs(value) / unit
         far = math.asinh(quotient) if math.isfinite(quotient) else math.log(abs(value)) - math.log(unit)
         return math.copysign(far, value)
@@ -85,7 +85,7 @@ def asinh(values: Sequence[float]) -> Axis:
         ticks += [sign * value for value in between if len(far) < 2 and value >= unit / 3]
     axis = Axis(scaled, scaled(low), scaled(high), [])
     apart: list[float] = []
-    for tick in ticks:  # from the most useful on
+    for tick in ticks:  # the most useful first
         if all(abs(axis.share(tick) - axis.share(other)) >= _NEAREST for other in apart):
             apart.append(tick)
     return replace(axis, round=_in_words(apart))
@@ -121,7 +121,7 @@ Run = list[tuple[int, float]]
 
 
 def runs_of(values: Sequence[float | None], above: float) -> list[Run]:
-    """Return places with values that are finite and above a limit, in stretches without gaps."""
+    """Return the places and values that are finite and above a limit, in runs without gaps."""
     runs: list[Run] = [[]]
     for place, value in enumerate(values):
         if value is not None and above < value < math.inf:
@@ -134,7 +134,7 @@ def runs_of(values: Sequence[float | None], above: float) -> list[Run]:
 def placed_names(
     names: Sequence[tuple[float, str]], width: Callable[[str], float], left: float, right: float, gap: float
 ) -> list[tuple[float, float, str]]:
-    """Return the names that stand clear of those before them: place, left edge and name.
+    """Return the names that do not overlap earlier names: place, left edge and name.
 
     A name begins at its place, or ends there if it would leave the chart, which is between `left` and `right`.
     """
@@ -152,9 +152,7 @@ def placed_names(
 def block_names(labels: Sequence[str]) -> list[tuple[int, str]]:
     """Return where blocks of layers begin, with their names: the outermost blocks first, longer ones before shorter.
 
-    Where the names of its parts are needed, as a block is long or there are few, the first of them has its place.
-
-    A block that all layers are in has no name here: its first part has.
+    A long block, or one of few, is split: the name of its first part replaces its own. So is a block with all layers.
     """
     result: dict[int, str] = {}
     split: set[int] = set()
@@ -176,9 +174,9 @@ def block_names(labels: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def within_blocks(labels: Sequence[str]) -> list[str]:
-    """Return the names of layers alone: of an operation its module, or, in the network's own code, the layer before.
+    """Return the layer of each label: for an operation its module or, in the network's own code, the layer before.
 
-    Operations keep their names where all rows are of the network's own code.
+    If all rows are in the network's own code, operations keep their names.
     """
     names: list[str] = []
     parts = [label.partition(":") for label in labels]
@@ -197,5 +195,5 @@ def tail_of(block: str) -> str:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return positions spread evenly over so many, the first and the last among them."""
+    """Return at most `most` positions spread evenly over `count`, with the first and the last."""
     return [*dict.fromkeys(np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist())]

@@ -12,12 +12,12 @@ from hookscope.results.check import CheckReport
 from hookscope.results.findings import Finding
 from hookscope.text import counted, printable, safe_text
 
-# Where a name or a message of unknown origin is cut: no ordinary name or sentence is as long.
+# Characters at which a name or a message of unknown origin is cut: ordinary texts are shorter.
 _NAME_LENGTH = 300
 _MESSAGE_LENGTH = 1000
 _SENTENCES = ("error", "message", "reason", "steps", "warnings")
 
-# Up to this many rules that were skipped for the same reason are named, more are counted.
+# Rules skipped for the same reason are listed up to this number, else counted.
 _FEW_RULES = 4
 
 _VERDICTS = ("failed", "could not be checked", "passed")
@@ -31,7 +31,7 @@ def verdict(report: CheckReport) -> str:
 
 
 def by_severity(reports: Sequence[CheckReport]) -> list[CheckReport]:
-    """Return the reports with the most severe exit code first, warnings before none, and otherwise as they came."""
+    """Return the reports, the most severe exit code first; within a code, passes without findings come last."""
     left = {report.exit_code for report in reports}
     ranks: dict[int, int] = {}
     while left:
@@ -58,7 +58,7 @@ def summary(reports: Sequence[CheckReport], seconds: float | None = None) -> str
 
 
 def level_counts(findings: Sequence[Finding]) -> str:
-    """Return "2 failures, 1 warning", without what there is none of."""
+    """Return "2 failures, 1 warning", without counts of 0."""
     failures = sum(finding.level == "fail" for finding in findings)
     counts = ((failures, "failure"), (len(findings) - failures, "warning"))
     return ", ".join(counted(count, noun) for count, noun in counts if count)
@@ -76,7 +76,7 @@ def untold_error(report: CheckReport) -> str:
 
 
 def skipped_rules(report: CheckReport) -> Mapping[str, str]:
-    """Return, by reason, which rules were skipped for it: "drift, expectation", or "12 rules" of many."""
+    """Return the skipped rules by reason: "drift, expectation", or "12 rules" for many."""
     by_reason: dict[str, list[str]] = {}
     for outcome in report.outcomes:
         if outcome.status == "skipped":
@@ -124,6 +124,6 @@ def repository_file(checkpoint: str, repository: Path) -> str:
 
 
 def finding_text(finding: Finding) -> str:
-    """Return where and what on one line; where only once, if the message quotes it."""
+    """Return place and message on one line; the message alone if it quotes the place."""
     where = "" if f"'{finding.where}'" in finding.message else finding.where
     return ": ".join(filter(None, (where, finding.message)))

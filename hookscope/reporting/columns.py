@@ -26,14 +26,14 @@ _FOLD_KEEP_ROWS = 20
 # Terminals at least this wide get two blanks between columns instead of one.
 _ROOMY_WIDTH = 100
 
-# Least width of the name column, if its names need it, beside important columns and beside the others; and the greatest
-# that it takes from either to tell names apart.
+# Cells reserved for names: the least beside columns of a rank below 10, the least beside other columns, and the most
+# that telling names apart may take.
 _NAME_WIDTH_AT_LEAST = 16
 _NAME_WIDTH_WANTED = 28
 _NAME_WIDTH_AT_MOST = 32
 REMARK_WIDTH = 20
 
-# Shares of a shortened name that its head may have, the usual one first.
+# Shares of a shortened name for its head, the usual share first.
 _HEAD_SHARES = (1 / 3, 2 / 3)
 
 # Bars in a sparkline: three bins of `histogram` each, and as wide as a number.
@@ -52,19 +52,19 @@ class Column:
 
     Attributes:
         key: Its name for machines, and the attribute that it reads without a `value`; "" if it is for people only.
-        title: Its header for people, unlike any other's in its table; "" if it is for machines only.
+        title: Its header for people, unique in its table; "" if it is for machines only.
         meaning: What it holds, in a few words; `unit`, where the title does not name it.
-        rank: The lowest stays longest when the terminal is narrow. 0 is the name column, which gives way to others;
-            names are shortened to make room for columns below 10.
-        text: Its value as text; None, which is always "-", aside.
-        shown: Its text from a row, where that is more than `text` of the value.
-        in_full: Its text from a row in a table in full, where that is more than `shown`.
+        rank: The lowest stays longest in a narrow terminal. 0 is the name column: its names are shortened to make room
+            for columns below 10.
+        text: Returns a value as text; None is always "-".
+        shown: Returns its text from a row, if that is more than `text` of the value.
+        in_full: Returns its text from a row in a full table, if that is more than `shown`.
         words: Whether it is aligned left, and wrapped beyond `max_width`; numbers are aligned right, never wrapped.
-        fold: Length above which its text is shortened. A table in full has no fold, and twice the `max_width`.
-        beside: Title of a column of lower rank, without which this one means nothing.
+        fold: Length above which its text is shortened. A full table has no fold, and twice the `max_width`.
+        beside: Title of a column of lower rank, without which this column means nothing.
         usual: It is left out if all rows have this text or "-"; None if it always stays.
-        varies: Whether it is left out if all rows have the same.
-        style: Of the cells in a terminal, in rows without a style of their own.
+        varies: Whether it is left out if all rows have the same text.
+        style: Style of its cells in a terminal, in rows without a style of their own.
     """
 
     key: str
@@ -97,7 +97,7 @@ class Column:
         return "-" if value is None else (self.text or (str if self.words else number_text))(value)
 
     def on(self, part: Callable[[Any], Any], blank: str = "-", **changes: Any) -> "Column":
-        """Return the column for rows with such a row as a part; `blank` where that is None."""
+        """Return the column for rows whose `part` is the row to read; `blank` where the part is None."""
 
         def through(read: Callable[[Any], Any], without: Any) -> Callable[[Any], Any]:
             return lambda row: without if (held := part(row)) is None else read(held)
@@ -114,9 +114,9 @@ def machine_columns(*keys: str) -> tuple[Column, ...]:
 
 
 def telling(columns: Sequence[Column], rows: Sequence[Any]) -> list[tuple[Column, list[str]]]:
-    """Return the columns for people and their cells, without columns that say nothing, or the same, in every row.
+    """Return the columns for people and their cells, without columns that are empty or usual in every row.
 
-    The name column stays, and the last one.
+    The name column and the last column stay.
     """
     titled = [column for column in columns if column.title]
     pairs = [(column, [column.cell(row) for row in rows]) for column in titled]
@@ -153,7 +153,7 @@ class Drawn:
 def drawn_columns(
     columns: Sequence[Column], rows: Sequence[Any], styles: Sequence[str] = (), *, full: bool = True
 ) -> list[Drawn]:
-    """Return columns with their cells; the last one holds remarks, none if the last declared one is not of words."""
+    """Return columns with their cells; the last is of remarks, empty if the last declared column is not of words."""
     styles = styles or [""] * len(rows)
     drawn = []
     columns = [replace(column, shown=column.in_full) if full and column.in_full else column for column in columns]
@@ -177,10 +177,10 @@ def draw(
     full: bool = True,
     most: int | None = None,
 ) -> RenderableType:
-    """Return a table of what fits `width`; one line stands where rows were folded.
+    """Return a table of the columns that fit `width`; a line replaces rows that are folded.
 
-    The last column holds remarks, which join the names if it finds no room. Folding keeps the most `notable` rows,
-    else those that have a style; see `kept_positions`.
+    The remarks of the last column join the names if it has no room. Folding keeps the most `notable` rows, else rows
+    with a style; see `kept_positions`.
     """
     count = len(columns[0].cells)
     columns = fitted(columns, width)
@@ -205,9 +205,9 @@ def draw(
 
 
 def fitted(columns: Sequence[Drawn], width: int) -> list[Drawn]:
-    """Return the columns that fit `width`, names shortened, each of the last column's remarks beside its name if not.
+    """Return the columns that fit `width`, in their order, with shortened names.
 
-    Columns stay in their order.
+    If the last column does not fit, its remarks join the names.
     """
     remarks = columns[-1].cells
     name = min(columns, key=lambda column: column.rank)
@@ -235,9 +235,9 @@ def fitted(columns: Sequence[Drawn], width: int) -> list[Drawn]:
 
 
 def kept_positions(notable: Sequence[int], *, full: bool, most: int | None = None) -> Sequence[int]:
-    """Return the positions of the rows to show: both ends, and those that are notable.
+    """Return the positions of the rows to show: both ends, and notable rows.
 
-    Where at most `most` rows fit, the most notable come first. A gap of one row is not worth its line.
+    If only `most` rows fit, the most notable stay. A gap of one row is filled: its line would be as long.
     """
     count = len(notable)
     if full or all(notable) or count <= (most or _FOLD_ABOVE_ROWS):
@@ -249,7 +249,7 @@ def kept_positions(notable: Sequence[int], *, full: bool, most: int | None = Non
 
 
 def safe_line(text: str, style: str = "", overflow: OverflowMethod | None = None) -> Text:
-    """Return a line for a terminal. Every text of a result passes here: what could steer a terminal is spelled out."""
+    """Return a line for a terminal. Every text of a result passes here: control characters are spelled out."""
     return Text(safe_text(text), style=style, overflow=overflow)
 
 
@@ -266,7 +266,7 @@ def broken(text: str, width: int, indent: str) -> str:
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
-    """Return so many significant digits, without a power of ten where that reads well; "0" is exactly zero."""
+    """Return a number in significant digits, without a power of ten where that reads well; "0" is exactly zero."""
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):
@@ -279,22 +279,22 @@ def number_text(value: float | None, digits: int = 4) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Return a learning rate as people write it, of four digits: "0.1", "3e-4"."""
+    """Return a learning rate as people write it, in four digits: "0.1", "3e-4"."""
     return figure(rate, 4)
 
 
 def quantile_text(value: float | None, count: int) -> str:
-    """Return a quantile of so many values: in two digits, which its error leaves, unless it is exact."""
+    """Return a quantile of `count` values: in four digits if it is exact, else in the two that its error leaves."""
     return number_text(value, 4 if count <= EXACT_LIMIT else 2)
 
 
 def share_in_words(text: str) -> str:
-    """Return a percentage as a sentence has it: "less than 0.1%" for "<0.1%"."""
+    """Return a percentage in words: "less than 0.1%" for "<0.1%"."""
     return text.replace("<", "less than ").replace(">", "more than ")
 
 
 def percent_bound(fraction: float) -> str:
-    """Return a percentage to write behind "fewer than" or "at most"."""
+    """Return a percentage to write after "fewer than" or "at most"."""
     return percent_text(fraction).removeprefix("<") if fraction <= 0.999 else "100%"
 
 
@@ -308,7 +308,7 @@ def percent_text(fraction: float | None) -> str:
 
 
 def probability_text(probability: float) -> str:
-    """Return two decimals that say 0.00 and 1.00 only when that is exact."""
+    """Return a probability in two decimals; 0.00 and 1.00 are exact."""
     if math.isnan(probability):
         return figure(probability)
     if probability in (0, 1):
@@ -327,7 +327,7 @@ def prediction_text(prediction: Prediction, most: int | None = None) -> str:
 
 
 def integer_text(value: int | None) -> str:
-    """Return a count, "-" for one that is not known."""
+    """Return a count, "-" if it is not known."""
     return "-" if value is None else f"{value:,}"
 
 
@@ -340,8 +340,8 @@ def non_finite_text(statistics: TensorStatistics) -> str:
 def sparkline(distribution: Distribution | None, width: int = _SPARK_WIDTH) -> str:
     """Draw how values are distributed, as described by `SPARKLINE_MEANING`; "-" without a distribution.
 
-    An empty bin is blank, one with any value at all has the lowest block at least. Where both percentiles are one
-    value, a single bar stands in the middle.
+    An empty bin is blank; any other bin has at least the lowest block. If both percentiles are equal, a single bar
+    stands in the middle.
     """
     counted = histogram(distribution)
     if counted is None:
@@ -359,7 +359,7 @@ def sparkline(distribution: Distribution | None, width: int = _SPARK_WIDTH) -> s
 def fold_name(name: str, width: int, head_share: float = _HEAD_SHARES[0]) -> str:
     """Return `name` as safe text in at most `width` terminal cells, "…" for its middle.
 
-    What stays is split between head and tail, by `head_share`: usually most is the tail, which is the most specific.
+    `head_share` of what stays is the head. The tail is usually longer, as it is the most specific.
     """
     name = safe_text(name)
     if cell_len(name) <= width:
@@ -376,7 +376,7 @@ def fold_name(name: str, width: int, head_share: float = _HEAD_SHARES[0]) -> str
 
 
 def _fold_names(names: Sequence[str], width: int) -> list[str]:
-    """Shorten names at the place, of `_HEAD_SHARES`, that keeps most of them different."""
+    """Shorten names by the share in `_HEAD_SHARES` that keeps most of them different."""
     folded = ([fold_name(name, width, share) for name in names] for share in _HEAD_SHARES)
     return max(folded, key=lambda short: len({*short}))
 
@@ -390,7 +390,7 @@ def _telling_width(names: Sequence[str], widest: int) -> int:
 
 
 def _with_remark(name: str, short: str, remark: Text, width: int) -> Text:
-    """Put a remark after the name `short`, or on the next line if the two do not fit on one."""
+    """Put a remark after the name `short`, or on the next line if they do not fit on one."""
     cell = Text(short)
     if not remark.plain:
         return cell
@@ -465,11 +465,11 @@ NUMBERS = (
     "nan_count",
     "inf_count",
 )
-"""Those that files for machines have of any tensor."""
+"""The statistics of any tensor in files for machines."""
 
 
 def statistics(ranks: Mapping[str, int], of: str = "", **titles: str) -> tuple[Column, ...]:
-    """Return columns of statistics with their ranks in a table; only machines get those of rank 0.
+    """Return columns of statistics with their ranks in a table; only machines get columns of rank 0.
 
     `of` is the attribute of a row that has the statistics; `titles` replace the usual ones, by key.
     """

@@ -10,13 +10,13 @@ from hookscope.reporting.document import Document, Listing, Part, Section, Table
 from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.text import counted
 
-# What a screen has room for beside the tables of the run itself.
+# Room on a screen next to the run's own tables.
 _FEW_ROWS = 20
 _FEW_CLASSES = 5
 
 
 def comparison_parts(comparison: Comparison) -> list[Part]:
-    """Return what edits changed: the rows that changed most, in the order of the run, and how far all of them did."""
+    """Return what edits changed: the rows that changed most, in the order of the run, and a summary of all rows."""
     changes = comparison.changes
     most = sorted(range(len(changes)), key=lambda position: _log_ratio(changes[position]), reverse=True)[:_FEW_ROWS]
     lines = [_changed_words(comparison)]
@@ -65,7 +65,7 @@ CHANGES = (
 
 
 def _log_ratio(change: Change) -> float:
-    """Return the magnitude of the logarithm of the ratio of a row's L2 norms."""
+    """Return |log(after / before)| of a row's L2 norms."""
     before, after = (None if statistics is None else statistics.l2 for statistics in (change.before, change.after))
     if not before or not after:
         return 0.0 if before == after else math.inf

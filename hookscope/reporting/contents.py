@@ -20,7 +20,7 @@ _LONGEST_TEXT = 200
 
 
 def describe_contents(contents: CheckpointContents) -> Document:
-    """Describe a weights file; of what is no set of weights, a terminal lists only tensors that are not finite."""
+    """Describe a weights file; of tensors outside its weights, a terminal lists only unusual ones."""
     weights = [part for part in contents.parts if part.is_weights]
     facts = [f"{contents.kind} · {contents.producer}" if contents.producer else contents.kind]
     facts += [f"metadata {_cut(key)}: {_cut(value)}" for key, value in contents.metadata.items() if value]
@@ -57,7 +57,7 @@ def _tensors(part: StoredPart) -> Part:
     tensors = part.tensors
     if not tensors:
         return Text(["No tensors."])
-    differ = len({tensor.dtype for tensor in tensors}) > 1  # else a line on all has it
+    differ = len({tensor.dtype for tensor in tensors}) > 1  # else the line of totals has it
     return Table(
         title="Tensors" if part.is_weights else "Other tensors",
         columns=[replace(column, rank=3) if column.key == "dtype" and differ else column for column in TENSORS],
@@ -93,7 +93,7 @@ def _total(parts: Sequence[StoredPart]) -> str:
     tensors = [(part.key, tensor) for part in parts for tensor in part.tensors]
     names = {_full(where, tensor.key) for where, tensor in tensors}
     storages: dict[str, int] = {}
-    for where, tensor in tensors:  # of those that share storage, the first need not be the largest
+    for where, tensor in tensors:  # a storage is as large as its largest tensor
         tied = _full(where, tensor.tied_to) if _full(where, tensor.tied_to) in names else tensor.tied_to
         owner = tied if tensor.tied_to else _full(where, tensor.key)
         storages[owner] = max(storages.get(owner, 0), tensor.byte_count)

@@ -87,7 +87,7 @@ COSTS = (
     Column("at_least").on(attrgetter("receptive_field"), key="receptive_field_at_least"),
     Column("seconds", "time", "of a pass on the machine of the run, all calls", 2, seconds_text, usual="-"),
 )
-"""Of a module with its submodules; rows are `ModuleCost`."""
+"""Costs of a module with its submodules; rows are `ModuleCost`."""
 
 
 def cost_lines(cost: NetworkCost) -> list[str]:

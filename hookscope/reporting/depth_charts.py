@@ -11,7 +11,7 @@ def depth_charts(
 ) -> Iterator[DepthChart]:
     """Yield the charts of rows: magnitudes, and if there are any, zeros and dead channels.
 
-    `ground` is a meaning, and whether each row is pointed at; `letters` stand above rows, by `LayerRow.index`.
+    `ground` is a highlight's meaning, and whether each row has it; `letters` stand above rows, by `LayerRow.index`.
     """
     labels = [row.label or "(model)" for row in rows]
     values = [row.activation for row in rows]

@@ -36,9 +36,9 @@ class FindingLine:
 
     Attributes:
         where: The places in a few words.
-        places: The name of each place, with when it ended there, in words; "" if it did not.
+        places: The name of each place, and when the finding ended there, in words; "" if it did not.
         when: When the finding held: "from step 38 on".
-        spans: Starts and lengths of the times at which it held, of 1,000.
+        spans: Starts and lengths of the times at which it held, in thousandths of the time line.
     """
 
     level: Literal["fail", "warn"]
@@ -62,8 +62,8 @@ class Findings:
 
     Attributes:
         ends: Names of the two ends of the time line that `spans` of the findings lie on; empty for none.
-        all_in: What has all findings.
-        shown_by: What shows them all in a terminal.
+        all_in: The file that has all findings.
+        shown_by: How a terminal shows all findings, in words.
     """
 
     findings: Sequence[FindingLine]
@@ -72,7 +72,7 @@ class Findings:
     shown_by: str = "--full shows all"
 
     def first(self, most: int) -> Sequence[FindingLine]:
-        """Return at most so many findings in their order, of each rule and level the first before the second of any."""
+        """Return at most `most` findings, in their order: the first of each rule and level before the second of any."""
         counts: Counter[tuple[str, str]] = Counter()
         turns = []
         for place, finding in enumerate(self.findings):
@@ -87,9 +87,9 @@ class Table:
 
     Attributes:
         levels: The level of each row; empty for none.
-        kept: Whether each row is of interest; empty for all. A terminal prints the others in full only, a page never.
-        notable: Whether folding in a terminal keeps each row; empty for those with a level.
-        legends: By title of a column, the sentence below the table if a terminal has room for it.
+        kept: Whether each row is of interest; empty for all. A terminal prints other rows in full only, a page never.
+        notable: Whether folding in a terminal keeps each row; empty to keep rows with a level.
+        legends: By title of a column, the sentence below the table if a terminal has room for the column.
         is_extra: Whether a terminal shows it in full only.
         all_in: The file that has all rows.
     """
@@ -162,8 +162,8 @@ class DepthChart:
         series: From back to front. On a logarithmic axis, 0 is left out.
         axis: "percent" for shares, 0-1.
         marks: A meaning, its level, and whether each layer has the mark, at the foot.
-        ground: A meaning, and whether each layer is pointed at.
-        letters: What stands above a layer in a picture, with its position.
+        ground: A highlight's meaning, and whether each layer has it.
+        letters: Text above a layer in a picture, and the layer's position.
     """
 
     title: str
@@ -177,12 +177,12 @@ class DepthChart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowDetails:
-    """What the page shows of one row of heat maps or of a detailed table, beside its values.
+    """What the page shows of one row of heat maps or of a detailed table, besides its values.
 
     Attributes:
-        status: What stands for a row without values.
+        status: Text for a row without values.
         facts: Term and words, under `facts_title`.
-        grids: Of the run, beside the tables.
+        grids: Grids of the run, next to the tables.
     """
 
     kind: str
@@ -199,7 +199,7 @@ class DetailedRow:
     """A row of a detailed table.
 
     Attributes:
-        type: What a filter finds it by.
+        type: The type that a filter finds it by.
         other_names: Further names by which a search finds it.
         flags: What is remarkable, and whether it calls for a look.
         row: What the columns read.
@@ -218,11 +218,11 @@ class DetailedTable:
     """Rows that a page filters, sorts and opens, in the place of the tables that a terminal prints.
 
     Attributes:
-        columns: Those beside name and flags, and whether each is seen at first.
+        columns: Columns other than name and flags, and whether each is visible at first.
         rows: Returns the rows.
-        tables: Of the terminal.
+        tables: The tables that a terminal prints.
         example: A search that finds rows.
-        strips: What the first channels of a few grids are called; "" to show none.
+        strips: Title of the first channels of a few grids; "" to show none.
     """
 
     columns: Sequence[tuple[Column, bool]]
@@ -238,9 +238,9 @@ class HeatMaps:
 
     Attributes:
         maps: Returns the heat maps with at most so many rows and columns.
-        details: Returns the details of the row of a name.
+        details: Returns the details of a row by its name.
         legend: What columns and colours mean.
-        empty: What stands in their place if there are none.
+        empty: Text in the place of no maps.
         all_in: The file that has all rows.
         example: A search that finds rows.
         drawn: The keys of the maps in a picture; empty for all.
@@ -264,8 +264,8 @@ class InputMap:
         where: The layer or block that it is from; "" for none.
         facts: Term and words.
         map: Its values, and where they lie.
-        number: Of the map in its result.
-        draw: Draws it with its input, so many pixels wide; None if it lies over a photograph.
+        number: Its number in the result.
+        draw: Draws it with its input, of a width in pixels; None if it lies over a photograph.
     """
 
     title: str
@@ -281,10 +281,10 @@ class MappedInput:
     """An input with its maps.
 
     Attributes:
-        number: Of the input in its result.
+        number: Its number in the result.
         maps: Returns the maps.
         photograph: What a picture draws them over; None on a page, which reads it from the run.
-        patches: Of blocks, the maps of every patch: on the page, a patch that is picked shows its own.
+        patches: The maps of every patch, by block: the page shows the map of the patch that is picked.
         remark: Why it has no map; "" if it has.
     """
 
@@ -298,7 +298,7 @@ class MappedInput:
 
 @dataclass(frozen=True, slots=True)
 class PhotographMaps:
-    """Inputs with maps over their photographs, one of which is seen at a time on the page. A picture has one input."""
+    """Inputs with maps over their photographs; the page shows one map at a time. A picture has one input."""
 
     inputs: Sequence[MappedInput]
 
@@ -332,10 +332,10 @@ class Maps:
     Attributes:
         maps: Returns the maps, two of each layer.
         legend: What they show, and what colours mean.
-        letters: By `MapSummary.row`, what stands before the name.
-        names: What stands above the two maps: of the first, with what all channels are combined; of the second, the
-            channel and why it is shown.
-        sequences: By `MapSummary.row`, those of A-B that show a sequence, a channel in each row.
+        letters: Text before the name, by `MapSummary.row`.
+        names: Text above the two maps: the first takes how channels are combined, the second takes the channel and
+            why it is shown.
+        sequences: The `MapSummary.row` of maps of A-B that show a sequence, a channel in each row.
         with_strongest: Whether the second maps are shown.
     """
 
@@ -355,8 +355,8 @@ class Picture:
         name: The layer or the input that it shows.
         caption: What it shows, in words.
         file: The file in the run directory; "" for none.
-        lines: Sentences on it, which stand in a terminal too.
-        is_open: Whether it is seen at once.
+        lines: Sentences on it, which a terminal prints too.
+        is_open: Whether it is visible at first.
     """
 
     name: str
@@ -386,10 +386,10 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelSearch:
-    """Every channel of rows, to be searched on the page, with crops of the inputs that excite it; a picture has three.
+    """Every channel of rows, to search on the page, with crops of the inputs that excite it; a picture shows three.
 
     Attributes:
-        columns: Of a row with one of its channels.
+        columns: Columns of pairs of a row and a channel.
         sheets: The crops.
         all_in: The file that has all channels.
     """
@@ -403,7 +403,7 @@ class ChannelSearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Lines of one kind, of which most readers need the first few.
+    """Lines of one kind; most readers need only the first few.
 
     Attributes:
         all_in: The file that has all lines.
@@ -455,7 +455,7 @@ class Section:
 
     @property
     def is_extra(self) -> bool:
-        """Whether a terminal shows none of it, or in full only."""
+        """Whether all parts are extra."""
         return all(getattr(part, "is_extra", False) for part in self.parts)
 
 
@@ -466,16 +466,16 @@ class Document:
     Attributes:
         title: What it is about; the picture has `subtitle` below it.
         about: Lines on what was looked at, each with its level, in a terminal and a picture; a page has `facts`.
-        answer: The answer in sentences, the headline first; `level` is that of the headline.
+        answer: The answer in sentences, the headline first; `level` is the headline's level.
         took: How long it took: the end of the headline, but small in a picture.
-        input: Returns an input at most so many pixels wide and high, beside the answer of a picture; None for no
-            picture.
+        input: Returns an input at most so many pixels wide and high, to show next to the answer in a picture; None if
+            it cannot be shown.
         warnings: Sentences, each with a name in front or "".
         facts: What was looked at, and how.
-        making: Term and words of what is needed to reproduce it, beside what `RunRecord` holds.
+        making: Terms and words that are needed to reproduce it, besides the entries of `RunRecord`.
         main: Key of the section that a keyboard user skips to.
-        documents: Of the parts of a result of several, before what they say together in a terminal, after it on a page,
-            where a table's cell with the title of one leads to it.
+        documents: Documents of the parts of a result: a terminal prints them before the whole, a page after it. On a
+            page, a table's cell with the title of a document links to it.
     """
 
     title: str

@@ -13,13 +13,13 @@ from hookscope.reporting.terminal import LEVEL_STYLES, about_lines
 from hookscope.text import counted
 
 _MOST_FINDINGS, _MOST_LINES = 12, 10  # what a screen has room for
-_LEAST_ROWS, _OTHER_LINES = 12, 6  # of a table on a screen, and what stands around it
+_LEAST_ROWS, _OTHER_LINES = 12, 6  # of a table on a screen, and around it
 _LESS = "dim italic"
-_INDENT = "  "  # of what is below a headline, of several
+_INDENT = "  "  # of inner documents, and of continued lines
 
 
 def printed(document: Document, *, width: int, full: bool = False, height: int | None = None) -> RenderableType:
-    """Return what a terminal of a size shows of a document; the answer also comes last if it has left the screen.
+    """Return a document for a terminal; the headline comes again at the end if it has left the screen.
 
     Without a height, tables are as long as two screens.
     """

@@ -24,13 +24,13 @@ from hookscope.text import counted, printable
 # This many findings are listed for one rule and checkpoint: an annotation is read beside a file's lines.
 _FEW_FINDINGS = 10
 
-# The runner cuts what is longer (`_maxIssueMessageLength` in actions/runner, src/Runner.Worker/ExecutionContext.cs).
+# The runner cuts longer messages (`_maxIssueMessageLength` in actions/runner, src/Runner.Worker/ExecutionContext.cs).
 _MESSAGE_LENGTH = 4096
 
 # GitHub refuses a step summary above 1 MiB. This leaves room for other output of the step.
 _MOST_BYTES = 1_000_000
 
-# A word is plain if nothing in it can be markup, a link, a mention or a reference; the characters around it may be.
+# A word is plain if nothing in it can be markup, a link, a mention or a reference, apart from punctuation around it.
 _WORD = re.compile(r"""([("']*)(.*?)([)"'.,:;?!…]*)""")
 _PLAIN = re.compile(
     r"(?!www\.|gh-)[^\W_]+([-+.,/%=×'][^\W_]+)*%?|[-+]?\d+(\.\d+)?(e[-+]?\d+)?%?|[-=≤≥→·]", re.IGNORECASE
@@ -41,11 +41,11 @@ def annotations(reports: Sequence[CheckReport], *, repository: Path = Path()) ->
     """Return a line `::error title=…,file=…::…` or `::warning …` for each rule of a checkpoint that objects.
 
     GitHub makes annotations of the first 10 errors, warnings and notices of a step and only logs the rest. So a rule's
-    findings share an annotation, errors come before warnings, what could not be checked before what failed, and the
-    most severe of every checkpoint before the second of any. Information alone is a `::notice`. `file` is given
-    if the checkpoint is a file below `repository`.
+    findings share an annotation, errors come before warnings, and the first annotation of every checkpoint, the most
+    severe checkpoint first, before the second of any. Notes are a `::notice`. `file` is given if the checkpoint is a
+    file below `repository`.
 
-    Print it unwrapped: a broken line is no command any more.
+    Print it unwrapped: a broken line is not a command.
     """
     said = [
         _commands(readable(report), repository_file(report.checkpoint, repository)) for report in by_severity(reports)
@@ -55,7 +55,7 @@ def annotations(reports: Sequence[CheckReport], *, repository: Path = Path()) ->
 
 
 def escaped_data(text: str) -> str:
-    """Return `text` so that the runner reads just that after the second "::".
+    """Escape `text` for the place after the second "::" of a command.
 
     Source: what actions/runner undoes, percent signs last (`_escapeDataMappings`, src/Runner.Common/ActionCommand.cs).
     """
@@ -63,7 +63,7 @@ def escaped_data(text: str) -> str:
 
 
 def escaped_property(text: str) -> str:
-    """Return `text` so that the runner reads just that as the value of a property (`_escapePropertyMappings`)."""
+    """Escape `text` for the value of a property of a command (`_escapePropertyMappings`)."""
     return escaped_data(text).replace(":", "%3A").replace(",", "%2C")
 
 

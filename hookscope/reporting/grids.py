@@ -37,9 +37,9 @@ _NUMBER_SIZE = 11
 _MARGIN = 14
 _BETWEEN = 12  # above most parts
 
-_DIM = BACKGROUND + round(0.75 * (TEXT - BACKGROUND))  # of lesser text: these entries of the palette fade
+_DIM = BACKGROUND + round(0.75 * (TEXT - BACKGROUND))  # for lesser text: the palette fades from BACKGROUND to TEXT
 
-# Values that a canvas can hold.
+# Limits of a canvas.
 _MAX_TILES = 65_536
 _MAX_CELLS = 1_048_576
 _MAX_FRAMES = 4_096
@@ -68,10 +68,10 @@ class _Colours:
     """How the values of one grid become colours.
 
     Attributes:
-        of_channels: The ranges of the channels; `of_extra` has those of tokens apart from the grid.
-        lowest: Of all finite values; +inf without one, and `highest` -inf.
+        of_channels: The ranges of the channels; `of_extra` has the ranges of tokens apart from the grid.
+        lowest: The lowest finite value; +inf without one, where `highest` is -inf.
         marks_zeros: Whether channels of zeros have a colour of their own.
-        one_range: Whether all share one range.
+        one_range: Whether all channels share one range.
         centred: Whether zero has the middle colour.
         palette: As `grid_palette` returns it, with the names of the colours for NaN and Inf, and for channels of zeros.
     """
@@ -95,7 +95,7 @@ class _Colours:
         return palette_levels(values, ranges, centred=self.centred)
 
     def marks(self) -> list[tuple[int, str]]:
-        """Return the palette index and the text of each colour that stands for no finite value other than zero."""
+        """Return the palette index and the text of the colours for NaN, Inf and channels of zeros."""
         _, non_finite_colour, all_zero_colour = self.palette
         marks = []
         if count := self.of_channels.non_finite_count + self.of_extra.non_finite_count:
@@ -177,7 +177,7 @@ def colour_marks(grid: Grid) -> tuple[str, ...]:
 
 
 def check_cmap(cmap: str) -> None:
-    """Raise the UsageError that `draw_grid` would raise, before a model is run for nothing."""
+    """Raise the UsageError that `draw_grid` would raise, before a model is run."""
     if cmap != "auto":
         colour_levels(cmap, LEVEL_COUNT)
 
@@ -294,7 +294,7 @@ def _extent(values: NDArray[np.float32]) -> _Extent:
 
 
 def block_means(maps: NDArray[np.floating], stride: int) -> NDArray[np.float32]:
-    """Return the means over blocks of `stride` x `stride`, those at the end smaller; a non-finite value spreads.
+    """Return the means over blocks of `stride` x `stride`, smaller at the edges; a non-finite value fills its block.
 
     Args:
         maps: (..., H, W).
@@ -340,7 +340,7 @@ def _text(
 def _numbered(tiles: Indices, count: int, columns: int, pitch: int, above: int = _BETWEEN) -> tuple[Block, int]:
     """Return rows of tiles, and the pixels left of them for the number of each row's first channel.
 
-    Where rows are low, only every few rows have one.
+    If rows are low, only every few rows have a number.
     """
     high = line_height(_NUMBER_SIZE)
     step = -(-high // pitch) if pitch else 1

@@ -52,14 +52,14 @@ from hookscope.text import counted, shape_text, some_of
 
 Inspection = Activations | Gradients
 
-_MOST_CALLS = 32  # of one module, in the details of each: with all of them, pages would grow with their square
+_MOST_CALLS = 32  # of one module, listed in the details of each call: a list of all would grow with the square
 _OPEN_PICTURES = 4
 _THUMBNAIL = 448  # pixels a side
 _MOST_STEPS = 8  # ways in which inputs were prepared
 # Flags that call for a look; the others say how a layer works.
 _NOTABLE = frozenset({"non-finite", "constant", "all zero", "dead channels", "massive activations", "unmeasured"})
 
-# Columns that a page shows at first have such a rank at most: those of outputs, of gradients, and of costs.
+# The highest ranks of columns that a page shows at first: of outputs, gradients and costs.
 _VALUE_RANK, _GRADIENT_RANK, _COST_RANK = 16, 4, 6
 _ROOM_FOR_GRADIENTS = frozenset({"std", "min", "max"})
 
@@ -80,7 +80,7 @@ def headline_of(verdicts: Sequence[Finding]) -> tuple[str, Level]:
 
 
 def facts_of(result: Inspection, record: RunRecord | None, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
-    """Return what was looked at, and how; `more` before where it ran."""
+    """Return what was looked at, and how; `more` comes before the device."""
     grids = f", {counted(len(record.grids), 'grid')}" if record is not None and record.grids else ""
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.timings.items())
     edits = [("Edits", "; ".join(record.edits), True)] if record is not None and record.edits else []
@@ -109,7 +109,7 @@ def sections_of(
 ) -> list[Section]:
     """Return the sections of a document: findings, inputs, the layers, what edits changed, and others around them.
 
-    Sections, of a key, a title and parts, are left out without parts.
+    `before` and `after` are keys, titles and parts. Sections without parts are left out.
     """
     inputs = "Inputs and predictions" if result.predictions else "Inputs"
     findings = [line_of(verdict, where=verdict.where) for verdict in result.verdicts]
@@ -172,7 +172,7 @@ def _uncalled(result: Inspection) -> Iterator[Listing]:
 
 
 def folded_text(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> Iterator[Text]:
-    """Yield a line on the rows that were folded into those they repeat."""
+    """Yield a line on the rows that repeat others and are not shown."""
     if count := sum(len(row.duplicates) for row in rows):
         words = "row repeats another and is" if count == 1 else "rows repeat others and are"
         yield Text([f"{count:,} {words} not shown: --repeats, or repeats=True, shows all"])

@@ -16,8 +16,8 @@ def checks_to_junit(reports: Sequence[CheckReport]) -> str:
     Warnings of a rule that passes are its `system-out`. The first test of a suite, "examination", holds the
     checkpoint's seconds and what a reader must see, and is an `error` where it could not be checked to the end.
 
-    The text declares UTF-8, so write it so. What XML 1.0 cannot hold is spelled out as `safe_text` does. The dialect
-    is that of `junit-10.xsd` of Jenkins' xunit plugin, which pytest and Maven Surefire write too.
+    Write the text in UTF-8, which it declares. `safe_text` spells out characters that XML 1.0 cannot hold. The dialect
+    is `junit-10.xsd` of Jenkins' xunit plugin, which pytest and Maven Surefire write too.
     """
     root = Element("testsuites", name="hookscope check")
     for report in reports:

@@ -111,7 +111,7 @@ def layer_columns(rows: Sequence[LayerRow] = ()) -> tuple[Column, ...]:
 
 
 def layer_table_of(inspection: Activations | Gradients) -> tuple[Sequence[Column], Sequence[Any]]:
-    """Return the columns of outputs and their rows; with costs, which stand before the last, rows are pairs."""
+    """Return the columns of outputs and their rows; with costs, which stand before the last column, rows are pairs."""
     rows, columns = inspection.rows, layer_columns(inspection.rows)
     cost = inspection.cost if isinstance(inspection, Activations) else None
     if cost is None:
@@ -120,7 +120,7 @@ def layer_table_of(inspection: Activations | Gradients) -> tuple[Sequence[Column
 
 
 def with_costs(columns: Sequence[Column], costs: Sequence[Column], at: int = -1) -> list[Column]:
-    """Return the columns of pairs, a row and its cost or None: those of costs stand before column `at`."""
+    """Return the columns of pairs of a row and its cost or None; columns of costs stand before column `at`."""
     adapted = [column.on(itemgetter(0)) for column in columns]
     return [*adapted[:at], *(column.on(itemgetter(1), blank="") for column in costs), *adapted[at:]]
 
@@ -212,7 +212,7 @@ def _gradient_words(inspection: Gradients, row: GradientRow | ParameterRow) -> s
 
 
 def verdicts_on(inspection: Gradients, row: GradientRow | ParameterRow) -> list[Finding]:
-    """Return the verdicts on a row; one on the whole network, without a place, is on none. Inputs have none."""
+    """Return the verdicts on a row; verdicts on the whole network belong to no row, and inputs have none."""
     is_input = isinstance(row, GradientRow) and row.role == "input"
     return [] if is_input else [verdict for verdict in inspection.verdicts if row.label and row.label in verdict.places]
 

@@ -20,7 +20,7 @@ _IN_OWN_FONT = frozenset("·…±°")
 
 
 def wrap(texts: Sequence[str], size: int, width: int, separator: str) -> list[list[str]]:
-    """Return the lines, each in pieces, that `texts` fill; `separator` stands between texts, but where a line ends.
+    """Return the lines, each in pieces, that `texts` fill; `separator` stands between texts, except where a line ends.
 
     A text too long for a line, `width` pixels, breaks at spaces outside of 'quoted names'; a word too long for a line
     breaks after a dot, slash or underscore, else anywhere.
@@ -49,7 +49,7 @@ def _pieces(text: str, size: int, width: int) -> Iterator[str]:
 
 
 def font(size: int, text: str = "") -> ImageFont.FreeTypeFont:
-    """Return the font of pictures: Pillow's own, or DejaVu for what that lacks."""
+    """Return the font of pictures: Pillow's own, or DejaVu for letters that it lacks."""
     is_written_whole = all(letter.isascii() or letter in _IN_OWN_FONT for letter in text)
     return _font(size, is_own=is_written_whole)
 
@@ -117,7 +117,7 @@ def _has_glyph(letter: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _in_dejavu() -> frozenset[int]:
-    from matplotlib.ft2font import FT2Font  # noqa: PLC0415 - as above
+    from matplotlib.ft2font import FT2Font  # noqa: PLC0415 - as below
 
     return frozenset(FT2Font(_dejavu_file()).get_charmap())
 

@@ -53,7 +53,7 @@ def describe_modules(result: ModuleTable) -> Document:
 def module_columns(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[Column]:
     """Return the columns of `module_rows`."""
     names = _tree_names(rows)
-    selected = "selected" if cost is None else ""  # which layers a pattern selects is another question
+    selected = "selected" if cost is None else ""  # a table of costs leaves it out
     columns = (
         Column("layer", "module", "module", 0, shown=lambda row: names[row.layer], words=True),
         replace(KIND, rank=4),

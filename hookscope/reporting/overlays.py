@@ -1,6 +1,6 @@
 """Maps of where a network looks, drawn over the photograph: crop and resize inverted exactly, nothing drawn outside.
 
-A map's cells and a picture's pixels are squares that touch; values belong to their centres. Between those, values are
+A map's cells and a picture's pixels are squares that touch; values belong to their centres. Between centres, values are
 interpolated linearly along both axes; where cells are smaller than pixels, they are averaged with a triangular window,
 so that none is passed over. No value is squared, smoothed or stretched: colours reach from zero to the largest value.
 """
@@ -27,14 +27,14 @@ _STRONGEST = 0.82
 _RISE = 0.75  # power of the share of the scale
 _LEVELS = 255  # on each side of zero
 _POSITIVE, _SIGNED = "inferno", "coolwarm"
-_FIRST_SHADE = 0.3  # of the colour map for values above zero: what is darker would look like a shadow
+_FIRST_SHADE = 0.3  # of the colour map for values above zero: darker shades would look like shadows
 _NON_FINITE = (255, 0, 255)
 _GREYED = 5  # eighths of the photograph's colour that an overlay takes away
 _BAR_GREY = 150
 _BOX, _BOX_EDGE = (255, 255, 255), (20, 20, 20)
-_LINES_ACROSS = 400  # a box's line is this part of the photograph's larger side
+_LINES_ACROSS = 400  # a box's line is the photograph's larger side divided by this
 
-# Of maps as fine as this, which tell pixels apart, a few values are far larger than all others.
+# In maps at least this fine, which tell pixels apart, a few values are far larger than all others.
 _FINE = 64 * 64  # cells
 _FINE_QUANTILE = 0.995
 
@@ -67,7 +67,7 @@ class ColourScale:
 
 
 def colour_scale(values: NDArray[np.float32], *, clips: bool = True) -> ColourScale:
-    """Return the scale of the values of one map; the top of a fine one that clips is their 99.5th percentile."""
+    """Return the scale of the values of one map; the top of a fine map that clips is the 99.5th percentile."""
     values = values[np.isfinite(values)].astype(np.float64)
     if not values.size:
         return ColourScale(0.0, signed=False)
@@ -96,8 +96,8 @@ def resized(region: Region, height: int, width: int) -> Region:
 def overlay(photograph: Photograph, placed: PlacedMap, scale: ColourScale | None = None) -> NDArray[np.uint8]:
     """Draw a map over a photograph in its own size, (H, W, 3); what the network did not see is pale and grey.
 
-    The photograph loses most of its colour, so that the map's colours stand out. A map that is part of another is drawn
-    in the `scale` of that.
+    The photograph loses most of its colour, so that the map's colours stand out. A map that is part of another map
+    is drawn in the other's `scale`.
     """
     scale = scale or colour_scale(placed.values)
     colours, opacities = _premultiplied(scale.signed)
@@ -133,7 +133,7 @@ def outside_dimmed(photograph: Photograph) -> NDArray[np.uint8]:
 def input_picture(
     result: Activations | Gradients | Differences, index: int, width: int, height: int
 ) -> Image.Image | None:
-    """Return an input as the network saw it, as large as the place allows; None if it is no picture."""
+    """Return an input as the network saw it, as large as the place allows; None if it is not a picture."""
     provenance, record = result.provenance, result.inputs[index]
     pixels = None if provenance is None else provenance.pictures.get(record)
     if pixels is None and record.region is not None and provenance is not None and provenance.photographs is not None:
@@ -208,7 +208,7 @@ def bar(scale: ColourScale, length: int, thickness: int) -> NDArray[np.uint8]:
 
 
 def resampled(placed: PlacedMap, region: Region) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Yield some rows of the photograph that the network saw at a time, and the values there; NaN near one that is."""
+    """Yield slices of the photograph's seen rows, and the map's values there; NaN where half of them are not finite."""
     values = placed.values
     top, left, bottom, right = placed.extent
     tall, wide = region.bottom - region.top, region.right - region.left
@@ -230,7 +230,7 @@ def resampled(placed: PlacedMap, region: Region) -> Iterator[tuple[slice, NDArra
 def _cell_weights(begin: float, length: float, cells: int, pixels: slice) -> NDArray[np.float32]:
     """Return the weight of each cell in each pixel, (pixels, cells); the cells begin at `begin` and fill `length`."""
     cells_per_pixel = cells / length
-    # Of pixel centres, in cell centres; beyond the outermost there is nothing to interpolate between.
+    # Pixel centres, in cells; beyond the outermost cell centres there is nothing to interpolate between.
     places = ((np.arange(pixels.start, pixels.stop) + 0.5 - begin) * cells_per_pixel - 0.5).clip(0, cells - 1)
     reach = max(1.0, cells_per_pixel)
     weights = np.maximum(0.0, 1 - np.abs(places[:, None] - np.arange(cells)) / reach)

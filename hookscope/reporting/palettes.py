@@ -38,14 +38,14 @@ from hookscope.errors import UsageError, nearest
 Colour = tuple[int, int, int]
 Indices = NDArray[np.uint8]  # palette indices, (height, width)
 
-# The palette: an odd number of colours, so that zero of a signed map is exactly the middle one; then what no value has.
+# The palette: an odd number of colours, so that zero of a signed map is exactly the middle one; then other colours.
 LEVEL_COUNT = 241
 NON_FINITE = 241
 ALL_ZERO = 242
 BACKGROUND = 243
 TEXT = 255  # the entries from BACKGROUND to TEXT fade from one to the other, for smooth letters
 
-_BACKGROUND_COLOUR = (36, 40, 46)  # those of overviews
+_BACKGROUND_COLOUR = (36, 40, 46)  # as in overviews
 _TEXT_COLOUR = (236, 238, 241)
 _NON_FINITE_COLOURS = {
     "magenta": (255, 0, 255),
@@ -105,7 +105,7 @@ def is_diverging(name: str) -> bool:
 def colour_levels(name: str, count: int) -> NDArray[np.uint8]:
     """Return `count` colours at even steps of a colour map, (count, 3), red, green, blue.
 
-    Only those in `_TABLES` do not import matplotlib; a UsageError is raised if that knows no such map.
+    Maps outside `_TABLES` import matplotlib; a UsageError is raised if it has no such map.
     """
     positions = np.linspace(0, 1, count)
     if name in _TABLES:
@@ -127,7 +127,7 @@ def colour_levels(name: str, count: int) -> NDArray[np.uint8]:
 
 
 def distinct_colour(taken: NDArray[np.uint8], candidates: dict[str, Colour]) -> tuple[str, Colour]:
-    """Return name and value of the first candidate that none of `taken`, (count, 3), comes near; else the farthest."""
+    """Return name and value of the first candidate that is far from all of `taken`, (count, 3); else the farthest."""
     near = 48  # Euclidean in 8-bit RGB: below this, two colours are easily mistaken in a small tile
     distances = {
         name: float(np.sqrt(((taken.astype(int) - colour) ** 2).sum(axis=1)).min())
@@ -139,7 +139,7 @@ def distinct_colour(taken: NDArray[np.uint8], candidates: dict[str, Colour]) -> 
 
 @lru_cache(maxsize=32)
 def grid_palette(cmap: str) -> tuple[bytes, str, str]:
-    """Return the 256 colours as bytes, and the names of those for non-finite values and all-zero channels."""
+    """Return the 256 colours as bytes, and the names of the colours for non-finite values and all-zero channels."""
     levels = colour_levels(cmap, LEVEL_COUNT)
     shades = np.linspace(_BACKGROUND_COLOUR, _TEXT_COLOUR, TEXT - BACKGROUND + 1)
     shades = shades.round().astype(np.uint8)
@@ -150,7 +150,7 @@ def grid_palette(cmap: str) -> tuple[bytes, str, str]:
 
 
 def palette_image(levels: Indices, cmap: str = "viridis") -> Image.Image:
-    """Return palette indices as a picture, of a colour map that is not negative."""
+    """Return palette indices as a picture, in the palette of a colour map."""
     image = Image.fromarray(levels)
     image.putpalette(grid_palette(cmap)[0])  # turns 8-bit grey into palette indices, values unchanged
     return image

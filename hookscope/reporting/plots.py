@@ -22,9 +22,9 @@ class Plot:
     Attributes:
         lines: Series, from back to front, with places and values in the runs that a line connects.
         marks: A meaning, its level, and the places that have it, at the foot; none without places.
-        ground: A meaning, and the places that are pointed at.
-        letters: What stands above places.
-        names: What stands below places, as far as there is room; the first are the most important.
+        ground: A highlight's meaning, and its places.
+        letters: Text above places.
+        names: Text below places, as far as there is room; the most important first.
     """
 
     title: str
@@ -38,7 +38,7 @@ class Plot:
 
     @property
     def values(self) -> list[float]:
-        """What the lines show."""
+        """All values of the lines."""
         return _values(self.lines)
 
 

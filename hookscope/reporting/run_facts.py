@@ -1,4 +1,4 @@
-"""The network and the inputs of a run in words, as every document has them: lines, facts, what makes it again."""
+"""The network and the inputs of a run in words, as every document has them: lines, facts, what reproduces it."""
 
 from collections import Counter
 from pathlib import PurePath
@@ -64,7 +64,7 @@ def machine_facts(result: Inspected) -> list[tuple[str, str, bool]]:
 
 
 def making_of(result: Inspected) -> list[tuple[str, str]]:
-    """Return the checksums and the seed, by which a run can be made again."""
+    """Return the checksums and the seed that reproduce a run."""
     weights = [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
     inputs = [(f"SHA-256 of {short_name(record)}", record.sha256) for record in result.inputs[:8] if record.sha256]
     return [*weights, *inputs, ("Seed", str(result.seed))]

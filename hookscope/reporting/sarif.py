@@ -27,7 +27,7 @@ _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sa
 # GitHub refuses a run with more results (docs.github.com, "SARIF support for code scanning").
 _MOST_RESULTS = 25_000
 
-# The only one that GitHub looks at.
+# The only fingerprint that GitHub looks at.
 _FINGERPRINT = "primaryLocationLineHash"
 
 _LEVELS: Mapping[Level, str] = {"fail": "error", "warn": "warning", "off": "error"}
@@ -43,7 +43,7 @@ class RuleText:
     help: str
 
 
-# A result that is no rule's finding: without one, a viewer would take old findings for fixed.
+# For checkpoints that could not be checked: without a result, a viewer would take old findings for fixed.
 _EXAMINATION = RuleText(
     "examination",
     "fail",
@@ -64,17 +64,17 @@ def checks_to_sarif(
 ) -> str:
     """Return `reports` as the text of a SARIF 2.1.0 log, failures before warnings.
 
-    A result lies in the checkpoint's file, by its path below `repository`; where that is no file of the repository, in
-    `instead`. Its partial fingerprint is made of checkpoint, rule and layer, so it stays the same while a number in the
-    message changes. `executionSuccessful` is false unless every checkpoint was checked to the end.
+    The location of a result is the checkpoint's file, by its path below `repository`, or `instead` if the file is not
+    there. Its partial fingerprint is made of checkpoint, rule and layer, so numbers in the message do not change it.
+    `executionSuccessful` is false unless every checkpoint was checked to the end.
 
     Args:
         reports: Of every checkpoint.
         rules: All rules, in order.
         version: Of hookscope.
         repository: The folder that paths are relative to.
-        instead: A file of the repository, relative to it, for results that lie in no file of it; "" for none.
-        error: Why there are no reports, or not all; "" if there are.
+        instead: A file, relative to the repository, for results whose checkpoint is not in it; "" for none.
+        error: Why reports are missing; "" if there are all.
         exit_code: Of the command; default: the most severe of the reports.
     """
     rules = [*rules, _EXAMINATION]
@@ -117,7 +117,7 @@ def _results_and_notes(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the results and the notifications of a report with safe texts.
 
-    They lie in its checkpoint, `file`, or in `instead` outside of a repository.
+    Their location is the checkpoint's `file`, or `instead` outside of a repository.
     """
     location, checkpoint = _location(file or instead), Path(report.checkpoint)
     # Identifies results across runs: folders outside the repository may change and are left out.
@@ -181,7 +181,7 @@ def _location(file: str) -> dict[str, Any]:
 def _message(text: str) -> str:
     """Escape a text so that it has no placeholder and no embedded link (SARIF 2.1.0, 3.11.5, 3.11.6).
 
-    SARIF has no escape for text that looks like a link: its "(" is spelled out, as other renderers do with markup.
+    SARIF has no escape for text that looks like a link, so its "(" is spelled out.
     """
     return text.replace("{", "{{").replace("}", "}}").replace("](", r"]\x28")
 

@@ -137,7 +137,7 @@ def heat_map(
     """Return numbers by row and step as a heat map of at most so many rows and columns; None without a number.
 
     A column of several steps shows the value furthest from the row's median: first NaN and Inf, then 0 on a logarithmic
-    scale. If there is not room for all rows, the rows in `named` are kept, then those with NaN or Inf, then rows spread
+    scale. If there is not room for all rows, the rows in `named` are kept, then rows with NaN or Inf, then rows spread
     evenly.
     """
     full = np.array([as_floats(row) for row in rows.values()])

@@ -1,6 +1,6 @@
 """Write a run for TensorBoard: one event file, everything at step 0; of a watched training everything at its step.
 
-Tags are a metric and a label, "activation mean/layer1.0.conv1": TensorBoard makes a group of what stands before the
+Tags are a metric and a label, "activation mean/layer1.0.conv1": TensorBoard groups tags by the text before the
 slash.
 
 The events are written one after the other, not through `SummaryWriter`: that writes from a separate thread, which
@@ -45,14 +45,14 @@ _WATCHED_LAYER = ("mean", "std", "zero_fraction", "dead_channel_fraction", "satu
 
 _LARGEST = 1e150  # beyond it a square overflows
 
-# A tag, and what stands there: a number, statistics for a histogram, a picture, or nothing.
+# A tag, and its content: a number, statistics for a histogram, a picture, or nothing.
 Entry = tuple[str, float | TensorStatistics | Path | None]
 
 
 def write_run(folder: Path, result: Activations | Gradients | Survey, pictures: Sequence[Path]) -> None:
     """Write scalars and histograms of every activation, gradient and parameter's gradient, the loss, and the grids.
 
-    Of a survey also dead channels and the accuracy. `folder` is made if need be. What is there stays; TensorBoard takes
+    For a survey also dead channels and the accuracy. `folder` is made if need be. Its files stay; TensorBoard takes
     all files of one folder for one run. `pictures` are PNG files of the feature maps, or of the gradient maps. Raises
     OutputError if something cannot be written.
     """
@@ -61,9 +61,9 @@ def write_run(folder: Path, result: Activations | Gradients | Survey, pictures: 
 
 
 def write_training(folder: Path, log: TrainingLog) -> None:
-    """Write the scalars of a watched training: those of every step, and at watched steps those of each row.
+    """Write the scalars of a watched training: of every step, and at watched steps of each row.
 
-    Steps have no time of their own in the record, so all have that of writing. Raises as `write_run`.
+    The record has no times of steps, so all have the time of writing. Raises as `write_run`.
     """
     _write_events(folder, _steps(log))
 
@@ -172,7 +172,7 @@ def _histogram(statistics: TensorStatistics) -> HistogramProto | None:
     if max(-low, high) > _LARGEST:
         return None
     keys, _ = distribution.binned()
-    nearest = np.sign(keys) * ((np.abs(keys) - 1) // _TOGETHER * _TOGETHER + 1)  # to zero, of those that make one
+    nearest = np.sign(keys) * ((np.abs(keys) - 1) // _TOGETHER * _TOGETHER + 1)  # to zero, of the bins that are merged
     farthest = nearest + np.sign(keys) * (_TOGETHER - 1)
     lows, highs = zip(edges_of(nearest), edges_of(farthest), strict=True)
     edges = np.unique(np.concatenate([np.minimum(*lows), np.maximum(*highs)]).clip(low, high))

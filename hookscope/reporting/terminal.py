@@ -79,7 +79,7 @@ def model_words(model: ModelInfo, *more: str) -> str:
 def inputs_words(inputs: Sequence[InputRecord]) -> str:
     """Return the name of the only input, or how many there are.
 
-    For those of one tensor file also their shape, and the sampling rate of recordings.
+    Inputs of one tensor file have their shape too, and recordings their sampling rate.
     """
     first, count = inputs[0], len(inputs)
     name = PurePath(first.name).name

@@ -22,21 +22,20 @@ from hookscope.results.history import HistoryFile, HistoryFinding, OptimiserPoin
 from hookscope.text import are, counted, figure, in_words, printable, some_of
 
 # The norm of a weight that trains changes by a few per cent from file to file. A head that starts at zero grows
-# quickly at first: a norm counts as exploded only if it also exceeds that of usual initialisations, whose gain
-# (root mean square times the root of the inputs of an output) is sqrt(2) at most (He et al. 2015). For a vector the
-# gain is the root mean square.
+# quickly at first: a norm has exploded only if its gain, root mean square times sqrt(inputs of an output), is high too.
+# Usual initialisations have a gain of sqrt(2) at most (He et al. 2015). A vector's gain is its root mean square.
 NORM_FACTOR = 10.0
 _LEAST_GAIN = 3.0
 
-# A weight has jumped if it moved by half its norm, and so many times as far as before, as later, and as the others. A
-# scale starts at 1, or at 0, where any step is large: it must have moved so far in root mean square too.
+# A weight has jumped if it moved by half its norm, and JUMP_FACTOR times as far as before, as later and as the others.
+# A scale may start at 0, where any step is large: its root mean square change must reach _LEAST_OF_SCALES too.
 JUMP_FACTOR = 4.0
 _LEAST_OF_SCALES = 0.5
 _PAIRS_BEFORE = 3
 
 _STATISTICS = ("running_mean", "running_var")
 
-# A copy that follows a weight, as momentum encoders and target networks do, is nearer to it than this. Unrelated
+# Copies that follow a weight, as in momentum encoders and target networks, have a greater cosine with it. Unrelated
 # weights have a cosine near 0.
 _COSINE_OF_COPY = 0.5
 
@@ -56,7 +55,7 @@ Row = Mapping[str, WeightPoint]
 
 
 def dead_since(first: Row, now: Row, first_label: str) -> Iterator[Finding]:
-    """Yield the weights and scales that have more output channels of zeros than in the first file."""
+    """Yield a finding for each weight and scale with more all-zero output channels than in the first file."""
     for name, row in now.items():
         before = first.get(name)
         if before is None or before.dead_filter_count is None or not row.dead_filter_count:
@@ -69,7 +68,7 @@ def dead_since(first: Row, now: Row, first_label: str) -> Iterator[Finding]:
 
 
 def changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryFinding]:
-    """Yield what happened between files that follow each other; `rows` are those of the files that were read."""
+    """Yield the changes between consecutive files; `rows` has the tensors of files that were read."""
     places = [file.index for file in files if file.index in rows]
     labels = {file.index: file.label for file in files}
     for at, (before, now) in enumerate(pairwise(places), 1):
@@ -92,19 +91,19 @@ def _change(
 
 
 class _Pair:
-    """A file and the file before it; the rows of all files are at hand for comparison."""
+    """A file and the file before it; it keeps the rows of all files for comparison."""
 
     def __init__(self, rows: Mapping[int, Row], places: Sequence[int], at: int) -> None:
         self.before, self.now = rows[places[at - 1]], rows[places[at]]
         self._rows, self._places, self._at = rows, places, at
 
     def alike(self, kind: Callable[[WeightPoint], bool]) -> list[tuple[WeightPoint, WeightPoint]]:
-        """Return the tensors of a kind that both files have in one shape."""
+        """Return the tensors of a kind that have the same shape in both files."""
         both = [(self.before[name], row) for name, row in self.now.items() if name in self.before and kind(row)]
         return [(before, row) for before, row in both if before.shape == row.shape]
 
     def drifts_around(self, name: str) -> tuple[list[float], list[float]]:
-        """Return how far a weight moved between the files before these two, and between those after them."""
+        """Return the drifts of a weight in earlier steps and in later steps."""
         drifts = [row.drift for place in self._places[1:] if (row := self._rows[place].get(name)) is not None]
         numbers = [0.0 if drift is None else drift for drift in drifts]
         return numbers[: self._at - 1], numbers[self._at :]
@@ -112,14 +111,14 @@ class _Pair:
 
 def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
     for before, now in pair.alike(lambda row: row.role == "parameter" or row.name.endswith(_STATISTICS)):
-        if now.role == "buffer" and _is_new(pair.before, now.layer):  # statistics find their size at first
+        if now.role == "buffer" and _is_new(pair.before, now.layer):  # first update of statistics
             continue
         was, norm = before.norm, now.norm
         if was is None or norm is None or math.isinf(was):  # its square overflows float64
             continue
         gain = norm / max((1, *now.shape[:1])) ** 0.5
-        factor = NORM_FACTOR**2 if now.name.endswith("running_var") else NORM_FACTOR  # tenfold values
-        if norm >= factor * was and gain >= _LEAST_GAIN and (was or not now.is_weight):  # one of zeros may start
+        factor = NORM_FACTOR**2 if now.name.endswith("running_var") else NORM_FACTOR  # variances are squares
+        if norm >= factor * was and gain >= _LEAST_GAIN and (was or not now.is_weight):  # zeros may begin to train
             grew = f"grew {figure(norm / was, 3)}-fold" if was else f"grew from 0 to {figure(norm, 3)}"
             yield now.name, f"The norm of '{now.name}' {grew}"
         elif norm and was >= NORM_FACTOR * norm and (now.is_weight or now.is_scale):
@@ -142,16 +141,16 @@ def _jumps(pair: _Pair) -> Iterator[tuple[str, str]]:
         for before, now, drift in alike:
             earlier, later = pair.drifts_around(now.name)
             others = [shift for _, other, shift in alike if other is not now]
-            if drift < LEAST_OF_REPLACED or not earlier:  # after the first file weights may move as far as they like
+            if drift < LEAST_OF_REPLACED or not earlier:  # the first step may be large
                 continue
-            if now.is_weight and not before.norm:  # one of zeros may start
+            if now.is_weight and not before.norm:  # zeros may begin to train
                 continue
             moved = drift * before.norm if before.norm else now.norm or 0.0
             if now.is_scale and moved < _LEAST_OF_SCALES * now.element_count**0.5:
                 continue
             usual = [
                 max(earlier[-_PAIRS_BEFORE:]),
-                *([median_low(later)] if len(later) > 1 else []),  # one of them may be the way back
+                *([median_low(later)] if len(later) > 1 else []),  # a later step may undo the jump
                 *([median(others)] if others else []),
             ]
             if drift >= JUMP_FACTOR * max(usual):
@@ -189,7 +188,7 @@ def _is_new(rows: Row, layer: str) -> bool:
     return mean.min == mean.max == 0 and variance.min == variance.max == 1
 
 
-# In the order in which they claim a tensor: what one has explained, the others leave out.
+# In order of precedence: a rule skips tensors that an earlier rule has reported.
 _RULES: Mapping[str, Callable[[_Pair], Iterator[tuple[str, str]]]] = {
     TRADED: _traded,
     NORM: _norms,
@@ -202,10 +201,10 @@ _RULES: Mapping[str, Callable[[_Pair], Iterator[tuple[str, str]]]] = {
 def moved_though_frozen(
     before: Weights, now: Weights, drift: Mapping[str, float | None], labels: Sequence[str], learnt: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield the parameters that are frozen in two files and differ between them by more than rounding.
+    """Yield a finding for each parameter that is frozen in both files and differs by more than rounding.
 
-    Files without a trainable parameter are averaged copies, or saved for use, and are skipped. A parameter that shares
-    memory with a trainable one, or follows one as a copy, moves with it. `learnt` lists a tied parameter once.
+    Files without a trainable parameter are skipped: they are averaged or exported. So are parameters that share memory
+    with a trainable parameter or follow it as a copy. `learnt` lists a tied parameter once.
     """
     flags, others = now.requires_grad, before.requires_grad
     if not (any(flags.values()) and any(others.values())):
@@ -244,7 +243,7 @@ def _copies(moved: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> Itera
 
 
 def _common_ending(first: str, second: str) -> str:
-    """Return the last parts that two dotted names have in common; "" for none, or all of the shorter name."""
+    """Return the longest common ending of two dotted names; "" if their last parts differ."""
     parts = zip(reversed(first.split(".")), reversed(second.split(".")), strict=False)
     shared = [part for part, _ in takewhile(lambda pair: pair[0] == pair[1], parts)]
     return ".".join(reversed(shared))
@@ -264,9 +263,9 @@ def _cause(name: str, moves_by: Mapping[str, Sequence[str]] | None) -> str:
 
 
 def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryFinding]:
-    """Yield where tensors are missing, new, or in another shape or dtype, of files that were read, in order.
+    """Yield a verdict for tensors that are missing, new, or in another shape or dtype, over the files read, in order.
 
-    A change that the next file takes back is a fault of one file, and reported there alone.
+    If the next file reverts a change, only the first of the two files is reported.
     """
     labels = {file.index: file.label for file in files}
     places = [at for at in labels if at in rows]
@@ -282,9 +281,9 @@ def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Ite
                     groups.setdefault((at, change, is_alone), []).append(name)
     for (at, change, is_alone), names in groups.items():
         before, now = places[at - 1], places[at]
-        if rows[before].keys().isdisjoint(rows[now]):  # two networks, which is said elsewhere
+        if rows[before].keys().isdisjoint(rows[now]):  # two networks: follow.py warns of them
             continue
-        is_counter = all(name.endswith("num_batches_tracked") for name in names)  # load_state_dict needs none
+        is_counter = all(name.endswith("num_batches_tracked") for name in names)  # load_state_dict does not need it
         fails = is_alone and change in ("missing", "shape") and not is_counter
         message = _tensors_message(names, change, rows[before], rows[now], (labels[before], labels[now]))
         rule = DTYPE if change == "dtype" else TENSORS
@@ -292,7 +291,7 @@ def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Ite
 
 
 def _changed(forms: Sequence[object]) -> Iterator[tuple[int, bool]]:
-    """Yield where a form differs from the one before, and whether it does so in that file alone."""
+    """Yield each position where the form changes, and whether only that file has the new form."""
     at = 1
     while at < len(forms):
         if forms[at] != forms[at - 1]:
@@ -317,7 +316,7 @@ def _tensors_message(names: Sequence[str], change: str, before: Row, now: Row, l
 
 
 def optimiser_changes(files: Sequence[HistoryFile]) -> Iterator[HistoryFinding]:
-    """Yield where the state of an optimiser is gone, cleared, or has counted fewer steps, of files in order."""
+    """Yield a verdict where an optimiser's state is lost or cleared, or its step count falls, over files in order."""
     read = [checkpoint for checkpoint in files if checkpoint.status == "read"]
     for key in dict.fromkeys(state.key for file in read for state in file.optimisers):
         states = [next((state for state in file.optimisers if state.key == key), None) for file in read]
@@ -334,7 +333,7 @@ def optimiser_changes(files: Sequence[HistoryFile]) -> Iterator[HistoryFinding]:
 
 
 def _lost_state(before: OptimiserPoint | None, now: OptimiserPoint | None, steps: float, *, is_last: bool) -> str:
-    """Return what is lost of a state, as a sentence's end with the labels of both files to fill in; "" for nothing."""
+    """Return the end of a sentence on what a state lost, with {0} and {1} for both labels; "" for nothing."""
     if before is None:
         return ""
     if now is None:  # a last file may be stripped for release

@@ -104,7 +104,7 @@ def output_columns(result: History) -> tuple[Column, ...]:
 
 
 def verdict_columns(result: History) -> tuple[Column, ...]:
-    """Return the columns of verdicts, each with one of its places."""
+    """Return the columns of pairs of a verdict and a place."""
     return (
         *(Column(key).on(lambda row: row[0]) for key in ("rule", "level")),
         Column("place", value=lambda row: row[1]),

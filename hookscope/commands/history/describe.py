@@ -52,10 +52,10 @@ _MOST_PLACES = 3
 _MOST_FAILURES = 5
 _MOST_NAME = 80
 _MOST_INPUTS = 3
-_MOST_POINTS = 24  # files that a row's own table has; digests that are listed
-_FEW_RULES = 4  # that the answer names
+_MOST_POINTS = 24  # files in a row's table; digests listed
+_FEW_RULES = 4  # rules listed in the answer
 
-# What is wrong with one thing and with several, and what ends a tensor's name that is then left out.
+# What is wrong, for one place and for several.
 _WORDS: dict[str, tuple[str, str]] = {
     "dead-filters-appear": ("has dead filters", "have dead filters"),
     "dead-filter": ("has many dead filters", "have many dead filters"),
@@ -72,7 +72,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "optimizer-state": ("cannot resume training", "cannot resume training"),
 }
 
-# Rules on changes whose message counts all that it is about.
+# Rules whose message already counts all places.
 _LIST_ALL = ("weights-traded", "tensors-change", "dtype-change", "optimizer-reset")
 
 
@@ -113,7 +113,7 @@ def _finding(verdict: HistoryFinding, result: History) -> FindingLine:
 
 
 def _spans(verdict: HistoryFinding, result: History) -> list[tuple[float, float]]:
-    """Return the start and length, in thousandths, of each run of files with the verdict; unread files end no run."""
+    """Return the start and length, in thousandths, of each run of files with the verdict, unread files included."""
     read = [file.index for file in result.read]
     reaches = zip(read, [*read[1:], len(result.files)], strict=True)  # to the next file that was read
     runs = [[*run] for holds, run in groupby(reaches, lambda reach: reach[0] in verdict.files) if holds]
@@ -162,7 +162,7 @@ def _maps(result: History) -> HeatMaps:
 
 
 def _heat_maps(result: History, most_rows: int, named: AbstractSet[str]) -> list[HeatMap]:
-    """Return the heat maps of a run by its checkpoints, without maps that have no number, or no share above 0."""
+    """Return a run's heat maps, without empty maps and shares that are 0 everywhere."""
     layers: dict[str, dict[int, dict[str, float | None]]] = {}
     for name, points in by_layer(result).items():
         first_norm = next((point.norm for point in points.values() if point.norm), None)
@@ -195,7 +195,7 @@ def _names_of(place: str) -> tuple[str, str]:
 
 
 def _some(points: Sequence[Any]) -> Sequence[Any]:
-    """Return the first files, and the last; the CSV files have all."""
+    """Return the first and the last `_MOST_POINTS` / 2 points; the CSV files have all."""
     half = _MOST_POINTS // 2
     return points if len(points) <= _MOST_POINTS else [*points[:half], *points[-half:]]
 
@@ -313,11 +313,11 @@ def _steps(result: History) -> Iterator[str]:
         names = [printable(file.label, _MOST_NAME) for file in (before, after)]
         more = f", and in {counted(len(still) - 1, 'more file')}" if len(still) > 1 else ""
         stays = f"stays at {steps:,g} from {names[0]} to {names[1]}{more}, although weights move"
-        yield f"The optimizer's step count {stays}: its state was reset, or is that of a different run."
+        yield f"The optimizer's step count {stays}: its state was reset, or belongs to a different run."
 
 
 def headline(result: History) -> str:
-    """Return what happened first of what matters most, in one sentence."""
+    """Return the decisive verdict in one sentence, or that there are no problems."""
     count, read = counted(len(result.files), "file"), len(result.read)
     if not read:
         return f"None of {count} could be read."
@@ -335,7 +335,7 @@ def headline(result: History) -> str:
 
 
 def decisive(result: History) -> HistoryFinding | None:
-    """Return the verdict to name first: a failure before a warning, one that began before one that was always there."""
+    """Return the most important verdict: a failure, then one that began after the first file, then the earliest."""
     return min(
         result.verdicts,
         key=lambda verdict: (verdict.level != "fail", verdict.before is None, verdict.first),
@@ -359,9 +359,9 @@ def sentence_of(verdict: HistoryFinding, result: History) -> str:
 
 
 def places_text(verdict: HistoryFinding, *, quoted: bool = False) -> str:
-    """Return what a verdict is about: "layer3.1.conv2"; of several the first and how many more there are."""
+    """Return the places of a verdict: "layer3.1.conv2"; of more than three, the first and how many more there are."""
     names = [printable(place, _MOST_NAME) for place in verdict.places if place]
-    if verdict.rule.startswith("dead-filter"):  # a layer's weight is meant, whatever it is called
+    if verdict.rule.startswith("dead-filter"):  # shown as the layer
         names = [name.removesuffix(".weight") for name in names]
     names = [f"'{name}'" for name in names] if quoted else names
     return some_of(names, _MOST_PLACES if len(names) <= _MOST_PLACES else 1)
@@ -396,7 +396,7 @@ def _failures(result: History) -> Iterator[str]:
 
 
 def _best_classes(result: History) -> Iterator[str]:
-    """Yield how the best class of the first few inputs changed over the files; inputs that changed alike together."""
+    """Yield a sentence for each way in which the best class of the first few inputs changed over the files."""
     alike: dict[str, list[str]] = {}
     for at, full_name in enumerate(input_names(result.inputs)[:_MOST_INPUTS]):
         name = printable(full_name, _MOST_NAME)

@@ -12,22 +12,22 @@ from hookscope.statistics.storage import without_float8
 # Below this drift a weight has not been replaced: two unrelated tensors of one norm are sqrt(2) apart.
 LEAST_OF_REPLACED = 0.5
 
-# A tensor comes from another place if it is nearer to it than this share of the way from its own.
+# Tensor a comes from tensor b if a is at most this share as far from b's old values as from its own.
 _NEARER = 0.5
 
 # Smaller tensors, and vectors, may be near each other by chance, or start with the same values.
 _FEWEST_ELEMENTS = 64
 
-# Elements by which candidates are found before all are compared.
+# Elements compared to find candidates; then all elements are compared.
 _SAMPLE = 1024
 
 _CPU = torch.device("cpu")
 
 
 def drifts(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, float | None]:
-    """Return by name how far the floating tensors of both have moved: L2 norm of the change over the norm before.
+    """Return the drift of each floating-point tensor in both files: L2 norm of the change over the norm before.
 
-    It is infinite where all was zero, and None where the two cannot be compared or a value is not finite.
+    It is infinite where zeros changed, and None where the tensors cannot be compared or a value is not finite.
     """
     sums = {
         name: _sums(before[name], tensor)
@@ -46,7 +46,7 @@ def _sums(a: Tensor, b: Tensor) -> Sums | None:
 
 
 def norm_of(tensor: Tensor) -> float | None:
-    """Return the L2 norm over the finite values; None for what is not floating-point, or not dense."""
+    """Return the L2 norm over the finite values; None for a tensor that is not floating-point or not dense."""
     sums = _sums(tensor, tensor) if _has_norm(tensor) else None
     return None if sums is None else float(sums.a**0.5)
 
@@ -58,10 +58,10 @@ def _has_norm(tensor: Tensor) -> bool:
 def traded_places(
     before: Mapping[str, Tensor], now: Mapping[str, Tensor], moved: Mapping[str, float | None]
 ) -> dict[str, str]:
-    """Return the weights that have exchanged their values with each other, in pairs or in turn: name, and where from.
+    """Return the origin of each weight that exchanged values with others, in pairs or longer cycles, by name.
 
-    A weight comes from another if it is at most half as far from the old values of that weight as from its own. Only
-    closed cycles count: copies of a weight, as in momentum encoders and target networks, exchange nothing.
+    Weight a comes from weight b if a is at most half as far from b's old values as from its own. Only closed cycles
+    count: copies of a weight, as in momentum encoders and target networks, exchange nothing.
     `moved` is what `drifts` returns for the two files.
     """
     groups: dict[object, list[str]] = {}
@@ -75,7 +75,7 @@ def traded_places(
         if len(names) > 1 and now[names[0]].numel() >= _FEWEST_ELEMENTS
         for name, origin in _origins(names, before, now)
     }
-    while True:  # until every name that is left is the origin of another
+    while True:  # until every remaining weight is an origin
         sources = {*origins.values()}
         turns = {name: origin for name, origin in origins.items() if origin in origins and name in sources}
         if turns == origins:

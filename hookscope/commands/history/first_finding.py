@@ -1,4 +1,4 @@
-"""Since which file a rule fails: found among files that were all read, or by halving a series of them."""
+"""Find since which file a rule fails: among files that were all read, or by halving a series."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -8,13 +8,13 @@ from hookscope.results.findings import Finding
 from hookscope.results.history import HistoryFinding
 
 Key = tuple[str, str]
-"""A rule and a place: what may begin at some file."""
+"""A rule and a place."""
 
 ByKey = Mapping[Key, Finding]
 
 
 def by_key(findings: Iterable[Finding]) -> dict[Key, Finding]:
-    """Return findings by rule and place; what follows from a cause counts as well, with the message of the cause."""
+    """Return findings by rule and place; places that follow from a cause get the finding of the cause."""
     worst: dict[Key, Finding] = {}
     for finding in findings:
         for place in finding.places:
@@ -25,10 +25,10 @@ def by_key(findings: Iterable[Finding]) -> dict[Key, Finding]:
 
 
 def verdicts(findings: Mapping[int, ByKey], *, fading: AbstractSet[str] = frozenset()) -> list[HistoryFinding]:
-    """Return what each rule finds, and since when, in files that were all read: by index, in order.
+    """Return what each rule finds and since which file; `findings` has every file by index, in order.
 
-    Places at which a rule fails in the same files make one verdict; of `fading` rules, which pass sooner at some places
-    than at others, those at which it began together.
+    Places at which a rule fails in the same files make one verdict. A rule in `fading` may pass sooner at some places:
+    places at which it began together make one verdict.
     """
     order = [*findings]
     held: dict[Key, tuple[int, ...]] = {}
@@ -46,14 +46,13 @@ def verdicts(findings: Mapping[int, ByKey], *, fading: AbstractSet[str] = frozen
 
 
 def searched(count: int, look: Callable[[int], ByKey | None]) -> list[HistoryFinding]:
-    """Return since when each rule fails that does so in the first or the last file, by halving.
+    """Find by halving since which file a rule fails, for rules that fail in the first or the last file.
 
-    A verdict is taken to stay once it began; one that has ended before the last file is not found, unless it holds in
-    the first.
+    A rule is assumed to fail from that file on; a rule that fails only in between is not found.
 
     Args:
         count: Files in the series.
-        look: Reads a file, and returns what rules say of it; None for a file that cannot be read. It is asked again.
+        look: Reads a file and returns its findings; None for an unreadable file. It is called repeatedly for a file.
     """
     readable = (at for at in range(count) if look(at) is not None)
     if (start := next(readable, None)) is None:
@@ -74,7 +73,7 @@ def searched(count: int, look: Callable[[int], ByKey | None]) -> list[HistoryFin
 
 
 def _between(low: int, high: int, look: Callable[[int], ByKey | None]) -> int | None:
-    """Return the file nearest to the middle between two that can be read; None if there is none."""
+    """Return the readable file nearest to the middle between two files; None if there is none."""
     middle = (low + high) / 2
     candidates = sorted(range(low + 1, high), key=lambda at: abs(at - middle))
     return next((at for at in candidates if look(at) is not None), None)
@@ -98,7 +97,7 @@ def _grouped(
         where, *others = places
         named = [findings[at][rule, place] for at in files for place in places if (rule, place) in findings[at]]
         level: Literal["fail", "warn"] = "fail" if any(finding.level == "fail" for finding in named) else "warn"
-        own = [finding for finding in named if finding.where in places] or named  # else those of their cause
+        own = [finding for finding in named if finding.where in places] or named  # or the cause's findings
         first, message, rest = files[0], own[0].message, tuple(others)
         last = lasts(files)
         verdict = HistoryFinding(rule, level, where, message, rest, first=first, before=before, files=files, lasts=last)

@@ -1,4 +1,4 @@
-"""Follow a series of checkpoints: read all files, or with a search few, and say what changed and since when."""
+"""Follow a series of checkpoints: read all files, or a few in a search, and report what changed and since when."""
 
 import os
 import time
@@ -45,9 +45,9 @@ def follow(
     device: torch.device | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> History:
-    """Follow checkpoints, given in natural order of their names; the order of training is found out.
+    """Follow checkpoints, given in natural order of their names, in the order of training.
 
-    With `searches`, only as many files are read as it takes to find since when a rule fails.
+    With `searches`, halving finds since which file a rule fails, and most files are not read.
 
     Raises:
         UsageError: If there are fewer than two files.
@@ -71,7 +71,7 @@ def follow(
     order = series.order()
     if searches or order != natural:
         series.compare_in([at for at in order if at in series.measured])
-        notes += [] if searches else ["The order of the files is not that of their names."]
+        notes += [] if searches else ["The files are not in the order of their names."]
     measured = series.in_order(order)
     history_files = tuple(snapshot.file for snapshot in measured)
     rows = {snapshot.file.index: {row.name: row for row in snapshot.rows} for snapshot in measured if snapshot.rows}
@@ -98,13 +98,13 @@ def follow(
 
 
 def _with_dead(first: MeasuredFile, now: MeasuredFile) -> ByKey:
-    """Return what rules say of a file, and which of its filters are dead that were not in the first that was read."""
+    """Return the findings on a file, and on filters that died since the first file read."""
     rows, others = ({row.name: row for row in snapshot.rows} for snapshot in (first, now))
     return by_key([*dead_since(rows, others, first.file.label), *now.findings])
 
 
 class _Compared(NamedTuple):
-    """How a file differs from the one before it, whose place in natural order is `since`, and from the first."""
+    """How a file differs from the file before it, `since` in natural order, and from the first file."""
 
     since: int | None = None
     drift: Mapping[str, float | None] = {}
@@ -115,7 +115,7 @@ class _Compared(NamedTuple):
 
 @dataclass(slots=True)
 class _Series:
-    """The files in natural order of names, and what is known of those that were read; two are open at most."""
+    """The files in natural order of names, and the measurements of files that were read; two are open at most."""
 
     files: Sequence[HistoryFile]
     settings: CheckSettings
@@ -129,7 +129,7 @@ class _Series:
     order_words: str = ""
 
     def look(self, at: int) -> ByKey | None:
-        """Return what rules say of a file, for a search; None if it cannot be read. Each is read once."""
+        """Return the findings on a file; None if it cannot be read. Later calls do not read it again."""
         if at not in self.measured:
             self._read(at)
             if at in self.weights:
@@ -138,7 +138,7 @@ class _Series:
         return _with_dead(readable[0], self.measured[at]) if at in self.weights else None
 
     def compare_in(self, order: Sequence[int]) -> None:
-        """Compare each of these files with the one before it and the first; those not read yet are read."""
+        """Compare each file with the file before it and with the first; read files that were not read yet."""
         first = previous = None
         self.compared.clear()
         for at in order:
@@ -156,7 +156,7 @@ class _Series:
             self.weights[previous].release()
 
     def _compare(self, first: int, previous: int, at: int) -> None:
-        """Compare a file with two others, one after the other; both are let go."""
+        """Compare a file with the file before it, then with the first; release both."""
         before, now = self.weights[previous], self.weights[at]
         drift = drifts(before.tensors, now.tensors)
         moved_from = traded_places(before.tensors, now.tensors, drift)
@@ -180,13 +180,13 @@ class _Series:
         self.on_progress(len(self.measured), len(self.files))
 
     def order(self) -> list[int]:
-        """Return the files in the order of training, as far as those that were read tell."""
+        """Return the files in the order of training, by the counters in files that were read."""
         read = [self.measured[at].file.counters if at in self.weights else None for at in range(len(self.files))]
         order, self.order_words = order_of(read)
         return order
 
     def in_order(self, order: Sequence[int]) -> list[MeasuredFile]:
-        """Return what was measured, in an order, with indices that go by it, and what comparing has shown."""
+        """Return the measurements in an order, numbered by it, with the results of the comparisons."""
         in_order = []
         for place, at in enumerate(order):
             measured = self.measured.get(at, MeasuredFile(self.files[at]))
@@ -229,7 +229,7 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, searches: b
 
 
 def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, WeightPoint]]) -> list[str]:
-    """Return sentences that a reader must see: what reading the files said, and which are of another network."""
+    """Return the warnings of reading the files, and a warning if they hold several networks."""
     warnings = once_per_file([(file.label, text) for file in files for text in file.warnings])
     networks = _networks([file for file in files if file.index in rows], rows)
     if len(networks) > 1:
@@ -241,7 +241,7 @@ def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, Weig
 
 
 def _networks(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, WeightPoint]]) -> list[list[HistoryFile]]:
-    """Group files that share a name of a tensor."""
+    """Group files that share a tensor name."""
     networks: list[list[HistoryFile]] = []
     for file in files:
         names = rows[file.index].keys()
@@ -254,16 +254,16 @@ def _networks(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, Weig
 
 
 def order_of(counters: Sequence[Mapping[str, int] | None]) -> tuple[list[int], str]:
-    """Return positions in the order of training, and what that goes by, in words.
+    """Return the files' indices in the order of training, and in words what decides the order.
 
     Args:
-        counters: For each file in natural order of names, its numbers of epochs and steps by name, the preferred ones
-            first; None for a file that could not be read, which stays behind the file before it.
+        counters: For each file in natural order of names, its counts of epochs and steps by name, preferred names
+            first; None for an unreadable file, which stays behind the file before it.
     """
     stored = [counter for counter in counters if counter is not None]
     shared = [name for name in (stored[0] if stored else {}) if all(name in counts for counts in stored)]
     distinct = {name: len({counts[name] for counts in stored}) for name in shared}
-    chosen = max(shared, key=lambda name: distinct[name], default="")  # of several, the first
+    chosen = max(shared, key=lambda name: distinct[name], default="")  # the first of equals
     if not chosen or distinct[chosen] < 2:
         return [*range(len(counters))], "their names, as no epoch or step is stored in each"
     places: list[int] = []

@@ -1,4 +1,4 @@
-"""Read one file of a series: its weights, what the rules say of it, and what a network puts out with them."""
+"""Read one file of a series: its weights, the findings on it, and a network's outputs with these weights."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,12 +31,12 @@ from hookscope.rules.settings import NO_NETWORK, CheckSettings
 
 @dataclass(slots=True)
 class Weights:
-    """The weights of a file, in memory or mapped until they are released, and again when they are asked for.
+    """The weights of a file: `release` frees them, and `tensors` reads them again.
 
     Attributes:
-        renamed: Names in the series by those in the file, where the two differ.
-        moves_by: By what the file's only optimiser moves a parameter whose gradient is 0, by name in the series; None
-            where it is not known which parameters it has.
+        renamed: Names in the series by names in the file, where the two differ.
+        moves_by: What moves a parameter whose gradient is 0 in the file's only optimiser, such as momentum: by name in
+            the series. None where the optimiser's parameters are not known.
     """
 
     path: Path
@@ -62,11 +62,11 @@ class Weights:
 
     @property
     def requires_grad(self) -> dict[str, bool]:
-        """Flags of what the file holds as Parameters."""
+        """`requires_grad` of tensors that the file stores as Parameters, by name in the series."""
         return {self.renamed.get(name, name): flag for name, flag in self.read.requires_grad.items()}
 
     def release(self) -> None:
-        """Let go of all values."""
+        """Free all values."""
         self._tensors = None
         self.read = replace(self.read, state=type(self.read.state)(), training=None)
 
@@ -90,10 +90,10 @@ def measure_history_file(
     like: Mapping[str, tuple[tuple[int, ...], ...]] | None = None,
     device: torch.device | None = None,
 ) -> tuple[MeasuredFile, Weights | None]:
-    """Read one file; return what was measured, and its weights. What is wrong with it is an `error` of the file.
+    """Read one file; return its measurements and its weights. Failures are recorded as `error` of the file.
 
-    Names get the prefixes that they have in `like`, the shapes of the series' first file: a run that went on compiled,
-    or on several processes, saves its weights with others.
+    Names get the prefixes of `like`, the shapes in the series' first file: a run resumed with torch.compile, or on
+    several processes, saves other prefixes.
     """
     began = time.perf_counter()
     try:
@@ -145,10 +145,10 @@ def measure_history_file(
 
 
 def _moved_by(read: Checkpoint, measured: CheckMeasurements) -> dict[str, list[str]] | None:
-    """Return by what the file's only optimiser moves each parameter that it has and whose gradient is 0.
+    """Return what moves the parameters of the file's only optimiser while their gradients are 0, such as momentum.
 
-    None if there is not one optimiser, or its state does not tell which parameters it has: by name, by having as many
-    as the file, or as many as are trainable.
+    The state must list its parameters by name, or have as many as the file has in all or has trainable ones. None if it
+    does not, or if there is not exactly one optimiser.
     """
     flags = read.requires_grad
     if not flags or read.training is None or len(read.training.optimisers) != 1:
@@ -214,7 +214,7 @@ def _points(index: int, measured: CheckMeasurements, weights: Weights) -> Iterat
 
 
 def _dead_channels(values: StoredValues) -> tuple[int | None, int | None]:
-    """Return how many output channels have no weight but 0, and how many there are; a scale has one value for each."""
+    """Return how many output channels are all 0, and how many there are; a scale has one value for each."""
     if values.role == "parameter" and len(values.shape) == 1 and values.name.rpartition(".")[2] == "weight":
         return values.zero_count, values.element_count
     return (None, None) if values.filter_count is None else (len(values.zero_filters), values.filter_count)

@@ -17,7 +17,7 @@ from hookscope.statistics.channels import reduce_by_channel
 from hookscope.statistics.storage import is_dense
 
 MOST_PLACE_AXES = 3
-"""Axes besides batch and channels by which a position is told; those of a clip."""
+"""Axes besides batch and channels that a position has at most: three, as for clips."""
 
 
 @dataclass(slots=True)
@@ -50,13 +50,13 @@ class ChannelRows:
 
 @dataclass(slots=True)
 class RowsOnDevice:
-    """The same on an accelerator, (6, N, C): finite, mean, deviations, high, low, positions."""
+    """`ChannelRows` on an accelerator, (6, N, C): finite, mean, deviations, high, low, positions."""
 
     places: tuple[int, ...]
     values: Tensor = field(repr=False)
 
     def fetched(self) -> ChannelRows:
-        """Move it over."""
+        """Copy the numbers to the CPU."""
         finite, mean, deviations, high, low, positions = self.values.cpu().double().numpy()
         return ChannelRows(self.places, finite, mean, deviations, high, low, positions.astype(np.int64))
 
@@ -65,10 +65,10 @@ Reduced = ChannelRows | RowsOnDevice
 
 
 def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.float64] | None) -> "Reduced | None":
-    """Reduce an activation (N, ..., C, ...); None for one without memory, values or numbers: sparse, nested or empty.
+    """Reduce an activation (N, ..., C, ...); None for a sparse, nested, meta or empty tensor.
 
-    A channel's position is wanted where its greatest value is above its threshold, (C,); everywhere with None, and with
-    thresholds of another C.
+    Positions are found where a channel's greatest value exceeds its threshold, (C,): everywhere with None, and with
+    thresholds of another length.
     """
     if not is_dense(tensor):
         return None
@@ -103,6 +103,6 @@ def _exact(values: Tensor) -> Tensor:
     high = torch.where(is_finite, wide, -math.inf)
     low = torch.where(is_finite, wide, math.inf).amin(2)
     greatest = high.amax(2)
-    place = torch.arange(high.shape[2], device=high.device)  # `argmax` may return any of equal ones
+    place = torch.arange(high.shape[2], device=high.device)  # `argmax` may return any of equal values
     first = torch.where(high == greatest.unsqueeze(2), place, high.shape[2]).amin(2).to(wide.dtype)
     return torch.stack([finite, mean, deviations, greatest, low, first])

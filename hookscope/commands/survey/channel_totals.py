@@ -1,6 +1,6 @@
-"""What channels do, in numbers that merge over batches, then over chunks in their order; and what follows from them.
+"""Statistics of channels that merge over batches, then over chunks in their order, and the results from them.
 
-Counts are exact. Means and sums of squared deviations merge as Chan, Golub and LeVeque do it (1979), in float64: the
+Counts are exact. Means and sums of squared deviations merge by Chan, Golub and LeVeque (1979), in float64: the
 same merges in the same order give the same bits.
 """
 
@@ -16,10 +16,10 @@ from hookscope.results.survey import ChannelArrays
 from hookscope.results.token_norms import MASSIVE_RATIO, MASSIVE_VALUE
 
 HALVES = 2
-"""Lists of the greatest are kept for each half of the data: every second input. The greatest of all are among both."""
+"""Each half of the data, every second input, has its own lists of the greatest values."""
 
-# From this correlation on, in magnitude, a channel counts as a duplicate. Of fewer inputs correlations are high by
-# chance; of more channels, as logits of a large vocabulary, pairs are too many to look at.
+# A channel with at least this correlation, in magnitude, is a duplicate. With fewer inputs correlations are high by
+# chance; with more channels, such as logits of a large vocabulary, there are too many pairs.
 _DUPLICATE, _FEWEST_INPUTS, _MOST_CHANNELS = 0.99, 32, 8192
 _BLOCK = 512
 # A spread below this share of the mean is rounding in float32.
@@ -62,8 +62,8 @@ class TopLists:
 
     Attributes:
         values: (2, C, k), the greatest first; -Inf where there are fewer inputs.
-        inputs: Their numbers, (2, C, k); -1 likewise.
-        positions: Where in the output, (2, C, k, 3); -1 for axes that it lacks.
+        inputs: Numbers of these inputs, (2, C, k); -1 where there are fewer.
+        positions: Positions of the values, (2, C, k, 3); -1 for axes that the output lacks.
     """
 
     values: NDArray[np.float64]
@@ -79,7 +79,7 @@ class TopLists:
 
     @property
     def thresholds(self) -> NDArray[np.float64]:
-        """The value above which an input enters a list, of the half where that is lower, (C,)."""
+        """The values above which an input may enter a list, (C,): the lower limit of the two halves."""
         least: NDArray[np.float64] = self.values[:, :, -1].min(0)
         return least
 
@@ -99,7 +99,7 @@ class TopLists:
             self._take(half, improved, rows.high[at].T, np.tile(numbers[chosen], (improved.size, 1)), places)
 
     def renumber(self, offset: int) -> None:
-        """Number inputs as those behind `offset` others: if that is odd, what was one half is the other."""
+        """Add `offset` to the numbers of inputs; an odd offset swaps the halves."""
         self.inputs[self.inputs >= 0] += offset
         if offset % HALVES:
             self.values, self.inputs, self.positions = self.values[::-1], self.inputs[::-1], self.positions[::-1]
@@ -118,7 +118,7 @@ class TopLists:
         inputs: NDArray[np.int64],
         positions: NDArray[np.int32],
     ) -> None:
-        """Merge candidates (channels, M), positions (channels, M, 3), behind those that are listed: stable in ties."""
+        """Merge candidates (channels, M), with positions (channels, M, 3), into the lists; listed inputs win ties."""
         both = np.concatenate([self.values[half, channels], values], 1)
         order = np.argsort(-both, 1, kind="stable")[:, : self.values.shape[2]]
         numbers = np.concatenate([self.inputs[half, channels], inputs], 1)
@@ -137,13 +137,13 @@ class ChannelTotals:
         high: Greatest finite value; -Inf without any.
         low: Smallest finite value; Inf without any.
         total: Values, finite or not.
-        firing: Inputs on which the channel is anywhere other than zero.
+        firing: Inputs on which the channel is not zero everywhere.
         input_count: Inputs so far.
-        pooled: Moments over inputs of the channel's mean over positions, of inputs on which any value is finite.
-        by_class: Of each class, by its number, how many of those means there are and their sum, (2, C).
+        pooled: Moments of the channel's mean over positions, over inputs with a finite value.
+        by_class: Count and sum of these means, (2, C), by the number of the class.
         sample: The means of some of the inputs, (S, C) float32; NaN on an input without a finite value.
-        is_by_input: Whether axis 0 of the output counts inputs in every batch; else only the first four are known.
-        is_of_one_size: Whether there are as many channels in every batch; else nothing is known of them.
+        is_by_input: Whether axis 0 counts inputs in every batch; else only the first four fields are known.
+        is_of_one_size: Whether every batch has the same number of channels; else the totals are dropped.
     """
 
     values: Moments
@@ -176,7 +176,7 @@ class ChannelTotals:
     def add(
         self, rows: ChannelRows, numbers: NDArray[np.int64], classes: Sequence[int], sampled: Sequence[int]
     ) -> None:
-        """Add a batch: the numbers of its inputs, (N,), ascending and above all before, and of their classes.
+        """Add a batch, with the numbers of its inputs, (N,), which ascend over all batches, and of their classes.
 
         `sampled` are the places in the batch of the inputs that belong to the sample.
         """
@@ -223,7 +223,7 @@ class ChannelTotals:
 
 
 def channel_arrays(totals: ChannelTotals, nonzero: NDArray[np.float64], *, has_classes: bool) -> ChannelArrays:
-    """Return the channels of an output; `nonzero` counts the values of each that are not zero, (C,)."""
+    """Return the channels of an output; `nonzero` counts the nonzero values of each, (C,)."""
     count = totals.high.size
     values, top, is_by_input = totals.values, totals.top, totals.is_by_input
     best, share = np.full(count, -1), np.full(count, np.nan)
@@ -255,7 +255,7 @@ def channel_arrays(totals: ChannelTotals, nonzero: NDArray[np.float64], *, has_c
 def _selectivity(totals: ChannelTotals) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the best class of each channel, -1 for none, and epsilon squared of the means over positions by class.
 
-    With K classes, N inputs, and the sums of squares between classes B and over all T, it is
+    With K classes, N inputs, and sums of squares B between classes and T in all, it is
     (B - (K - 1) (T - B) / (N - K)) / T; NaN where channels do not vary (Kelley, PNAS 21, 1935, 554-559).
     """
     labels, pooled = sorted(totals.by_class), totals.pooled
@@ -276,7 +276,7 @@ def _selectivity(totals: ChannelTotals) -> tuple[NDArray[np.int64], NDArray[np.f
 
 
 def _duplicates(sample: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return for each channel the lower-numbered one that it follows most closely, -1 for none, and their correlation.
+    """Return the lower-numbered channel that each channel follows most closely, -1 for none, and their correlation.
 
     The sample has means over positions, (S, C); inputs on which a channel has none are left out.
     """

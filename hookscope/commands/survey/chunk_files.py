@@ -1,7 +1,7 @@
-"""A finished chunk on the disk: arrays as safetensors first, then a sidecar in JSON, each written whole.
+"""A finished chunk on the disk: arrays as safetensors first, then a JSON sidecar, each written atomically.
 
-The sidecar has the chunk without its arrays, what made it, its signature, and the digests of its files. A chunk that
-was cut short, damaged, or made by another model, of other inputs or with other settings is measured again.
+The sidecar has the chunk without its arrays, its signature, and the digests of its files. A chunk is measured again if
+it was cut short or damaged, or made from another model, other inputs or other settings.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ from hookscope.results.runs.tensors import DTYPES
 from hookscope.text import some_of, strict_json
 
 FORMAT = 7
-"""Of chunks: it changes when what is in them changes its meaning."""
+"""Version of the chunk files, raised when their content changes its meaning."""
 
 # A sidecar of a chunk of a million inputs, and the arrays of one of a million channels, are smaller.
 _MOST_SIDECAR_BYTES, _MOST_ARRAY_BYTES = 2**29, 2**34
 
-# Of the sidecar without itself: a number that was damaged is none.
+# Key of the sidecar's digest, which covers all other entries.
 _DIGEST = "sha256"
 
 _UNREADABLE = (OSError, SafetensorError, ValueError, RecursionError)
@@ -49,17 +49,17 @@ class ChunkFiles:
 
     @property
     def arrays(self) -> Path:
-        """The numbers."""
+        """The file of the arrays."""
         return self.folder / f"{self.index:06d}.safetensors"
 
     @property
     def features(self) -> Path:
-        """The features of its inputs."""
+        """The file of the features."""
         return self.folder / f"{self.index:06d}.features.safetensors"
 
     @property
     def sidecar(self) -> Path:
-        """What is written last."""
+        """The JSON file, written last."""
         return self.folder / f"{self.index:06d}.json"
 
 
@@ -68,11 +68,11 @@ class Sidecar:
     """The part of a sidecar that is read without the arrays.
 
     Attributes:
-        signature: What made it, by name: see `hookscope.commands.survey.signature`.
+        signature: What the chunk depends on, by name: see `hookscope.commands.survey.signature`.
         arrays_sha256: Digest of the arrays.
         features_sha256: Digest of the features; "" without them.
-        feature_shapes: Of the features, by label.
-        files: Digests of the chunk's files by name; "" for those that cannot be read.
+        feature_shapes: Shapes of the features, by label.
+        files: Digests of the chunk's inputs by name of the file; "" for unreadable files.
     """
 
     format: int
@@ -99,7 +99,7 @@ class Sidecar:
         return ""
 
     def fits_features(self, files: ChunkFiles, dtype: str) -> bool:
-        """Tell whether the file of the features has what the sidecar says, a row for each input."""
+        """Tell whether the features have the labels and shapes of the sidecar, and a row for each input."""
         count, shapes = len(self.inputs), self.feature_shapes
         wanted = {label: (DTYPES[dtype], [*shape]) for label, shape in shapes.items() if shape[:1] == (count,)}
         with suppress(*_UNREADABLE), safe_open(files.features, "np") as file:
@@ -111,7 +111,7 @@ class Sidecar:
 def write_chunk(
     files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str, str], digests: Mapping[str, str]
 ) -> None:
-    """Write a chunk; the sidecar of an older one with its number is removed first.
+    """Write a chunk; remove the sidecar of an older chunk with its number first.
 
     Raises:
         OutputError: If it cannot be written.
@@ -136,7 +136,7 @@ def write_chunk(
 
 
 def _document(files: ChunkFiles) -> Mapping[str, Any]:
-    """Return the content of a sidecar; raise ValueError if it is no JSON, or was changed after it was written."""
+    """Return the content of a sidecar; raise ValueError if it is not JSON, or was changed after it was written."""
     document = parse_json(read_bounded(files.sidecar, _MOST_SIDECAR_BYTES, follow_links=False)) or {}
     if document.pop(_DIGEST, "") != _digest(document):
         raise ValueError("damaged")
@@ -174,7 +174,7 @@ def read_chunk(files: ChunkFiles, class_count: int) -> MeasuredChunk | None:
 
 
 def _of_zeros(chunk: MeasuredChunk) -> MeasuredChunk:
-    """Return a chunk without inputs, whose arrays have the dtypes and shapes that those of this chunk should have."""
+    """Return a chunk of zeros, without inputs, in the dtypes and shapes that the chunk's arrays should have."""
     rows = []
     for row in chunk.rows:
         nonzero, totals = row.reduction.channel_nonzero, row.totals
@@ -195,7 +195,7 @@ def _of_zeros(chunk: MeasuredChunk) -> MeasuredChunk:
 
 
 def _fits(chunk: MeasuredChunk, class_count: int) -> bool:
-    """Tell whether the parts of a chunk belong together, with `class_count` classes: the files may be a stranger's."""
+    """Tell whether the parts of a chunk agree with each other and the class count: the files are not trusted."""
     labels, judged = {sample.label for sample in chunk.inputs}, chunk.judged
     reductions = [row.reduction for row in chunk.rows]
     return bool(

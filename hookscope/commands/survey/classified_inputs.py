@@ -1,4 +1,4 @@
-"""Count which inputs of all chunks are classified right, and find where the surest wrong ones lie apart."""
+"""Count the inputs that are classified right, and find how the most confident wrong inputs differ from them."""
 
 import math
 from collections import Counter, defaultdict
@@ -15,12 +15,12 @@ from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
 from hookscope.results.failures import OutsideKind, OutsideRange
 
 MOST_WRONG = 8
-"""Wrong inputs that are looked into: as many as a reader looks through."""
+"""Wrong inputs that are explained: as many as a reader looks through."""
 
 MOST_MEMBERS = 64
 """Inputs of a class, at most, that go through the network again."""
 
-# Below and above the range of each of `LOOKS`, and below that of the layouts' correlations.
+# The kinds below and above the range of each of `LOOKS`.
 _KINDS: tuple[tuple[OutsideKind, OutsideKind], ...] = (("dark", "bright"), ("flat", "harsh"), ("narrow", "wide"))
 _ORDER: tuple[OutsideKind, ...] = ("inverted", *(kind for pair in _KINDS for kind in pair), "other layout")
 _WAYS_OUT = 2 * len(_KINDS) + 1
@@ -30,7 +30,7 @@ _HIGHEST_RATE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class WrongInput:
-    """A wrong input: its number among all, and what is known of it."""
+    """A wrong input, with its number among all inputs."""
 
     number: int
     measured: MeasuredInput
@@ -43,7 +43,7 @@ class WrongInput:
 
     @property
     def surety(self) -> float:
-        """How much more probable the network holds the wrong class than the right one; above all for NaN."""
+        """Probability of the wrong class minus the right class's; 2, the greatest, for scores with NaN."""
         return 2.0 if self.taken_for < 0 else self.probabilities[0] - self.probabilities[1]
 
 
@@ -72,7 +72,7 @@ class ClassifiedInputs:
         labels: Names of the classes of the data by their numbers.
         categories: Names of the classes of the network.
         source: The folder or file with the classes.
-        right_count: Pictures among those that are right; `layout_sum` is over them.
+        right_count: Pictures that are classified right; `layout_sum` adds up their layouts.
     """
 
     labels: Sequence[str]
@@ -92,7 +92,7 @@ class ClassifiedInputs:
     high: NDArray[np.float64] = field(default_factory=lambda: np.full(len(LOOKS), np.nan))
 
     def add(self, inputs: Sequence[MeasuredInput], judged: JudgedInputs, offset: int) -> None:
-        """Add the inputs of the next chunk, the first of which has the number `offset`."""
+        """Add the inputs of the next chunk; its first input has the number `offset`."""
         self.class_count, self.mapping = judged.class_count, judged.mapping
         for place, sample in enumerate(inputs):
             label, best = sample.label, int(judged.taken_for[place])
@@ -117,16 +117,16 @@ class ClassifiedInputs:
 
     @property
     def range_rate(self) -> float:
-        """See `Failures.range_rate`: of n + 1 inputs alike, any is as often the least, or the greatest."""
+        """See `Failures.range_rate`: each of n + 1 similar inputs is as likely to be the least, or the greatest."""
         return min(1.0, _WAYS_OUT / (self.right_count + 1))
 
     @property
     def knows_ranges(self) -> bool:
-        """Whether enough inputs are right for one beyond their range to mean something."""
+        """Whether enough inputs are right for their range to mean something."""
         return self.range_rate <= _HIGHEST_RATE
 
     def outside(self, chunks: Iterable[JudgedInputs]) -> list[tuple[OutsideRange, ...]]:
-        """Return for each of `worst` where it lies outside the range of those that are right; the chunks come again."""
+        """Return where each input of `worst` lies outside the range of right inputs; `chunks` has every chunk again."""
         if not self.knows_ranges:
             return [() for _ in self.worst]
         mean = self.layout_sum / self.right_count
@@ -151,7 +151,7 @@ class ClassifiedInputs:
     def _of_layout(
         self, wrong: WrongInput, mean: NDArray[np.float64], least: float, most: float
     ) -> OutsideRange | None:
-        """Return the layout of an input that is below the range by more than its width; None for others."""
+        """Return the layout's correlation if it is below the range by more than the range's width; else None."""
         value = float(correlations(wrong.layout[None], mean)[0])
         if not value < least - (most - least):
             return None
@@ -198,7 +198,7 @@ class ClassifiedInputs:
 
 
 def correlations(layouts: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the correlation of each layout, (N, P), with the mean one; NaN for one that is the same everywhere."""
+    """Return the correlation of each layout, (N, P), with the mean layout; NaN for a constant layout."""
     apart = layouts.astype(np.float64)
     apart = apart - apart.mean(1, keepdims=True)
     centred = mean - mean.mean()

@@ -10,8 +10,8 @@ from hookscope.text import counted, printable
 
 FLOAT16 = "float16"
 TIGHT = 10.0
-"""A headroom below this factor is pointed at. Ours."""
-_MOST_TOPS = 3  # inputs of a channel that people see
+"""Outputs with a smaller factor of headroom are close to the limit (our choice)."""
+_MOST_TOPS = 3  # inputs listed for a channel
 
 
 def remarks_of(row: SurveyRow) -> str:
@@ -43,7 +43,7 @@ def _followed(channel: SurveyChannel) -> str:
 
 
 def _exciting(channel: SurveyChannel) -> str:
-    """Return the names of files, with the folder where that may be the class."""
+    """Return the names of files, with the folder where it may be the class."""
     parts = -2 if channel.best_class else -1
     named = ((PurePath(top.input).parts[parts:], top.value) for top in channel.top[:_MOST_TOPS])
     return "; ".join(f"{'/'.join(name)} {number_text(value, 3)}" for name, value in named)
@@ -91,6 +91,6 @@ def channel_rows(result: Survey) -> Sequence[tuple[SurveyRow, SurveyChannel]]:
 
 
 def row_name(row: SurveyRow) -> str:
-    """Return the row's label, and that it is a layer where it is only a number, as in nn.Sequential."""
+    """Return the row's label, with "layer" before a number, as in nn.Sequential."""
     name = printable(row.label or "(model)", 60)
     return name if any(map(str.isalpha, name)) else f"layer {name}"

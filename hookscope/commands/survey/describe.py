@@ -50,9 +50,9 @@ def describe_survey(
     wrong: Sequence[WrongStrip] = (),
     limit_bars: str = "",
 ) -> Document:
-    """Describe a survey. `record` is that of its run and lists the pictures, as `crops` and `wrong` do before.
+    """Describe a survey. The run's `record` lists the pictures; `crops` and `wrong` do so before it exists.
 
-    `limit_bars` names a picture of the outputs nearest to float16's limit, which stands for the chart of the ranges.
+    `limit_bars` names a picture of the outputs nearest to float16's limit, which replaces the chart of the ranges.
     """
     crops, wrong = (record.crops, record.wrong) if record is not None else (crops, wrong)
     verification = [] if result.verification is None else [verified(result.verification, with_loss=False)]
@@ -174,7 +174,7 @@ def _layers(result: Survey) -> Table:
 
 
 def _level_of_row(row: SurveyRow) -> Level:
-    """Return what calls for a look; as many dead channels as make a flag in other results do."""
+    """Return the level of a row; dead channels make a warning from the share that flags them elsewhere."""
     remark = remarks_of(row)
     if "NaN" in remark or FLOAT16 in remark:
         return "fail"
@@ -212,7 +212,7 @@ def inputs_text(result: Survey) -> str:
 
 
 def level_of(result: Survey) -> Level:
-    """Return what the answer begins with: "fail", "warn", "good", or "" for inputs that are classified wrong."""
+    """Return the level of the answer: "fail", "warn", "good", or "" if inputs are classified wrong."""
     if any(True for _ in (*_nonfinite(result), *_overflowing(result))):
         return "fail"
     if any(True for _ in _dead(result)):
@@ -233,7 +233,7 @@ def _nonfinite(result: Survey) -> Iterator[str]:
 
 
 def rows_used(table_rows: Sequence[TableRows], when: str) -> Iterator[str]:
-    """Yield a sentence for each embedding and codebook, those of which least is used first."""
+    """Yield a sentence for each embedding and codebook, the least used first."""
     tables = sorted(table_rows, key=lambda entry: entry.used_count / max(1, entry.row_count))
     for table in tables[:_MOST_TABLES]:
         rows = counted(table.row_count, "row")

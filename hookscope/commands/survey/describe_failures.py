@@ -1,4 +1,4 @@
-"""Why inputs are classified wrong, in sentences, and as strips of pictures: the input, and those with near features."""
+"""Why inputs are classified wrong, in sentences, and as strips of pictures: the input, and its neighbours."""
 
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -37,7 +37,7 @@ def failure_heading(miss: FailedInput) -> str:
 
 
 def failure_reasons(miss: FailedInput, failures: Failures) -> list[str]:
-    """Return what may be the reason, in sentences; none where `wrong_title` has that no input has one."""
+    """Return the possible reasons, or "No reason found." unless `wrong_title` says that for all inputs."""
     return _reasons(miss, failures) or ([] if _without_reasons(failures) else ["No reason found."])
 
 
@@ -82,7 +82,7 @@ def neighbour_words(miss: FailedInput, failures: Failures) -> str:
 
 
 def method_words(failures: Failures) -> list[str]:
-    """Return how often something is said of an input by chance, and what was not looked at."""
+    """Return how often ordinary inputs get a reason by chance, and what was not looked at."""
     if not failures.inputs:
         return []
     words = []
@@ -106,7 +106,7 @@ def _outside(out: OutsideRange) -> str:
 
 
 def wrong_strips(result: Survey) -> Iterator[tuple[WrongStrip, Image.Image]]:
-    """Yield a strip for each wrong input that is a picture: it, then its neighbours."""
+    """Yield a strip for each wrong input that is a picture: the input, then its neighbours."""
     failures = result.failures
     if failures is None or result.pictures is None:
         return

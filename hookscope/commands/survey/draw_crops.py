@@ -16,9 +16,9 @@ from hookscope.text import slug
 TILE, GAP = 48, 2
 HALVES_GAP = 4 * GAP
 SCALE = 2
-"""Sheets are drawn so many times larger than their files, for the overview."""
+"""Sheets are drawn this many times as large as their files, for the overview."""
 
-# Channels that are drawn where it is not said of how many of each layer: of all layers, and of one.
+# Channels drawn by default: of all layers, and of one layer.
 _MOST_CHANNELS, _MOST_OF_A_LAYER = 128, 16
 # Pixels of sheets in memory at a time.
 _SHEET_PIXELS = 2**25
@@ -56,7 +56,7 @@ class _CropPosition(NamedTuple):
 def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet, Image.Image]]:
     """Yield a picture for each row that has inputs to show, larger by `SCALE`: see `CropSheet`.
 
-    `per_row` counts channels of each row; None for as many as make 128 of all rows, 16 of one at most.
+    `per_row` is the number of channels drawn for each row; None for 128 in all, 16 of a row at most.
     """
     rows = [row for row in result.rows if _alive(row).any()]
     if result.pictures is None or not rows or per_row == 0:
@@ -82,7 +82,7 @@ def _alive(row: SurveyRow) -> NDArray[np.bool_]:
 
 
 def telling_channels(row: SurveyRow, count: int) -> list[SurveyChannel]:
-    """Return the channels that say most, in their order: the most selective, else those with the sharpest peaks."""
+    """Return the most selective channels, then the channels with the sharpest peaks, in order of their numbers."""
     arrays = row.channels.arrays
     if arrays is None:
         return []
@@ -97,7 +97,7 @@ def _drawn(sheets: Sequence[_Sheet], result: Survey) -> Iterator[tuple[CropSheet
     wanted: dict[str, list[_CropPosition]] = {}
     for sheet in sheets:
         positions = [*_positions(sheet)]
-        # What the positions of a map depend on, where no closed form tells.
+        # Positions of a map without a closed-form receptive field.
         places = [position.place for position in positions if len(position.place.position) == _MAP_AXES]
         boxes: Mapping[ChannelPlace, Box] = {}
         if result.supports is not None and sheet.row.receptive_field is None and places:
@@ -128,9 +128,9 @@ def _positions(sheet: _Sheet) -> Iterator[_CropPosition]:
 
 
 def crop_box(row: SurveyRow, position: tuple[int, ...], size: tuple[int, int]) -> Box | None:
-    """Return what a position of a row sees of a picture of a size (H, W): top, left, bottom, right, in whole pixels.
+    """Return the box that a position of a row sees in a picture (H, W): top, left, bottom, right, in whole pixels.
 
-    Edges may lie outside the picture. None for all of it: where the receptive field is not known, or as large.
+    Edges may lie outside the picture. None for the whole picture: the receptive field is unknown, or as large.
     """
     field = row.receptive_field
     if field is None or len(field.size) != _MAP_AXES or len(position) != _MAP_AXES:
@@ -153,6 +153,6 @@ def _cropped(picture: Image.Image, box: Box) -> Image.Image:
 
 
 def square_tile(picture: Image.Image, side: int, ground: tuple[int, int, int]) -> Image.Image:
-    """Return a picture scaled to a square of so many pixels a side, with margins where it is no square."""
+    """Return a picture scaled to a square of `side` pixels, with margins where it is not square."""
     how = Image.Resampling.NEAREST if max(picture.size) < side else Image.Resampling.BOX
     return ImageOps.pad(picture.convert("RGB"), (side, side), how, color=ground)

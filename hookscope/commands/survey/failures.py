@@ -1,11 +1,11 @@
-"""Why inputs are classified wrong: the surest go through the network again, with members of their classes.
+"""Why inputs are classified wrong: the most confident run through the network again, with members of their classes.
 
-An input leaves its class at the first layer where it is farther from the mean of the class than chance puts members.
-It and n members of the class are one group. In every layer the distance of each to the mean of the group is measured
-in median absolute deviations from the median distance. Were the input like the members, any of the n + 1 would as often
-be the one with the greatest such distance over all layers: the share of those that reach as far as the input does in a
-layer is the p-value of that layer, for all layers together (the permutation test of the greatest statistic, Westfall
-and Young, Resampling-Based Multiple Testing, 1993, section 2.6).
+An input leaves its class at the first layer whose p-value is at most `DEPARTURE_RATE`. The input and n members of the
+class are a group. In every layer, distances to the group's mean are measured in median absolute deviations from the
+median distance. An input like the members is as likely as each of them to have the greatest distance over all layers.
+A layer's p-value is the share of the group whose greatest distance is at least the input's distance in that layer. It
+holds for all layers together (the permutation test of the greatest statistic, Westfall and Young, Resampling-Based
+Multiple Testing, 1993, section 2.6).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,13 +47,12 @@ _MOST_VALUES = 2**26
 Features = Mapping[str, Sequence[NDArray[np.float32]]]
 """Means over positions of each row, (C,), by the name of the input."""
 
-
 Again = Callable[[Sequence[str]], tuple[Features, Sequence[str]]]
 """Runs inputs again: returns their features, and the labels of the rows."""
 
 
 def second_pass(session: Session, option: options.Survey, names: Sequence[str]) -> tuple[Features, Sequence[str]]:
-    """Return features of inputs, and the labels of the rows; without rows whose channels do not stay the same."""
+    """Run inputs again; return their features, and the labels of rows with the same channels on every input."""
     recorder = _Recorder({*names})
     files = [path for path in dict.fromkeys(map(path_of, names)) if path is not None]
     inputs = replace(session.inputs, files=files, batch=None, pictures={})
@@ -99,7 +98,7 @@ def explained(
     again: Again | None,
     channel_count: int,
 ) -> Failures:
-    """Return the most confident wrong inputs with what may be the reason; `again` is None where there is no network."""
+    """Return the most confident wrong inputs with possible reasons; `again` is None where there is no network."""
     compared = _compared(classified, again, channel_count) if again is not None and classified.worst else None
     outside = classified.outside(chunks)
     inputs = [FailedInput(**asdict(wrong), outside=ways) for wrong, ways in zip(worst, outside, strict=True)]
@@ -136,7 +135,7 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Features of wrong inputs, and of members of their classes and of those that they are taken for.
+    """Features of wrong inputs, of members of their classes, and of members of the classes they are taken for.
 
     Attributes:
         members: Names of inputs that are right, by the number of their label.
@@ -151,13 +150,13 @@ class _Compared:
 
     @property
     def neighbour_row(self) -> str:
-        """The last row that does not have as many channels as there are classes; the last one if all have."""
+        """The last row with a channel count other than the class count; the last row if there is none."""
         sizes = [feature.size for feature in next(iter(self.features.values()), ())]
         fitting = [row for row, size in zip(self.rows, sizes, strict=True) if size != self.classified.class_count]
         return (fitting or [*self.rows] or [""])[-1]
 
     def explain(self, failed: FailedInput, wrong: WrongInput) -> FailedInput:
-        """Add where a wrong input leaves its class, and what is near to it."""
+        """Add where a wrong input leaves its class, and its neighbours."""
         if wrong.name not in self.features or not self.rows:
             return failed
         failed = replace(failed, neighbours=self._neighbours(wrong.name))
@@ -178,7 +177,7 @@ class _Compared:
         return departure_p_values(self.features[name], stacked)
 
     def _is_like(self, name: str, other: int, label: int, first: int) -> bool:
-        """Tell whether an input that leaves its class in a row is like those of another class: see `FailedInput`."""
+        """Tell whether an input that leaves its class at row `first` is like class `other`: see `FailedInput`."""
         among_others = self._p_values(name, other)
         if among_others is None or first_departure(among_others) is not None:
             return False
@@ -216,7 +215,7 @@ def _evenly(names: Sequence[str], most: int) -> list[str]:
 def departure_p_values(
     features: Sequence[NDArray[np.float32]], members: Sequence[NDArray[np.float32]]
 ) -> NDArray[np.float64]:
-    """Return the p-value of each layer, (L,), of features (C,) and those of members of the class, (n, C), by layer."""
+    """Return p-values, (L,), from the features of an input, (C,), and of members of the class, (n, C), by layer."""
     reaches = np.stack(
         [_reaches(vector, others) for vector, others in zip(features, members, strict=True)], 1
     )  # (n + 1, L)
@@ -226,13 +225,13 @@ def departure_p_values(
 
 
 def first_departure(p_values: NDArray[np.float64]) -> int | None:
-    """Return the first layer where an input leaves its class; None for none."""
+    """Return the first layer where an input leaves its class; None if it stays."""
     (places,) = np.nonzero(p_values <= DEPARTURE_RATE)
     return int(places[0]) if places.size else None
 
 
 def _reaches(features: NDArray[np.float32], members: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the distances of an input and the members to their mean, in deviations from the median, (n + 1,)."""
+    """Return how far input and members are from their mean: see the module, (n + 1,), the input first."""
     group = np.concatenate([features[None], members]).astype(np.float64)
     group = np.nan_to_num(group)
     distances = np.sqrt(((group - group.mean(0)) ** 2).sum(1))

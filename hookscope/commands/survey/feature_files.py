@@ -1,6 +1,6 @@
-"""Features of all inputs as safetensors, in one file or one for each chunk, and a sidecar with the inputs, last.
+"""Features of all inputs as safetensors or Parquet, in one file or one for each chunk, then a sidecar with the inputs.
 
-Those of chunks are copied from one after another, those of batches written as they come: memory does not grow.
+Chunks are copied one after another, and batches are written as they come: memory does not grow.
 """
 
 import json
@@ -59,14 +59,14 @@ class FeatureTarget:
 
     @property
     def sidecar(self) -> Path:
-        """What names the inputs, written last."""
+        """The JSON file that lists the inputs, written last."""
         return self.path.with_suffix(".json") if self.is_one_file else self.path / "features.json"
 
     def check(self, option: str) -> None:
-        """Raise OutputError for a place, given with an option, that cannot be written or holds other things.
+        """Raise OutputError if the path of an option cannot be written or holds other files.
 
         Raises:
-            UsageError: If a package is missing for it, or it is a number.
+            UsageError: If the path is a number, or a package for its format is missing.
         """
         if str(self.path).isdecimal():
             raise UsageError(
@@ -88,7 +88,7 @@ class FeatureTarget:
     def write_sidecar(
         self, model: str, shapes: Mapping[str, tuple[int, ...]], files: Sequence[Path], inputs: Iterable[dict[str, Any]]
     ) -> FeatureFiles:
-        """Write the sidecar, an input a line, in the order of the rows; return what was written."""
+        """Write the sidecar, one input per line in the order of the rows; return what was written."""
         header = {"schema_version": SCHEMA_VERSION, "tool": "hookscope", "model": model, "pool": self.pool}
         header |= {"dtype": self.dtype, "shapes": shapes, "files": [path.name for path in files]}
         with whole_file(self.sidecar) as file:
@@ -152,7 +152,7 @@ class FeatureParts:
         yield self.target.path
 
     def _write_parquet(self, file: BinaryIO, classes: Sequence[str]) -> None:
-        """Write columns "input", "class" where there are classes, and for each output one of lists of equal length."""
+        """Write the columns "input" and, with classes, "class", and a column of equal-length lists for each output."""
         import pyarrow as pa  # noqa: PLC0415 - an optional package
         import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -194,7 +194,7 @@ def batch_features(
     """Do as `features` in run.py.
 
     Raises:
-        UsageError: If a batch is something else, or an output has not one row for each input.
+        UsageError: If a batch is something else, or an output lacks a row for each input.
     """
     if not target.is_one_file or target.is_parquet:
         raise UsageError(

@@ -23,12 +23,12 @@ FeatureDtype = Literal["float32", "float16"]
 
 
 def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> Tensor:
-    """Return the features of a batch, (N, C) or whole, on the CPU; of complex values their magnitudes.
+    """Return the features of a batch, (N, C) or whole, on the CPU; complex values as magnitudes.
 
     `pool` is the mean or the maximum over positions; "cls" for the first token of (N, T, D); "none" for all values.
 
     Raises:
-        UsageError: If the output has nothing to pool, or does not hold a value for each place.
+        UsageError: If the output is not dense, or lacks the axes to pool.
     """
     if not is_dense(tensor):
         raise UsageError(
@@ -60,7 +60,7 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
 
 
 def different_layers() -> UsageError:
-    """Return the error for features that have no row for each input."""
+    """Return the error for layers that some inputs do not pass."""
     return UsageError(f"{arg('features')}: different inputs pass through different layers. Name layers that all pass.")
 
 
@@ -74,7 +74,7 @@ def different_shapes(label: str, *shapes: tuple[int, ...]) -> UsageError:
 
 @dataclass(slots=True)
 class FeatureSpool:
-    """Features of a chunk by label, until its file is written; those of a batch that failed are dropped."""
+    """Features of a chunk by label, until its file is written; `forget` drops a batch that failed."""
 
     pool: Pool
     dtype: FeatureDtype
@@ -98,10 +98,10 @@ class FeatureSpool:
         self._latest[label] = stored
 
     def keep(self, count: int) -> None:
-        """Keep what came since the last batch of so many inputs.
+        """Keep the features of a batch of `count` inputs.
 
         Raises:
-            UsageError: If an output has not one row for each input, or not the same shape as before.
+            UsageError: If an output lacks a row for each input, or changes its shape.
         """
         for label, values in self._latest.items():
             if values.ndim == 0 or values.shape[0] != count:
@@ -118,15 +118,15 @@ class FeatureSpool:
         self._latest.clear()
 
     def forget(self) -> None:
-        """Drop what came since the last batch."""
+        """Drop features that were not kept."""
         self._latest.clear()
 
     def write(self, path: Path, labels: Iterable[str]) -> dict[str, tuple[int, ...]]:
         """Write the tensors of these labels as safetensors, and return their shapes.
 
         Raises:
-            OSError: If there is no room.
-            UsageError: If not all inputs have passed a layer, so that rows would belong to other inputs.
+            OSError: If the disk is full.
+            UsageError: If some inputs did not pass a layer, which would shift its rows.
         """
         tensors = {label: self._parts[label] for label in labels if label in self._parts}
         if any(tensor.shape[0] != self._input_count for tensor in tensors.values()):

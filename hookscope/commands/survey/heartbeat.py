@@ -25,7 +25,7 @@ class Heartbeat:
     """The heartbeat of this process, and the last one of each other process.
 
     Attributes:
-        finished: Inputs of its share that are finished.
+        finished: Finished inputs of this process's share.
     """
 
     folder: ChunkFolder
@@ -35,7 +35,7 @@ class Heartbeat:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Write this process's file every few seconds, in a thread that a killed process does not have, and at the end.
+        """Write this process's file every few seconds, in a thread that dies with the process, and at the end.
 
         Raises:
             OutputError: If it cannot be written at the end.

@@ -1,4 +1,4 @@
-"""How inputs of known class are classified, and what their pictures are like: a few numbers kept of each input."""
+"""How inputs of known class are classified, and what their pictures are like: a few numbers for each input."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from hookscope.results.inputs import Preprocessing
 from hookscope.statistics.storage import plain_array
 
 LOOKS = ("brightness", "contrast", "aspect")
-"""Columns of `JudgedInputs.looks`: mean and standard deviation of the grey picture, width over height of the file's."""
+"""Columns of `JudgedInputs.looks`: mean and standard deviation of the grey picture, width over height in the file."""
 
 GRID = 8
 """Height and width of the small pictures by which layouts are compared."""
@@ -33,10 +33,10 @@ class JudgedInputs:
 
     Attributes:
         taken_for: The class with the greatest score; -1 for scores with NaN.
-        probabilities: Of that class, and of the label's, (N, 2).
-        is_right: Whether the label stands for that class.
-        looks: See `LOOKS`; NaN for what is no picture.
-        layouts: The grey picture as GRID x GRID means; NaN likewise.
+        probabilities: Of this class, and of the label's class, (N, 2).
+        is_right: Whether the label stands for the class taken.
+        looks: See `LOOKS`; NaN for inputs that are not pictures.
+        layouts: The grey picture as GRID x GRID means; NaN for inputs that are not pictures.
         class_count: Classes of the network.
         mapping: How labels became classes of the network, in a sentence.
     """
@@ -95,7 +95,7 @@ class InputJudge:
         self._parts.append((rows, *self._pictures(batch)))
 
     def _pictures(self, batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the looks and the layouts of a batch's pictures, scaled to 0-1 again."""
+        """Return the looks and layouts of a batch's pictures, with the scaling of pictures from files undone."""
         count = len(batch.indices)
         looks, layouts = np.full((count, len(LOOKS)), np.nan), np.full((count, GRID * GRID), np.nan)
         values = batch.args[0] if batch.args else None

@@ -38,10 +38,10 @@ class MeasuredInput:
     """An input that was measured.
 
     Attributes:
-        number: In the chunk, unusable ones counted.
+        number: Its number in the chunk, unusable inputs counted.
         sha256: Digest of its file; None for one in memory.
         label: Number of its class; None without classes.
-        is_nonfinite: Whether it holds NaN, or Inf that is no part of a mask given by name.
+        is_nonfinite: Whether it holds NaN, or Inf outside arguments given by name, such as masks.
     """
 
     number: int
@@ -51,7 +51,7 @@ class MeasuredInput:
     is_nonfinite: bool = False
 
     def name_in(self, offset: int) -> str:
-        """Return its name; in memory it has its number among all inputs, which begin at `offset` in this chunk."""
+        """Return its name; inputs in memory are numbered among all inputs, and this chunk begins at `offset`."""
         is_numbered = self.sha256 is not None or self.name.endswith("]")
         return self.name if is_numbered else f"{self.name}[{offset + self.number}]"
 
@@ -61,8 +61,8 @@ class ChunkRow:
     """One output over a chunk.
 
     Attributes:
-        row: Without statistics, but for the shape and why it was not measured.
-        reduction: Of all values, in bins; without channels.
+        row: The output; its statistics have only the shape, and why it was not measured.
+        reduction: Of all values; the distribution is in bins.
         totals: Of its channels; None without them.
     """
 
@@ -97,11 +97,11 @@ class MeasuredChunk:
 
 @dataclass(slots=True, kw_only=True)
 class ChannelRecorder:
-    """Reduces the channels of every output in the hook, and adds a batch to the totals once it went well.
+    """Reduces the channels of every output in the hook, and adds a batch to the totals once the network returned.
 
     Attributes:
-        top: Inputs in each list of the greatest.
-        sample: Inputs of the chunk at most whose means are kept to find duplicates, evenly spread over it.
+        top: Inputs in each list of greatest values.
+        sample: Most inputs, evenly spread over the chunk, whose means are kept to find duplicates.
         class_of: The number of an input's class by its name; None without classes.
     """
 
@@ -120,7 +120,7 @@ class ChannelRecorder:
     _before: tuple[weakref.ref[Tensor], int, int, NDArray[np.float64] | None, Reduced] | None = None
 
     def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
-        """Reduce an output; one that comes again at once, as a container's, is not read again."""
+        """Reduce an output; a container's output that repeats the last output is not read again."""
         if self.features is not None:
             self.features.see(label, tensor, channel_axis)
         if channel_axis is None or channel_axis == 0:
@@ -139,14 +139,14 @@ class ChannelRecorder:
             self._before = (weakref.ref(tensor), version, channel_axis, thresholds, channel_rows)
 
     def keep(self, batch: Batch, output: object) -> None:
-        """Add what was seen of a batch that went through the network."""
+        """Add a batch that went through the network."""
         if not self.returns_nonfinite:
             self.returns_nonfinite = any(_holds_nonfinite(tensor, with_inf=True) for _, tensor in tensors_in(output))
         numbers = np.array(batch.indices, np.int64)
         classes = [] if self.class_of is None else [self.class_of(record.name) for record in batch.records]
         sampled = [place for place, number in enumerate(batch.indices) if number % self.sample_step == 0]
         self.sampled_count += len(sampled)
-        unique = {id(rows): rows for rows in self._latest.values()}  # some rows share what they return
+        unique = {id(rows): rows for rows in self._latest.values()}  # a container and its last layer share rows
         fetched = {key: rows.fetched() if isinstance(rows, RowsOnDevice) else rows for key, rows in unique.items()}
         for label, reduced in self._latest.items():
             rows, totals = fetched[id(reduced)], self.totals.get(label)
@@ -174,7 +174,7 @@ class ChannelRecorder:
         ]
 
     def end_batch(self) -> None:
-        """Drop what was seen of a batch that the network raised on."""
+        """Clear the batch, whether it was kept or the network raised."""
         self._latest.clear()
         self._before = None
         if self.features is not None:

@@ -45,7 +45,7 @@ class Merging:
     """Chunks merged so far, in their order.
 
     Attributes:
-        chunks: Of each chunk the number of its first input, and its files.
+        chunks: The number of each chunk's first input, and its files.
     """
 
     plan: Plan
@@ -94,7 +94,7 @@ class Merging:
     def _add_row(self, row: ChunkRow, input_count: int) -> None:
         if row.totals is not None:
             row.totals.top.renumber(self.place_count)
-            input_count = row.totals.input_count if row.totals.is_by_input else input_count  # that passed the layer
+            input_count = row.totals.input_count if row.totals.is_by_input else input_count  # of this layer
         merged = self.rows.get(row.row.label)
         if merged is None:
             merged = self.rows[row.row.label] = _MergedRow(row.row, row.reduction, row.totals)
@@ -112,7 +112,7 @@ class Merging:
     def result(self, source: InputPipeline | None = None, again: Again | None = None) -> Survey:
         """Return the survey of all chunks, and write the features.
 
-        `source` is where inputs in memory come from, to draw them again; `again` is None where there is no network.
+        `source` has the inputs in memory, to draw them; `again` is None where there is no network.
 
         Raises:
             InputError: If none of the files could be read; ModelError: if no input could be measured.
@@ -171,7 +171,7 @@ class Merging:
         )
 
     def _fold(self) -> None:
-        """Leave out the rows that repeat the same other one in all chunks, and name them in that."""
+        """Remove rows that repeat another row in all chunks, and list them in that row's `duplicates`."""
         for label, merged in [*self.rows.items()]:
             stays = self.rows.get(merged.row.duplicate_of)
             if stays is not None and stays.reduction.element_count == merged.reduction.element_count:
@@ -185,7 +185,7 @@ class Merging:
             yield f"Axis 0 of {apart[0]}{more} does not count inputs: which inputs excite its channels is not known."
 
     def _names(self) -> dict[int, str]:
-        """Return the names of the inputs in lists, by their numbers: of those in memory with their numbers."""
+        """Return the names of the inputs in the lists of greatest values, by their numbers."""
         listed = [row.totals.top.inputs.ravel() for row in self.rows.values() if row.totals is not None]
         wanted = {*np.unique(np.concatenate(listed)).tolist()} if listed else set()
         names: dict[int, str] = {}
@@ -202,7 +202,7 @@ class Merging:
         statistics = with_whole_shape(statistics, merged.shapes)
         nonzero = merged.reduction.channel_nonzero
         channels = Channels()
-        is_constant = row.owner is not None and row.kind in CONSTANTS  # zeros that start a state are no dead channels
+        is_constant = row.owner is not None and row.kind in CONSTANTS  # initial zeros are not dead channels
         totals = None if is_constant else merged.totals
         if totals is not None and nonzero is not None and nonzero.size == totals.high.size:
             arrays = channel_arrays(totals, nonzero, has_classes=bool(self.plan.classes))

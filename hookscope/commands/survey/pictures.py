@@ -22,9 +22,9 @@ _AT_ONCE = 8
 def inputs_again(
     preprocessing: Preprocessing, source: InputPipeline | None, names: Sequence[str]
 ) -> Iterator[tuple[list[str], Batch]]:
-    """Yield inputs by name, in batches with the names of theirs, each once, as far as they can be read.
+    """Yield the readable inputs of these names, each once, in batches with the names of their inputs.
 
-    A batch of files may have others too. `source` is where inputs in memory come from.
+    A file may hold further inputs, which are yielded too. `source` has the inputs in memory.
     """
     on_disk = []
     for name in names:
@@ -37,7 +37,7 @@ def inputs_again(
 
 
 def _in_memory(source: InputPipeline | None, name: str) -> Iterator[Batch]:
-    """Yield the input of a name if it is in memory: a picture that was opened has the name of its file, and "[2]"."""
+    """Yield the input of a name if it is in memory; an opened picture is named after its file, then "[2]"."""
     stem, _, number = name.removesuffix("]").rpartition("[")
     if source is None or not number.isdecimal():
         return
@@ -67,6 +67,6 @@ def are_pictures(values: object) -> TypeGuard[Tensor]:
 
 
 def path_of(name: str) -> Path | None:
-    """Return the file of an input: its name, or what is before "[2]" of one of several in it."""
+    """Return the file of an input: its name, without "[2]" where a file holds several inputs."""
     candidates = (Path(name), Path(name.rpartition("[")[0]))
     return next((path for path in candidates if path.is_file()), None)

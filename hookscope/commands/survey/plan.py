@@ -1,4 +1,4 @@
-"""How a data set is cut into chunks, what is common to them, and the folder where finished ones wait."""
+"""How a data set is cut into chunks, the plan that they share, and the folder where finished chunks wait."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -35,9 +35,9 @@ class Plan:
     Attributes:
         signature: See `hookscope.commands.survey.signature`.
         chunk_sizes: How many files, or inputs in memory, each chunk has.
-        patterns: Of layers.
+        patterns: Patterns of layers.
         classes: Names of the classes by their numbers; () without classes.
-        features: Where features go, "" without them; `pool` and `feature_dtype` say what they are.
+        features: Where features go, "" without them; `pool` and `feature_dtype` are their form.
         fields: Receptive fields by layer and call, for crops.
         labels_source: The folder or file with the classes.
     """
@@ -84,7 +84,7 @@ def parse_share(text: str) -> Share:
 
 
 def in_order(files: Sequence[Source]) -> list[Source]:
-    """Return files in natural order of their paths, each once, then pictures in memory in theirs."""
+    """Return files in natural order of their paths, each once, then pictures in memory as given."""
     paths: dict[Path, Source] = {}
     for file in files:
         if isinstance(file, Clip | Path):
@@ -116,12 +116,12 @@ class ChunkFolder:
         return ChunkFiles(self.path, index)
 
     def forget_processes(self) -> None:
-        """Forget which processes have finished, and which were alive."""
+        """Delete the heartbeats of earlier processes."""
         for path in self.path.glob("*.alive"):
             path.unlink(missing_ok=True)
 
     def write_plan(self, plan: Plan) -> None:
-        """Make the folder and write the plan, whole; OutputError if it cannot be written."""
+        """Make the folder and write the plan atomically; OutputError if it cannot be written."""
         categories = plan.model.categories if plan.classes else ()
         document = json_form(replace(plan, model=replace(plan.model, categories=categories)))
         with reported(self.path, kind="folder"), whole_file(self.path / PLAN) as file:
@@ -151,7 +151,7 @@ class ChunkFolder:
         return plan
 
     def remove(self) -> None:
-        """Delete finished chunks and the plan, after the survey was written; what else there is stays."""
+        """Delete finished chunks and the plan, after the survey was written; other files stay."""
         number = "[0-9]" * 6
         for pattern in (PLAN, f"{number}*.safetensors", f"{number}*.json", "*-of-*.alive", ".partial-*"):
             for path in self.path.glob(pattern):

@@ -1,4 +1,4 @@
-"""Survey a data set: measure the chunks of this process, wait for those of others, and merge all in their order.
+"""Survey a data set: measure the chunks of this process, wait for other processes, and merge all chunks in order.
 
 Files are the protocol. Processes that torchrun has started, or shards of a cluster's array, measure different chunks
 and write them into one folder. Merging reads them in order, so the result is the same bit for bit however many
@@ -63,9 +63,9 @@ class _Work:
 
     Attributes:
         target: Where features go.
-        heartbeat: Of this process among several; None for a single one.
+        heartbeat: Of this process among several; None for a single process.
         resumed: Chunks that were there already.
-        reasons: Why others were measured again.
+        reasons: Why other chunks were measured again.
     """
 
     session: Session
@@ -95,7 +95,7 @@ class _Work:
         return sum(self.plan.chunk_sizes[index] for index in done if index != current)
 
     def progress(self, finished: int) -> None:
-        """Report how many inputs are finished by this process, and with it those of others.
+        """Report how many inputs this process has finished; with a heartbeat, all processes together.
 
         Raises:
             InputError: If another process has ended before it was done.
@@ -177,7 +177,7 @@ def run_survey(
 
 
 def merge_survey(folder: ChunkFolder) -> Survey:
-    """Merge the finished chunks of shards, and write the features where the shards were told to.
+    """Merge the finished chunks of shards, and write the features to the path that the shards were given.
 
     Raises:
         InputError: If a chunk is missing, damaged, or was made with another signature.
@@ -205,7 +205,7 @@ def _merge_chunk(merging: Merging, files: ChunkFiles, signature: Mapping[str, st
     sidecar = read_sidecar(files)
     if sidecar is None:
         return "it is missing or damaged"
-    # Shards were made of inputs that are not looked at again.
+    # Shards are merged without their inputs: the sidecar's digest of them counts.
     if reason := sidecar.stale(files, {"inputs": sidecar.signature.get("inputs", ""), **signature}):
         return reason
     chunk = read_chunk(files, len(merging.plan.classes))
@@ -303,7 +303,7 @@ def _is_finished(work: _Work, index: int) -> bool:
 
 
 def _digests(part: InputPipeline, inputs: Sequence[MeasuredInput] = ()) -> dict[str, str]:
-    """Return the digests of a chunk's files by name; `inputs` have those of files that need not be read again."""
+    """Return the digests of a chunk's files by name; `inputs` have known digests, whose files are not read."""
     whole = {plain(record.name): record.sha256 for record in inputs}
     read = {name.rpartition("[")[0]: digest for name, digest in whole.items()} | whole  # a file may hold several
     files = [file for file in part.files if not isinstance(file, Image)]
@@ -364,7 +364,7 @@ def _recorder(work: _Work) -> ChannelRecorder:
 
 
 def _merged(work: _Work) -> Survey:
-    """Merge all chunks; one that is missing or damaged is measured again."""
+    """Merge all chunks; measure missing and damaged chunks again."""
     merging = Merging(work.plan, FeatureParts(work.target) if work.target else None)
     for index in range(len(work.parts)):
         files, signature = work.folder.files(index), work.signature(index)
@@ -391,7 +391,7 @@ def _merged(work: _Work) -> Survey:
 
 
 def _launched() -> Share | None:
-    """Return the share of a process that torchrun has started; None for another, or a single one."""
+    """Return the share of a process that torchrun has started; None for other or single processes."""
     rank, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if not (rank.isdecimal() and count.isdecimal() and "TORCHELASTIC_RUN_ID" in os.environ):
         return None
@@ -399,7 +399,7 @@ def _launched() -> Share | None:
 
 
 def _barrier(folder: ChunkFolder, share: Share) -> None:
-    """Wait until all processes that torchrun has started have looked at the folder, and forget who was done before."""
+    """Wait until all processes of torchrun have looked at the folder; the first process deletes old heartbeats."""
     from datetime import timedelta  # noqa: PLC0415 - for several processes alone
 
     import torch.distributed as dist  # noqa: PLC0415

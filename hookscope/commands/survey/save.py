@@ -33,7 +33,7 @@ _NAMES, _WORDS, _BAR = 330, 200, 12  # pixels: left of the bars, right of them, 
 def write_survey(folder: Path, result: Survey, *, crops: int | None = None) -> RunFiles:
     """Write the files of `hookscope survey`.
 
-    `crops`: channels of each row whose crops are drawn; None for as many as make 128 of all rows, 0 for none.
+    `crops` is the number of channels drawn for each row; None for 128 in all, 0 for none.
     """
     sheets: list[CropSheet] = []
     wrong: list[WrongStrip] = []

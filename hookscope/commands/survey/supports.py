@@ -1,4 +1,4 @@
-"""What a position of an output depends on where no closed form tells: the pixels whose gradient is not zero."""
+"""The pixels that a position of an output depends on, found by gradients where no closed form is known."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _AT_ONCE = 8
 
 
 def input_supports(session: Session, row: SurveyRow, places: Sequence[ChannelPlace]) -> Mapping[ChannelPlace, Box]:
-    """Return the smallest box around the pixels that each place depends on, as far as they are known.
+    """Return the smallest box around the pixels that each place depends on, for places where it is known.
 
     Only the values of this input count: behind a closed ReLU a place depends on no pixel. If the first few places
     depend on all of their inputs, the others are taken to do so too, and are left out.
@@ -52,7 +52,7 @@ def input_supports(session: Session, row: SurveyRow, places: Sequence[ChannelPla
 
 
 def _gradients(session: Session, inputs: Tensor, row: SurveyRow, places: Sequence[ChannelPlace]) -> NDArray[np.bool_]:
-    """Return which pixels, (N, H, W), have a gradient; without rows where that cannot be told."""
+    """Return which pixels, (N, H, W), have a gradient; without rows if the network cannot be differentiated."""
     network = inspected_network(session.loaded).network
     leaf = inputs.detach().clone().requires_grad_()
     calls: Counter[str] = Counter()
@@ -72,7 +72,7 @@ def _gradients(session: Session, inputs: Tensor, row: SurveyRow, places: Sequenc
             module_scopes(module_index(network)[0], lambda _name: None, note),
             torch.enable_grad(),
         ):
-            network(leaf * 1)  # no leaf: the network may overwrite it
+            network(leaf * 1)  # not the leaf itself: the network may overwrite its input
             total = chosen[0] if chosen else leaf.sum() * 0
             (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
     except (RuntimeError, IndexError, ModelError) as error:  # the network cannot be differentiated

@@ -44,20 +44,20 @@ from hookscope.results.runs.record import RunRecord
 from hookscope.results.runs.reports import MARK
 from hookscope.text import counted, safe_text
 
-# A page of at most 6 MB: rows of each heat map, columns of all, and numbers in them together.
+# Limits for a page of at most 6 MB: rows and columns of a heat map, and numbers in all heat maps.
 _MOST_ROWS = 800
 _MOST_COLUMNS = 300
 _LEAST_COLUMNS = 60
 _MOST_CELLS = 300_000
 
 _MOST_FINDINGS = 200
-_FEW_FINDINGS = 12  # that are seen at once
+_FEW_FINDINGS = 12  # visible at first
 _MOST_PLACES = 400  # of a finding
 _MOST_LINES = 200
 _FEW_LINES = 12
 _MOST_PICTURES = 40
 
-# What parts need, in the order in which it is loaded; every page has the first.
+# The scripts of parts, in the order of loading; every page has the first.
 _SCRIPTS: Mapping[type, str] = {
     Document: "page.js",
     HeatMaps: "heat.js",
@@ -70,10 +70,10 @@ _SCRIPTS: Mapping[type, str] = {
 def document_html(
     document: Document, run: StoredRun[Any] | None = None, pictures: Mapping[str, str] | None = None
 ) -> str:
-    """Return the page of a document; `run` has its pictures if it is from one, else `pictures` as data URIs by file.
+    """Return the page of a document, with pictures from `run`; without a run, `pictures` has data URIs by file.
 
     Raises:
-        InputError: If a picture is missing, or none.
+        InputError: If a picture is missing or damaged.
     """
     parts = [part for whole in (document, *document.documents) for part in whole.parts]
     shown = {id(part): _SHOWN[type(part)](part, run, pictures or {}) for part in parts if type(part) in _SHOWN}
@@ -162,7 +162,7 @@ def _figures(part: StepCharts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ShownMaps:
-    """Heat maps with the rows that they have together."""
+    """Heat maps and their common rows."""
 
     part: HeatMaps
 
@@ -201,9 +201,9 @@ class ShownMap:
 
     @property
     def numbers(self) -> Markup:
-        """The values as 32-bit floats, little-endian, in base64; NaN for none, Inf for NaN and Inf."""
+        """The values as 32-bit floats, little-endian, in base64; NaN for a missing value, Inf for NaN and Inf."""
         values, largest = self.map.values, float(np.finfo(np.float32).max)
-        if self.map.share:  # below 1 is not 1
+        if self.map.share:  # float32 must not round a share up to 1
             values = np.where(values < 1, np.minimum(values, 1 - 2**-24), values)
         in_range = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
         text = base64.b64encode(in_range.astype("<f4").tobytes()).decode("ascii")
@@ -247,13 +247,13 @@ class ShownMap:
 
     @property
     def ends(self) -> str:
-        """What the columns are: "steps 1 to 900"."""
+        """The range of the columns: "steps 1 to 900"."""
         if self.map.column_names:
             return f"{self.map.column_names[0]} to {self.map.column_names[-1]}"
         return f"steps {self.map.columns[0][0]:,} to {self.map.columns[-1][1]:,}"
 
     def cells(self, row: int, status: str) -> list[tuple[str, str, str | float]]:
-        """Return key, text and sort value of each cell of a row; "" sorts last. A `status` is for a row of nothing."""
+        """Return key, text and sort value of each cell of a row; "" sorts last. `status` is for an empty row."""
         text = percent_text if self.map.share else number_text
         last, (largest, step) = float(self.map.last[row]), self.map.largest[row]
         words = "NaN or Inf" if np.isinf(last) else text(last)

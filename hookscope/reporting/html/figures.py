@@ -17,9 +17,9 @@ WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26
 _FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT}
 
-_LABEL_PIXELS = 6.2  # a letter of the axis, with room to spare; one of Chinese takes two
+_LABEL_PIXELS = 6.2  # a letter of the axis, with room to spare; a Chinese letter takes two
 _GAP = 8  # between two names
-_PHONE_PIXELS = 300  # of a plot on a screen of 390 pixels
+_PHONE_PIXELS = 300  # width of a plot on a screen of 390 pixels
 _MOST_NAMES = 40
 
 
@@ -45,7 +45,7 @@ class PlacedName:
 
     Attributes:
         share: Its place as a share of the plot's width, in percent.
-        is_at_end: Whether the text ends at its place: the last ones would leave the plot.
+        is_at_end: Whether the text ends at its place, as it would leave the plot.
         fits_phone: Whether it has room where the plot is as narrow as on a phone.
     """
 
@@ -164,7 +164,7 @@ def _line(across: Callable[[float], float], runs: Sequence[Run], axis: Axis) -> 
     parts = []
     for run in runs:
         points = [f"{_short(across(place))} {_short(_height(axis, value))}" for place, value in run]
-        # A point alone is a plus sign: biases that start at zero have no ratio, which leaves weights as single points.
+        # A lone point is drawn as a plus sign: as a line it would be invisible.
         parts.append(f"M{'L'.join(points)}" if len(points) > 1 else f"M{points[0]}m-3 0h6m-3 -3v6")
     return "".join(parts)
 

@@ -18,7 +18,7 @@ from hookscope.text import are, counted
 # Pixels a side: maps are smooth, and a browser draws them smoothly larger.
 _PHOTOGRAPH_SIDE = 1200
 _TINT_SIDE = 480
-_DRAWN_SIDE = 1600  # of a map that is no picture's
+_DRAWN_SIDE = 1600  # of the map of a signal or a volume
 
 Shown = dict[str, Any]
 
@@ -26,7 +26,7 @@ Shown = dict[str, Any]
 def shown_maps(part: PhotographMaps, run: StoredRun[Any]) -> Shown:
     """Return what the template needs of the first inputs, as many as fit into one page, and a remark on the others.
 
-    An InputError is raised if a picture is missing, or is none.
+    An InputError is raised if a picture is missing or damaged.
     """
     inputs: list[Shown] = []
     room = BUDGET
@@ -81,7 +81,7 @@ def _shown_map(input_map: InputMap, region: Region, run: StoredRun[Any]) -> Show
 
 
 def _shown_patches(patches: PatchWeights, region: Region) -> Shown:
-    """Return one picture with the maps of all patches, each up to its largest weight, and where the patches lie.
+    """Return one picture with the maps of all patches, each scaled to its largest weight, and where the patches lie.
 
     NaN counts as 0.
     """
@@ -94,7 +94,7 @@ def _shown_patches(patches: PatchWeights, region: Region) -> Shown:
     place |= {"width": (right - left) * wide, "height": (bottom - top) * tall}
     rows, columns = patches.query_grid
     height, width = levels.shape[1:]
-    # Browsers blend neighbours: around each map, its edge once more.
+    # Browsers blend neighbours: the edge of each map is repeated around it.
     framed = np.pad(levels, ((0, 0), (1, 1), (1, 1)), "edge").reshape(rows, columns, height + 2, width + 2)
     sheet = Image.fromarray(framed.swapaxes(1, 2).reshape(rows * (height + 2), columns * (width + 2)))
     colours = tint_colours()

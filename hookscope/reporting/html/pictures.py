@@ -22,7 +22,7 @@ from hookscope.text import counted, printable
 # Bytes of all pictures together, before base64 makes 4 of 3: a page of 161 layers stays under 6 MB.
 BUDGET = 3_500_000
 
-# A grid has 64 million pixels at most, and a caption; a picture to be made small, as many as hookscope reads.
+# Of a picture that is read: a grid has 64 million pixels at most, and a caption.
 _MAX_PIXELS = 100_000_000
 _STRIP_GAP = 3
 
@@ -31,8 +31,8 @@ _STRIP_GAP = 3
 class Fidelity:
     """How pictures are made smaller."""
 
-    step: int = 1  # every so many colours are kept; zero, in the middle or at the end, is always one of them
-    side: int = 1 << 30  # pixels; of longer maps, squares of 2 × 2, 3 × 3 … pixels are averaged
+    step: int = 1  # between the colours that are kept; zero, in the middle or at the end, is always kept
+    side: int = 1 << 30  # pixels; longer maps are averaged over squares of 2 × 2, 3 × 3 … pixels
     channels: int = 1 << 30  # the first ones
 
     @property
@@ -91,8 +91,8 @@ def shrink_all(
 ) -> tuple[list[Picture | None], Fidelity]:
     """Make grids small enough for one page: at most `budget` bytes together. `read` is called from several threads.
 
-    Return the pictures, None for those without tiles and those that do not fit at all, and what was given up. An
-    InputError is raised if a file is not a grid.
+    Return the pictures, None for a grid without tiles or room, and how they were made smaller. An InputError is raised
+    if a file is not a grid.
     """
     pictures: list[Picture | None] = []
     for fidelity in LADDER:
@@ -107,7 +107,7 @@ def _shrink_within(
 ) -> list[Picture | None]:
     pictures: list[Picture | None] = []
     total = 0
-    # Pillow lets go of the interpreter while it packs and unpacks.
+    # Pillow releases the interpreter lock while it compresses and decompresses.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         for picture in pool.map(lambda grid: shrink(read(grid.path), grid, fidelity), grids):
             total += len(picture.png) if picture else 0
@@ -119,7 +119,7 @@ def _shrink_within(
 
 
 def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
-    """Cut the maps out of the file of a grid; None if there are none, an InputError if it is no grid."""
+    """Cut the maps out of the file of a grid; None without maps; raise an InputError if it is not a grid."""
     canvas, palette = _read_grid(png, grid)
     tiles = grid.tiles
     if tiles is None:
@@ -138,7 +138,7 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
     maps = canvas[np.ix_(np.add.outer(tops, downs).ravel(), np.add.outer(lefts, acrosses).ravel())]
     if stride > 1:
         maps = _averaged(maps, tiles.height, tiles.width, stride)
-    if fidelity.step > 1:  # what is no level of the colour map stays
+    if fidelity.step > 1:  # colours outside the colour map stay
         table = np.arange(256)
         table[:LEVEL_COUNT] = (table[:LEVEL_COUNT] + fidelity.step // 2) // fidelity.step * fidelity.step
         maps = table.clip(0, 255).astype(np.uint8)[maps]
@@ -154,8 +154,8 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
 def _averaged(maps: NDArray[np.uint8], height: int, width: int, side: int) -> NDArray[np.uint8]:
     """Average squares of `side` pixels within each map; maps touch each other. The last squares may be smaller.
 
-    Colours are at even steps of the values, so the mean of their numbers is the mean of the values. What is no level of
-    the colour map, such as NaN, stays: one such pixel marks its square.
+    Colours are at even steps of the values, so the mean of their numbers is the mean of the values. A pixel outside the
+    colour map, such as NaN, gives its whole square its colour.
     """
     lines = []
     for line in np.split(maps, len(maps) // height):
@@ -174,8 +174,8 @@ def _smaller(tile: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 def first_maps(png: bytes, grid: Grid, count: int, side: int) -> tuple[str, int, int]:
     """Return the first maps of a grid side by side as a data URI, how many they are, and how wide they are together.
 
-    They are about `side` pixels high or, if they are wider than high, wide, with a gap between them. An InputError is
-    raised if the file is no grid.
+    Their longer sides have about `side` pixels, and there is a gap between them. An InputError is raised if the file is
+    not a grid.
     """
     picture = shrink(png, grid, Fidelity(side=side, channels=1))
     if picture is None:
@@ -203,7 +203,7 @@ def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[st
 
 
 def thumbnail_uri(content: bytes, name: str, side: int) -> str:
-    """Return a picture as a data URI, at most so many pixels a side; InputError if it is neither PNG nor JPEG."""
+    """Return a picture as a data URI, at most `side` pixels a side; InputError if it is neither PNG nor JPEG."""
     small = opened_picture(content, name)
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     return jpeg_uri(small)
@@ -245,11 +245,11 @@ def _read_grid(png: bytes, grid: Grid) -> tuple[NDArray[np.uint8], bytes]:
 
 @contextmanager
 def _opened(content: bytes, name: str) -> Iterator[Image.Image]:
-    """Open a PNG or JPEG file; raise an InputError if it is damaged or no picture."""
+    """Open a PNG or JPEG file; raise an InputError if it is damaged or not a picture."""
     try:
         with Image.open(io.BytesIO(content), formats=["PNG", "JPEG"]) as picture:
             if picture.width * picture.height > _MAX_PIXELS:
-                raise ValueError("too many pixels")  # noqa: TRY301 - told like any other fault
+                raise ValueError("too many pixels")  # noqa: TRY301 - reported like any other fault
             yield picture
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(
@@ -261,8 +261,8 @@ def _encode(maps: NDArray[np.uint8], palette: bytes) -> bytes:
     image = Image.fromarray(maps)
     image.putpalette(palette)
     file = io.BytesIO()
-    # The background fills a last row of tiles; transparent, it suits a light page and a dark one. Feature maps hold
-    # runs of zeros and little else that repeats: looking for runs only takes a tenth of the time, and about the room.
+    # The background fills a last row of tiles; transparent, it suits a light page and a dark one. In feature maps,
+    # little but zeros repeats: compressing runs alone takes a tenth of the time, and about as much room.
     transparency = bytes([255] * BACKGROUND + [0])
     image.save(file, "PNG", compress_level=6, compress_type=zlib.Z_RLE, transparency=transparency)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Tables of a page; rows with grids as far as they fit, and the first maps of a few; channels, found by words."""
+"""Tables of a page: rows with the grids that fit, the first maps of a few rows, and channels to search."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from hookscope.results.runs.reading import StoredRun
 from hookscope.results.survey import CropSheet, SurveyChannel, SurveyRow, channel_counts
 from hookscope.text import counted, safe_text
 
-# A row's text takes this much room of the pictures', which keep the last of these.
+# Bytes that a row's text takes from the room of pictures, and the least room of pictures.
 _ROW_BYTES, _LEAST = 2_000, 1_000_000
 
-# Before the table: so many rows, so many channels of each. A map's longer side in pixels: one of several channels, and
-# a single map (tokens).
+# Strips before the table: rows, channels of each, and the longer side of a map in pixels, with several channels and
+# with a single map (tokens).
 _STRIPS, _STRIP_CHANNELS, _STRIP_SIDE, _LONE_MAP_SIDE = 5, 8, 112, 336
 
 _MOST_TABLE_ROWS = 5000  # above which a browser takes long to lay a table out
 _MOST_CHANNELS = 20_000  # their numbers take 3 MB
-_MANY_ROWS = 200  # above which the table lays out only those near the window
+_MANY_ROWS = 200  # above which the table lays out only rows near the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PageTable:
 
 
 def shown_table(table: Table) -> PageTable:
-    """Return the rows of interest of a table, as many as a browser lays out soon."""
+    """Return the rows of interest of a table, as many as a browser lays out quickly."""
     shown = table.of_interest()
     rows, notable = shown.rows[:_MOST_TABLE_ROWS], [level == "fail" for level in shown.levels[:_MOST_TABLE_ROWS]]
     remark = table.remark
@@ -187,7 +187,7 @@ class ShownTable:
 
     @property
     def style(self) -> str:
-        """Rules that hide columns that are not chosen."""
+        """CSS rules that hide columns."""
         return "".join(f"#table.no-{column.name} .c-{column.name} {{ display: none; }}\n" for column in self.columns)
 
     @property
@@ -226,7 +226,7 @@ def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[st
     """Return what the template draws; `read` returns a picture of the run.
 
     Raises:
-        InputError: If a picture is missing, or none.
+        InputError: If a picture is missing or damaged.
     """
     strips, left_out = _strips(part.sheets, read)
     per_row = max(1, _MOST_CHANNELS // max(1, len(part.rows)))

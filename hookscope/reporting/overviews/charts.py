@@ -32,10 +32,10 @@ PALE_BLUE = (44, 88, 120)
 # Pixels.
 _PLOT_HEIGHT = 150
 _AXIS = 64  # left of the plot, for its numbers
-_SMOOTH = 3  # drawn so many times larger, then averaged: lines and dots without steps
+_SMOOTH = 3  # drawn this many times as large, then averaged, for smooth lines
 _GRID_LINE = (66, 72, 80)
-_GROUND = (92, 50, 38)  # behind what is pointed at
-_MOST_DOTS = 80  # of more layers, lines have no dots
+_GROUND = (92, 50, 38)  # behind highlighted layers
+_MOST_DOTS = 80  # with more layers, lines have no dots
 
 Shape = Literal["line", "area", "dots", "cross", "triangle"]
 Points = Sequence[tuple[float, float]]
@@ -52,7 +52,7 @@ _SERIES: Mapping[str, Colour] = {"blue": BLUE, "grey": GREY, "orange": ORANGE, "
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Draws a plot; another one below it has the names of its places if it has none."""
+    """Draws a plot; without names, another plot below it has them."""
 
     plot: Plot
     has_names: bool = True
@@ -138,7 +138,7 @@ def _colour(series: Series) -> Colour:
 
 
 class _Pen:
-    """Draws on a larger canvas, in pixels of the picture that it becomes: with 4 more above and below its height."""
+    """Draws on a larger canvas, in pixels of the final picture, which has 4 more above and below `height`."""
 
     def __init__(self, width: int, height: int) -> None:
         self._height = height
@@ -152,7 +152,7 @@ class _Pen:
         self._pen.line(_scaled(points), colour, round(width * _SMOOTH), joint="curve")
 
     def draw(self, shape: Shape, points: Points, colour: Colour, half: float = 0, *, with_dots: bool = True) -> None:
-        """Draw a line through points, or at each point an area so wide, a dot or a mark."""
+        """Draw a line through points, or at each point a bar of half-width `half`, a dot or a mark."""
         if shape == "line" and len(points) > 1:
             self.line(points, colour, 2)
         for x, y in points if shape != "line" or with_dots or len(points) == 1 else ():

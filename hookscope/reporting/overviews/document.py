@@ -66,7 +66,7 @@ _NAMES = 330  # left of a time line or a heat map, for the names
 _BAR = 12
 _MOST_ROWS = 36  # of a heat map
 _ROW = 17
-_SCALE = 200  # a colour bar is wide
+_SCALE = 200  # width of a colour bar
 
 _LEGEND_OF_CROPS = (
     "Left: the inputs of one half of the data that excite the channel most; right: those of the other half. If alike, "
@@ -78,7 +78,7 @@ _COLOURS: Mapping[Level, Colour] = {"fail": RED, "warn": AMBER, "good": GREEN, "
 
 
 def draw_document(document: Document, images: Mapping[str, Image.Image] | None = None) -> Image.Image:
-    """Draw a document, 1,200 pixels wide; `images` are pictures of the run by their files, of crops the first line."""
+    """Draw a document, 1,200 pixels wide; `images` has pictures of the run by file, and the first line of crops."""
     headline, *sentences = document.answer
     answer: list[Line] = [(headline, NAME, _COLOURS[document.level])]
     answer += [(sentence, TEXT, INK) for sentence in sentences]
@@ -183,7 +183,7 @@ def _heat_block(heat: HeatMap) -> Block:
 
 
 def _write_columns(pen: ImageDraw.ImageDraw, heat: HeatMap, top: int) -> None:
-    """Write the first and the last step, or the last name of a column and as many others as do not overlap."""
+    """Write the first and the last step, or the names of the last column and of others that do not overlap."""
     names = heat.column_names or (f"step {heat.columns[0][0]:,}", f"{heat.columns[-1][1]:,}")
     *others, last = [fitting(name, SMALL, INNER // 4) for name in names]
     left, right = MARGIN + _NAMES, MARGIN + INNER

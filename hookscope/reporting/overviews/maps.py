@@ -37,27 +37,27 @@ sizes of maps."""
 
 _LARGE_ENOUGH = 4  # values a side: smaller maps are shown where there are few others
 _STRIP = 40  # pixels: the height of a sequence
-_TALLEST = 1.4  # a map is drawn at most so many times as high as wide
+_TALLEST = 1.4  # a map is drawn at most this many times as high as wide
 
 # Of small maps.
-_MOST_ROWS = 24  # that are shown: the first, the last, and evenly between
+_MOST_ROWS = 24  # the first, the last, and evenly between
 _MOST_COLUMNS = 24
 
 # Pixels.
 _NAMES = 150  # left of small maps
 _LARGEST = 84  # a side of a small map, with the gap beside it
-_TWO_LINES = 40  # a row of small maps drawn higher has room for where they are from
+_TWO_LINES = 40  # a higher row of small maps has room for a second line of text
 _BETWEEN = 12  # between the maps of a column
 
 
 def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
-    """Return those that stand for the network, in the order of its layers.
+    """Return the maps that represent the network, in the order of its layers.
 
-    They are the last of each size; of more sizes than there is room for, the largest, the smallest and some between.
-    Where sizes are few, as in a transformer, rows far from those chosen join them.
+    They are the last map of each size; if there are too many sizes, of the largest, the smallest and some between.
+    If sizes are few, as in a transformer, the maps farthest from the chosen maps join them.
 
     Args:
-        summaries: Of one input, in the order of the layers.
+        summaries: Maps of one input, in the order of the layers.
     """
     layers = [summary for summary in summaries if "pad" not in summary.kind.lower()] or list(summaries)
     last = {layer.size: place for place, layer in enumerate(layers)}
@@ -83,7 +83,7 @@ def _palette(scale: ColourScale) -> str:
 
 
 def scale_labels(values: NDArray[np.float32]) -> tuple[str, ...]:
-    """Return what stands under the ends of the bar of a map, and under its middle if some value is negative."""
+    """Return the labels at the ends of a map's colour bar, and at its middle if some value is negative."""
     scale = colour_scale(values, clips=False)
     if scale.top:
         return scale.labels
@@ -100,7 +100,7 @@ def coloured(values: NDArray[np.float32]) -> Image.Image:
 def map_columns(summaries: Sequence[MapSummary], part: Maps) -> list[Block]:
     """Return maps side by side, a layer a column: its name, all channels as one, and the strongest channel below.
 
-    `summaries` are those of the part for which there is room.
+    `summaries` are the maps of the part that have room.
     """
     whole = [_map_cell(summary, part, is_strongest=False) for summary in summaries]
     strongest = [_map_cell(summary, part, is_strongest=True) for summary in summaries if part.with_strongest]
@@ -134,7 +134,7 @@ def _why(summary: MapSummary) -> str:
 
 
 def is_strip(size: tuple[int, int]) -> bool:
-    """Whether maps of this size are those of a sequence."""
+    """Whether a map of this size shows a sequence."""
     return size[0] == 1
 
 

@@ -69,11 +69,11 @@ def _remarks(remarks: Sequence[str], left_out: int) -> list[Block]:
 
 
 def _rows(cells: Sequence[Cell], maps: Sequence[InputMap], columns: int, across: int) -> list[Sequence[Cell | None]]:
-    """Return the cells in rows; the first one is the input's."""
+    """Return the cells in rows; the first cell is the input."""
     starts = range(1, len(cells), across)
     if across < columns:  # the input has a column
         return [[None if start > 1 else cells[0], *cells[start : start + across]] for start in starts]
-    if len({input_map.where for input_map in maps}) == across > 1:  # it has a row
+    if len({input_map.where for input_map in maps}) == across > 1:  # the input has a row
         return [cells[:1], *(cells[start : start + across] for start in starts)]
     return [cells[start : start + columns] for start in range(0, len(cells), columns)]
 

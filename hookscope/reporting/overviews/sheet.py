@@ -48,7 +48,7 @@ class Block:
 def draw_sheet(
     blocks: Sequence[Block], width: int = WIDTH, margin: int = MARGIN, mode: str = "RGB", paper: Ink = PAPER
 ) -> Image.Image:
-    """Draw blocks under each other; those without a height are left out."""
+    """Draw blocks under each other; blocks without a height are left out."""
     shown = [block for block in blocks if block.height]
     height = 2 * margin + sum(block.above + block.height for block in shown) - sum(block.above for block in shown[:1])
     image = Image.new(mode, (width, height), paper)
@@ -74,7 +74,7 @@ def text_block(lines: Sequence[Line], picture: Image.Image | None = None) -> Blo
 
 
 def framed(image: Image.Image, picture: Image.Image, left: int, top: int) -> None:
-    """Put a picture on the sheet, its edge drawn over by a line."""
+    """Put a picture on the sheet, with a line over its edge."""
     image.paste(picture, (left, top))
     box = [left, top, left + picture.width - 1, top + picture.height - 1]
     ImageDraw.Draw(image).rectangle(box, outline=LINE)
@@ -86,7 +86,7 @@ def in_font(text: str, limit: int = _LONGEST_TEXT) -> str:
 
 
 def text_height(text: str, size: int, _colour: Colour, width: int) -> int:
-    """Return how high a line of text is, broken where it must."""
+    """Return how high a line of text is, broken as `write` does."""
     return len(wrap([in_font(text)], size, width, "")) * line_height(size)
 
 
@@ -99,7 +99,7 @@ def write(pen: ImageDraw.ImageDraw, lines: Sequence[Line], top: int, left: int, 
 
 
 def fitting(text: str, size: int, width: int) -> str:
-    """Return text that `write` writes on one line of a width; "..." stands for the middle of a longer one."""
+    """Return text that fits one line of `width` pixels; "..." replaces the middle of a longer text."""
     shown = whole = in_font(text)
     for kept in range(len(whole) - 1, 3, -1):
         if text_width([shown], size) <= width:
@@ -111,7 +111,7 @@ def fitting(text: str, size: int, width: int) -> str:
 def draw_scale(
     image: Image.Image, colours: NDArray[np.uint8] | None, labels: Sequence[str], top: int, left: int, width: int
 ) -> None:
-    """Draw the colours of a scale, (length, 3), and labels below it, from one end to the other; without any no bar."""
+    """Draw a colour bar, (length, 3), unless it is None, and labels below it, from one end to the other."""
     pen = ImageDraw.Draw(image)
     if colours is not None:
         bar = Image.fromarray(np.ascontiguousarray(colours[None]))
@@ -123,7 +123,7 @@ def draw_scale(
 
 
 def column_width(columns: int) -> int:
-    """Return how wide each of so many columns is."""
+    """Return the width of a column, if there are `columns`."""
     return (INNER + GAP) // columns - GAP
 
 
@@ -138,14 +138,14 @@ class Cell:
     heading: Sequence[Line] = ()
 
     def tops(self, width: int) -> list[int]:
-        """Return where heading, picture, lines and colour bar begin in a column so wide, and what comes below it."""
+        """Return where heading, picture, lines and colour bar begin in a column of `width`, and where the cell ends."""
         heading, lines = (sum(text_height(*line, width) for line in part) for part in (self.heading, self.lines))
         heights = (heading, self.picture.height if self.picture else 0, lines, SCALE * bool(self.labels))
         return [0, *accumulate(height + _BETWEEN * bool(height) for height in heights)]
 
 
 def cell_row(cells: Sequence[Cell | None], columns: int, above: int = GAP) -> Block:
-    """Return cells beside each other, of so many columns; nothing where there is none."""
+    """Return cells side by side, in columns; None leaves a column empty."""
     width = column_width(columns)
 
     def draw(image: Image.Image, top: int) -> None:

@@ -114,7 +114,7 @@ def test_files_with_the_same_parameters_are_named(tmp_path: Path) -> None:
         (
             (0, 0, 0),
             True,
-            "stays at 0 from 0.pt to 1.pt, and in 1 more file, although weights move: its state was reset, or is that",
+            "stays at 0 from 0.pt to 1.pt, and in 1 more file, although weights move: its state was reset, or belongs",
         ),
         ((20, 20, 20), False, None),
     ],
