@@ -158,9 +158,9 @@ def file_kind(path: Path) -> FileKind:
 
 @contextmanager
 def open_regular(path: Path, wanted: str = "", failure: type[InputError] = CheckpointError) -> Iterator[BufferedReader]:
-    """Open a regular file for reading; anything else could block for ever, and is a `failure`.
+    """Open a regular file for reading; anything else could block for ever, and raises `failure`.
 
-    Messages ask for what is `wanted` instead; by default for weights.
+    Messages ask for `wanted` instead, by default for weights.
     """
     name = printable(str(path))
     try:
@@ -175,7 +175,7 @@ def open_regular(path: Path, wanted: str = "", failure: type[InputError] = Check
 
 
 def bounded_text(path: Path, wanted: str, limit: int) -> str:
-    """Return the UTF-8 text in a file of at most `limit` bytes; InputError, asking for what is `wanted`, for others."""
+    """Return the UTF-8 text in a file of at most `limit` bytes; InputError, which asks for `wanted`, for others."""
     with open_regular(path, wanted, InputError) as file:
         content = file.read(limit + 1)
     if len(content) > limit:

@@ -135,7 +135,7 @@ def _verify_file(path: Path, kind: FileKind, look: Visitor, rules: ReadingRules)
     if kind == "distributed":
         return _verify_distributed(path, look, rules)
     if kind in _RUNNING_KINDS:
-        if kind != "torch tar":  # what is damaged cannot be read however much it is trusted
+        if kind != "torch tar":  # trust does not make a damaged file readable
             check_checksums(opened, name)
         if not rules.trust:
             raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), rules.remedy)

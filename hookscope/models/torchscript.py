@@ -28,7 +28,7 @@ from hookscope.models.module_stubs import MODAL, always_training, layer_class, s
 # A traced module has one method per call: forward, forward1, forward2; an overloaded one forward__0, forward__1.
 _FORWARD = re.compile(r"forward(__)?\d*\Z")
 
-# Values that come back from Python as what they were. Objects of scripted classes, futures and the like do not.
+# Types that come back from Python unchanged. Objects of scripted classes, futures and the like do not.
 _PLAIN = {
     *("TensorType", "IntType", "FloatType", "ComplexType", "NumberType", "BoolType", "StringType", "NoneType"),
     *("DeviceObjType", "OptionalType", "UnionType", "ListType", "DictType", "TupleType"),
@@ -116,7 +116,7 @@ def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
 
     A list or dictionary that a layer takes or returns is copied on the way; where a layer changes one it was given, the
     call is left alone. `load` loads the script, a `RecursiveScriptModule` that has not run yet: its graphs are changed.
-    It is called again if they turn out not to be changeable, or where looking into them would fix them as they are.
+    It is called again if the graphs cannot be changed, or if inspecting them would freeze them.
     """
     script = load()
     try:

@@ -193,7 +193,7 @@ def _scale_of(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
 
 
 def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
-    """Return the parameters as a list, and as an argument that can still be iterated: a list uses up a generator."""
+    """Return the parameters as a list, and in a form that can still be iterated: the list uses up a generator."""
     if isinstance(parameters, Tensor):
         return [parameters], parameters
     tensors = list(parameters)
