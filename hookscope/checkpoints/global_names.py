@@ -92,7 +92,7 @@ def is_forbidden(name: str) -> bool:
 
 
 def refused_names(names: Iterable[str], allowed: Iterable[str] | None) -> list[str]:
-    """Return the forbidden names; with `allowed`, also names of no plain data that match none of its globs."""
+    """Return the forbidden names; with `allowed`, also names that match none of its globs, except data and layers."""
     patterns = ["*"] if allowed is None else [*allowed]
 
     def is_allowed(name: str) -> bool:

@@ -206,7 +206,7 @@ def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRul
 
 
 def _refusal(name: str, reason: str, imports: Sequence[str], remedy: str) -> UntrustedFileError:
-    # TorchScript calls its own classes so, and the containers it knows.
+    # TorchScript puts these names before its own classes, and on its containers.
     plain = [symbol.removeprefix("__torch__.") for symbol in imports if not symbol.startswith("torch.jit._pickle.")]
     named = [printable(symbol, 80) for symbol in plain[:_LISTED_NAMES]]
     more = ", …" if plain[_LISTED_NAMES:] else ""
@@ -350,7 +350,7 @@ def _swap_untyped_values(content: object) -> None:
     tensors = [tensor for tensor in tensors_within(content) if tensor.dtype in _UNTYPED and tensor.numel()]
     for tensor in {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values():
         width = tensor.element_size() // (2 if tensor.is_complex() else 1)
-        swap = tensor.untyped_storage()._byteswap  # noqa: SLF001 - byteswap() asks torch.finfo, which knows not all of them
+        swap = tensor.untyped_storage()._byteswap  # noqa: SLF001 - byteswap() asks torch.finfo, which does not know all
         swap(width)  # type: ignore[no-untyped-call]
 
 

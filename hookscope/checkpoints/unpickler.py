@@ -134,7 +134,7 @@ class InertUnpickler:
         return items
 
     def _pop(self) -> None:
-        if not self._stack:  # what C and Python's own unpickler do
+        if not self._stack:  # as Python's unpicklers do
             self._since_mark()
         else:
             self._stack.pop()
@@ -222,7 +222,7 @@ class InertUnpickler:
         if type(target) is StandIn and target.state is ABSENT:
             target.state = state
         elif type(target) is OrderedDict and type(state) is dict:
-            versions = state.get("_metadata")  # what torch keeps there; anything else could hide a method
+            versions = state.get("_metadata")  # torch keeps a dict there; anything else could hide a method
             if isinstance(versions, dict):
                 vars(target)["_metadata"] = versions
         else:

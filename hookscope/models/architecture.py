@@ -121,7 +121,7 @@ def _likeness_bound(pattern: NetworkPattern, counts: Counter[str]) -> Fraction:
 
 
 def _best_candidates(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> list[Candidate]:
-    """Return the networks that fit the first of `forms` that any network fits, and need the fewest changes."""
+    """Return the networks with the fewest changes, for the first of `forms` that any network fits."""
     by_form: dict[int, list[Candidate]] = {}
     int8 = any(name.endswith(".zero_point") for name in forms[0])
     for pattern in patterns:
@@ -254,7 +254,7 @@ def _torchvision_patterns() -> Iterator[NetworkPattern]:
 
 
 def _timm_patterns(forms: Sequence[Shapes]) -> Iterator[NetworkPattern]:
-    """Yield timm's networks: those in the table, and others that have the name of their first weight in `forms`."""
+    """Yield timm's networks in the table, and others whose first weight is named in `forms`."""
     table = network_table("timm")
     if installed_version("timm") == table.version:
         yield from table.networks.values()

@@ -28,7 +28,7 @@ _OPAQUE = nn.Embedding | nn.EmbeddingBag | nn.RNNBase | nn.ConvTranspose1d | nn.
 
 
 def infer_channels(module: nn.Module) -> int | None:
-    """Return C of the first convolution over images or clips, or of the first kernel parameter; None without one."""
+    """Return C of the first layer if it convolves images or clips; of the first kernel if no module does; else None."""
     first = _first_layer(module)
     if isinstance(first, nn.Conv2d | nn.Conv3d):
         return first.in_channels

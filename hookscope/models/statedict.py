@@ -49,9 +49,9 @@ def load_into(
 ) -> tuple[str, ...]:
     """Copy `state`, called `origin`, into `module`, called `name` or by its class, strictly: names and shapes must fit.
 
-    A wrapping prefix is removed, or one of the network's put in front, when that makes the names fit. These may be
-    missing: a BatchNorm's `num_batches_tracked`, tensors in the memory of loaded tensors (tied weights, views), and what
-    `options` allows; a name of another shape must match both of its patterns.
+    A wrapping prefix is removed, or one of the network's put in front, when that makes the names fit. Names may be
+    missing for a BatchNorm's `num_batches_tracked`, for tensors in the memory of loaded tensors (tied weights, views),
+    and where `options` allows it; a name of another shape must match both of its patterns.
 
     Returns sentences about what is unused, missing, not needed, or given twice. `notes` gets one about the prefix.
     Raises MisfitError if names or shapes do not fit, or fit in several ways; the module is then overwritten in part.
@@ -216,7 +216,7 @@ def _shared_bytes(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
 
 def _bytes_of(tensor: Tensor, taken: Tensor) -> Tensor:
     item = tensor.element_size()
-    # The elements along an expanded axis are one in memory.
+    # An expanded axis has one element in memory.
     sizes = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     strides = [stride * item for stride in tensor.stride()]
     return taken.as_strided([*sizes, item], [*strides, 1], tensor.storage_offset() * item)

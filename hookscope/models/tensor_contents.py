@@ -47,7 +47,7 @@ def _facts_of(shown: str, content: object, named: list[tuple[str, TensorLike]]) 
     layouts = [_layout(tensor) for tensor in tensors]
     views = [layout or at for at, layout in enumerate(layouts)]
     distinct = dict(zip(views, tensors, strict=True))  # equal views are read once
-    with ThreadPoolExecutor(_THREADS) as pool:  # reading and reducing let go of the interpreter
+    with ThreadPoolExecutor(_THREADS) as pool:  # reading and reducing release the interpreter lock
         values = dict(zip(distinct, pool.map(values_of_tensor, distinct.values()), strict=True))
     facts = [
         TensorFacts(tensor.shape, str(tensor.dtype).removeprefix("torch."), _byte_count(tensor), layout, values[view])

@@ -199,7 +199,7 @@ def _cause_of(error: Exception) -> str:
 
 
 def _is_one_layer(script: Any) -> bool:
-    """Tell whether a script is a single layer. A frozen script has no other layers either, and no mode."""
+    """Tell whether a script is a single layer; a frozen script has no other layers, but also no mode."""
     return not len(script._modules) and bool(script._c.hasattr("training"))
 
 
@@ -246,7 +246,7 @@ def _plan_for(script: Any, twin: Callable[[], Any]) -> _Plan:
 
 
 def _does_nothing(call: Any) -> bool:
-    """Tell whether a call takes and returns nothing, as tracing leaves the call of a layer that returns its input."""
+    """Tell whether a call takes and returns nothing: tracing leaves this for a layer that returns its input."""
     return len(list(call.inputs())) == 1 and call.output().type().kind() == "NoneType"
 
 

@@ -81,7 +81,7 @@ def parts_of(content: object, name: str, key: str | None) -> list[Part]:
 
 
 def sets_of(content: object) -> list[tuple[Keys, object]]:
-    """Return the sets of weights in a file's content with their keys; the content itself if it has none inside."""
+    """Return a file's sets of weights with their keys: the content itself if none is inside, [] for an optimiser."""
     if is_optimiser(content):
         return []
     if isinstance(content, dict):

@@ -160,7 +160,7 @@ def _warnings_about_whole(
     theirs: Mapping[str, Tensor],
     rows: Sequence[DifferenceRow],
 ) -> Iterator[str]:
-    """Yield a warning if gradients of parameters differ for B in one piece only; B's in blocks end `rows`."""
+    """Warn if parameters' gradients differ only for B in one piece; `rows` end with the gradients of B in blocks."""
     exceeding = []
     for pair, by_blocks in zip(parameters, rows[len(rows) - len(parameters) :], strict=True):
         gradient, other = ours.get(pair.rows.label), theirs.get(pair.rows.label_b)

@@ -250,7 +250,7 @@ class Passes:
                 )
 
     def _run_shadow(self, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
-        """Run a layer of B on its partner's arguments, moved to the device and dtype of its own."""
+        """Run a layer of B on its partner's arguments, moved to the device and dtype of B's arguments."""
         if call not in self._arguments_of_a:
             return
         values, form = self._arguments_of_a.pop(call)

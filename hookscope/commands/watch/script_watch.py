@@ -352,7 +352,7 @@ class ScriptWatch:
 
 
 def _observe_starts(call: Callable[[str], None]) -> None:
-    """Call `call` with the module of its function whenever multiprocessing has started a process."""
+    """Call `call` with the module of a process's function whenever multiprocessing has started a process."""
     start = BaseProcess.start
 
     @wraps(start)

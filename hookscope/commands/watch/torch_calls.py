@@ -51,7 +51,7 @@ class Listener(Protocol):
     """Is notified of calls; its methods must not raise."""
 
     def backward_begins(self, loss: Tensor | None, place: str) -> None:
-        """Note a call of `backward`, at "train.py:9"; the loss is None if it gets a list, or gradients."""
+        """Note a call of `backward`, at "train.py:9"; the loss is None if `backward` gets a list, or gradients."""
 
     def backward_ended(self) -> None:
         """Note that `backward` has returned."""

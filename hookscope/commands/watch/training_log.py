@@ -340,7 +340,7 @@ def _opened(path: Path) -> int:
 
 
 def _lock(descriptor: int, folder: Path) -> None:
-    """Lock the file for as long as it is open; go on without a lock where there is none."""
+    """Lock the file for as long as it is open; go on without a lock where files cannot be locked."""
     if sys.platform == "win32":
         return
     try:

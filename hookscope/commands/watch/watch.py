@@ -569,7 +569,7 @@ class Watch:
     # --- From step to step -------------------------------------------------------------------------------------------
 
     def _renumber(self, step: int) -> None:
-        """Give the step that ends the loop's own number."""
+        """Set the number of the step that ends to the loop's own number."""
         if isinstance(step, Integral) and not isinstance(step, bool) and self._ended < step <= LAST_STEP:
             number = int(step)
             if self._current.number == self._first:
