@@ -63,7 +63,7 @@ _WRITTEN_CALLS: dict[str, Callable[..., bool] | None] = {
 def survey_pickle(file: BinaryIO) -> PickleSurvey:
     """Return what unpickling would import and claim; `file` is then behind the pickle. Never raises for its content.
 
-    A pickle can be made to take any time and memory, so this belongs into a process with limits. `file` is at the start
+    A pickle can be made to take any time and memory, so this belongs in a process with limits. `file` is at the start
     of a pickle, and can seek.
     """
     unpickler = InertUnpickler(file)

@@ -296,7 +296,7 @@ def _unpickled(archive: ZipFile, member: ZipInfo, located: Callable[[str, int], 
         raise ValueError
     tensors = _Tensors(located)
     rebuilt = replace_stand_ins(pickled, tensors.made_of)
-    for call in unpickler.calls:  # torch makes those that are thrown away as well
+    for call in unpickler.calls:  # torch also makes results that are then dropped
         replace_stand_ins(call, tensors.made_of)
     _check_plain(rebuilt)
     return rebuilt

@@ -269,7 +269,7 @@ def _pickles(file: BinaryIO, kind: FileKind) -> Iterator[BinaryIO]:
 def read_content(path: Path, kind: FileKind, how: ReadMode) -> object:
     """Return what a file holds; mapped into memory where that can be.
 
-    It has passed `inspect_isolated`, which finds what these readers would not notice, and how to read it. Raises
+    The file has passed `inspect_isolated`, which finds faults that these readers miss, and how to read it. Raises
     CheckpointError if it is damaged or too large for the memory there is, UntrustedFileError if it holds more than
     plain data after all.
     """

@@ -3,7 +3,7 @@
 Python's unpickler imports what a pickle names, calls it, and hands it a state. This one knows the same instructions and
 does none of that: a name becomes a `Global`, a call a `StandIn` that remembers the name and the arguments, a reference
 to a storage a `Reference`. `docs/security.md` has a table of what each instruction may do; keep it up to date. No torch
-is needed. Reading can take any time and memory, so it belongs into a process with limits.
+is needed. Reading can take any time and memory, so it belongs in a process with limits.
 """
 
 import pickle

@@ -242,7 +242,7 @@ def _network_of(
 ) -> tuple[ModelSpec, Mapping[str, Any], int | None, tuple[str, ...]]:
     """Return the network that weights belong to, with the arguments and input channels that make it fit, and notes.
 
-    `named` is the network of --arch, None to recognise it; `arguments`, those of --model-arg, win.
+    `named` is the network of --arch, None to recognise it; `arguments` of --model-arg win.
     """
     if named is not None and named.form in ("file", "module"):
         return named, {}, None, ()

@@ -358,7 +358,6 @@ def _shown_form(value: object, other: object) -> str:
 
 
 def _shape_or_type(value: object) -> str:
-    """Return a tensor's shape as text, or the type of another value."""
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 

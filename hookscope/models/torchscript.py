@@ -365,7 +365,7 @@ def _reroute(graph: Any, node: Any, returns: tuple[str, ...], operator: str) -> 
 def _define_weights(graph: Any, node: Any) -> None:
     """Let fused attention return None in place of weights that the script does not ask for.
 
-    These are an undefined tensor, which cannot pass to Python. (Without a script, Python gets None for it.)
+    The weights are then an undefined tensor, which cannot pass to Python. (Without a script, Python gets None.)
     """
     weights, wanted = node.outputsAt(1), node.inputsAt(10)
     choice = graph.create("prim::If", [wanted], 1)

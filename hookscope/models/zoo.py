@@ -51,7 +51,7 @@ _KINDS: dict[str, InputKind] = {"detection": "detection", "video": "video", "opt
 
 
 def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
-    """Build a network of torchvision's registry; its first convolution is rebuilt for another number of input channels.
+    """Build a network of torchvision's registry; convolutions over 3 channels are rebuilt for other input channels.
 
     Raises UsageError if there are no such weights, or the builder takes no such arguments; CheckpointError or
     UntrustedFileError if the weights cannot be had, read, or do not fit; ModelError if the builder raises.

@@ -156,7 +156,7 @@ def fork_worker(
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # About other threads, whose locks stay taken in the child: it takes none of theirs.
+        # About locks of other threads, which stay taken in the child: it takes none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
         worker = os.fork()
     if worker == 0:

@@ -233,6 +233,7 @@ class HookedNetwork:
         return LayerRow(len(self.rows), call.layer, kind, call.call, slot, 0, form, owner=owner, source=source)
 
     def _stored_name(self, source: Tensor, output: Tensor) -> str | None:
+        """Return the name of an input of an operation, as in `Arguments.inputs`."""
         if source is output:
             return None
         tensor, name, version = self._stored.get(id(source), (None, "", 0))

@@ -40,7 +40,7 @@ class LossOperations:
 
 
 def operations_of(loss: Node) -> LossOperations:
-    """Return the operations between a loss and the last weights that it depends on; it may have been differentiated."""
+    """Return the operations between a loss and the last weights that it depends on, also after `backward`."""
     every: dict[str, bool] = {}
     todo, seen = [loss], {loss}
     for node in todo:

@@ -131,7 +131,7 @@ def grown_gradients(step: TrainingStep, jump: Jump | None, ring: Ring) -> str:
     """Return a sentence on the parameters whose gradients have grown at a jump of the norm; "" if it is not known.
 
     Of the ten largest gradients, those with a factor above the square root of the norm's factor have grown. Clipping
-    changes the factors, so they are compared with each other only.
+    changes the factors, so clipped gradients are only compared with each other.
     """
     if jump is None:
         return ""
@@ -199,8 +199,8 @@ def first_not_finite(
         ring: The steps before.
         broken: Parameters whose gradient is not finite, in the order of the network.
         trained: Parameters with a gradient, in the order of the network.
-        stepped_though_skipped: A step that a GradScaler skipped, while the optimiser stepped with its gradients.
-        is_distributed: Whether the gradients are those of several processes, and the loss that of one.
+        stepped_though_skipped: A step that a GradScaler skipped, but whose gradients the optimiser used.
+        is_distributed: Whether the gradients come from several processes, and the loss from one.
     """
     step, bad_weights = arrived.record, arrived.step.bad_weights
     earlier = _first_broken_before(step, ring)

@@ -718,7 +718,7 @@ class Watch:
 def with_gradients(
     call: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call `call` now, or after every call of the closure of a step, before which the gradients are stale.
+    """Call `call` now, or after every call of a step's closure, which computes the gradients.
 
     Returns:
         The arguments of the step with a wrapped closure; None without a closure.
