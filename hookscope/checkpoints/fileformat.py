@@ -158,9 +158,9 @@ def file_kind(path: Path) -> FileKind:
 
 @contextmanager
 def open_regular(path: Path, wanted: str = "", failure: type[InputError] = CheckpointError) -> Iterator[BufferedReader]:
-    """Open a regular file for reading; anything else could block for ever, and is a `failure`.
+    """Open a regular file for reading; anything else could block for ever, and raises `failure`.
 
-    Messages ask for what is `wanted` instead; by default for weights.
+    Messages ask for `wanted` instead, by default for weights.
     """
     name = printable(str(path))
     try:
@@ -175,7 +175,7 @@ def open_regular(path: Path, wanted: str = "", failure: type[InputError] = Check
 
 
 def bounded_text(path: Path, wanted: str, limit: int) -> str:
-    """Return the UTF-8 text in a file of at most `limit` bytes; InputError, asking for what is `wanted`, for others."""
+    """Return the UTF-8 text in a file of at most `limit` bytes; InputError, which asks for `wanted`, for others."""
     with open_regular(path, wanted, InputError) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -262,7 +262,7 @@ def _foreign(start: bytes) -> str:
     if len(start) < 16:
         return f"is only {counted(len(start), 'byte')} long: truncated, or not a weights file; download it again"
     with suppress(UnicodeDecodeError):
-        text = codecs.getincrementaldecoder("utf-8")().decode(start)  # which may be cut inside a character
+        text = codecs.getincrementaldecoder("utf-8")().decode(start)  # the start may end inside a character
         if "".join(text.split()).isprintable():
             return f"is text, not weights: '{printable(text.strip().partition(chr(10))[0], 30)}'; give a weights file"
     return (
@@ -490,7 +490,7 @@ def check_checksums(opened: Opened, name: str) -> None:
     Raises CheckpointError if one differs. Each thread opens the file for itself: since Python 3.12 a `ZipFile` skips
     parts of headers by seeking from the position of the file, which another thread may just have moved.
     """
-    with ThreadPoolExecutor(_CHECKSUM_THREADS) as pool:  # summing lets go of the interpreter
+    with ThreadPoolExecutor(_CHECKSUM_THREADS) as pool:  # summing releases the interpreter lock
         list(pool.map(partial(_compare, opened, name), range(_CHECKSUM_THREADS)))
 
 

@@ -35,7 +35,7 @@ def find_checkpoints(sources: Sequence[str]) -> list[str]:
 
 def _expand(source: str) -> list[str]:
     files = files_of(source, WEIGHTS_SUFFIXES, whole=lambda folder: is_distributed(folder) or is_hugging_face(folder))
-    if files is None:  # loading what cannot be read raises
+    if files is None:  # kept as it is; loading reports errors
         return [source]
     if not files and not Path(source).is_dir():
         raise NothingMatchedError(

@@ -73,12 +73,12 @@ _FORBIDDEN_INSIDE = frozenset(
 
 
 def is_data(name: str) -> bool:
-    """Return whether a name is that of a class whose objects are nothing but data."""
+    """Return whether a name is a class whose objects are only data."""
     return name in _DATA or any(pattern.fullmatch(name) for pattern in _DATA_PATTERNS)
 
 
 def is_layer(name: str) -> bool:
-    """Return whether a name is that of one of torch's own layers: data too, as long as nobody calls the layer."""
+    """Return whether a name is one of torch's own layers, which are data as long as nobody calls them."""
     return _LAYERS.fullmatch(name) is not None
 
 
@@ -92,7 +92,7 @@ def is_forbidden(name: str) -> bool:
 
 
 def refused_names(names: Iterable[str], allowed: Iterable[str] | None) -> list[str]:
-    """Return the forbidden names; with `allowed`, also names of no plain data that match none of its globs."""
+    """Return the forbidden names; with `allowed`, also names that match none of its globs, except data and layers."""
     patterns = ["*"] if allowed is None else [*allowed]
 
     def is_allowed(name: str) -> bool:

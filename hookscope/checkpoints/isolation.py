@@ -25,10 +25,10 @@ _ENDINGS = {
 
 
 def run_isolated(work: Callable[[], Any], paths: Iterable[Path], name: str) -> Any:
-    """Work on files in a separate process, within what files of such sizes should take.
+    """Work on files in a separate process, within the time and memory that files of their size should take.
 
-    `work` returns what JSON can hold; `name` is what to call all the files in messages. Raises what `work` does of
-    hookscope's errors; a CheckpointError if a file crashes its reader, takes too much, or changes meanwhile.
+    `work` returns what JSON can hold; `name` is what to call all the files in messages. Raises hookscope's errors that
+    `work` raises; a CheckpointError if a file crashes its reader, takes too much, or changes meanwhile.
     """
     paths = [*paths]
     with unchanged(paths, name):

@@ -63,7 +63,7 @@ _WRITTEN_CALLS: dict[str, Callable[..., bool] | None] = {
 def survey_pickle(file: BinaryIO) -> PickleSurvey:
     """Return what unpickling would import and claim; `file` is then behind the pickle. Never raises for its content.
 
-    A pickle can be made to take any time and memory, so this belongs into a process with limits. `file` is at the start
+    A pickle can be made to take any time and memory, so this belongs in a process with limits. `file` is at the start
     of a pickle, and can seek.
     """
     unpickler = InertUnpickler(file)
@@ -93,7 +93,7 @@ def _wrapper_class(call: StandIn) -> str:
 
 def _is_written(call: StandIn) -> bool:
     name, arguments = call.name, call.arguments
-    if name in _get_allowed_globals() and call.state is not ABSENT:  # which can put a tensor's storage in its place
+    if name in _get_allowed_globals() and call.state is not ABSENT:  # a state can replace a tensor's storage
         return False
     if name == "torch._tensor._rebuild_from_type_v2":  # calls its first argument, with its third
         function, nested = (arguments[0], arguments[2]) if len(arguments) > 2 else (None, ())
@@ -107,7 +107,7 @@ def _is_written(call: StandIn) -> bool:
 
 def _note_storage(identifier: object, storages: dict[str, int]) -> bool:
     """Note a storage's bytes; False unless it is as torch.save names it: ("storage", type, key, location, numel)."""
-    # Legacy files append the view that a storage is of another.
+    # Legacy files append the view, if a storage is a view of another one.
     if not isinstance(identifier, tuple) or len(identifier) not in (5, 6) or identifier[0] != "storage":
         return False
     _, kind, key, _, count = identifier[:5]

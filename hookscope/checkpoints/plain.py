@@ -88,7 +88,7 @@ _FORMAT_VERSION = b"3"  # of the zip files of torch.save since there are any
 # The pickle of a published network takes a hundred bytes per tensor, that of its training three times that.
 _PICKLE_BYTES_LIMIT = 2**21
 
-# What there can be beside tensors, and what can be keys, themselves or in tuples.
+# Types of the values other than tensors, and of keys, also inside tuples.
 _VALUES = frozenset({str, int, float, bool, type(None)})
 
 
@@ -96,9 +96,8 @@ _VALUES = frozenset({str, int, float, bool, type(None)})
 class PlainTensor(TensorLike):
     """A tensor of a file whose elements fill one stretch of it, in whatever order of axes.
 
-    `dtype` is torch's name without the prefix. `strides` and `offset`, where in the storage its elements begin, are in
-    elements; `begin` is the byte of the file at which they do. Tensors with equal `storage` may share memory; `kind` is
-    the class.
+    `dtype` is torch's name without the prefix. `strides` and `offset`, its start in the storage, are in elements;
+    `begin` is its first byte in the file. Tensors with equal `storage` may share memory; `kind` is the class.
     """
 
     shape: tuple[int, ...]
@@ -297,7 +296,7 @@ def _unpickled(archive: ZipFile, member: ZipInfo, located: Callable[[str, int], 
         raise ValueError
     tensors = _Tensors(located)
     rebuilt = replace_stand_ins(pickled, tensors.made_of)
-    for call in unpickler.calls:  # torch makes those that are thrown away as well
+    for call in unpickler.calls:  # torch also makes results that are then dropped
         replace_stand_ins(call, tensors.made_of)
     _check_plain(rebuilt)
     return rebuilt

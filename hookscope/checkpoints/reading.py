@@ -135,7 +135,7 @@ def _verify_file(path: Path, kind: FileKind, look: Visitor, rules: ReadingRules)
     if kind == "distributed":
         return _verify_distributed(path, look, rules)
     if kind in _RUNNING_KINDS:
-        if kind != "torch tar":  # what is damaged cannot be read however much it is trusted
+        if kind != "torch tar":  # trust does not make a damaged file readable
             check_checksums(opened, name)
         if not rules.trust:
             raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), rules.remedy)
@@ -206,7 +206,7 @@ def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRul
 
 
 def _refusal(name: str, reason: str, imports: Sequence[str], remedy: str) -> UntrustedFileError:
-    # TorchScript calls its own classes so, and the containers it knows.
+    # TorchScript puts these names before its own classes, and on its containers.
     plain = [symbol.removeprefix("__torch__.") for symbol in imports if not symbol.startswith("torch.jit._pickle.")]
     named = [printable(symbol, 80) for symbol in plain[:_LISTED_NAMES]]
     more = ", …" if plain[_LISTED_NAMES:] else ""
@@ -269,7 +269,7 @@ def _pickles(file: BinaryIO, kind: FileKind) -> Iterator[BinaryIO]:
 def read_content(path: Path, kind: FileKind, how: ReadMode) -> object:
     """Return what a file holds; mapped into memory where that can be.
 
-    It has passed `inspect_isolated`, which finds what these readers would not notice, and how to read it. Raises
+    The file has passed `inspect_isolated`, which finds faults that these readers miss, and how to read it. Raises
     CheckpointError if it is damaged or too large for the memory there is, UntrustedFileError if it holds more than
     plain data after all.
     """
@@ -350,7 +350,7 @@ def _swap_untyped_values(content: object) -> None:
     tensors = [tensor for tensor in tensors_within(content) if tensor.dtype in _UNTYPED and tensor.numel()]
     for tensor in {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values():
         width = tensor.element_size() // (2 if tensor.is_complex() else 1)
-        swap = tensor.untyped_storage()._byteswap  # noqa: SLF001 - byteswap() asks torch.finfo, which knows not all of them
+        swap = tensor.untyped_storage()._byteswap  # noqa: SLF001 - byteswap() asks torch.finfo, which does not know all
         swap(width)  # type: ignore[no-untyped-call]
 
 

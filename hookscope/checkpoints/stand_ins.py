@@ -120,7 +120,7 @@ def class_of(call: StandIn) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return the class of a value for a message: of a stand-in and a pickled module the one that the file names."""
+    """Return the class of a value for a message; for stand-ins and pickled modules, the class that the file names."""
     match value:
         case ModuleState(class_name=name) | Global(name=name):
             return printable(name, 80)

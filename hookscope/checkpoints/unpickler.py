@@ -3,7 +3,7 @@
 Python's unpickler imports what a pickle names, calls it, and hands it a state. This one knows the same instructions and
 does none of that: a name becomes a `Global`, a call a `StandIn` that remembers the name and the arguments, a reference
 to a storage a `Reference`. `docs/security.md` has a table of what each instruction may do; keep it up to date. No torch
-is needed. Reading can take any time and memory, so it belongs into a process with limits.
+is needed. Reading can take any time and memory, so it belongs in a process with limits.
 """
 
 import pickle
@@ -134,7 +134,7 @@ class InertUnpickler:
         return items
 
     def _pop(self) -> None:
-        if not self._stack:  # what C and Python's own unpickler do
+        if not self._stack:  # as Python's unpicklers do
             self._since_mark()
         else:
             self._stack.pop()
@@ -222,7 +222,7 @@ class InertUnpickler:
         if type(target) is StandIn and target.state is ABSENT:
             target.state = state
         elif type(target) is OrderedDict and type(state) is dict:
-            versions = state.get("_metadata")  # what torch keeps there; anything else could hide a method
+            versions = state.get("_metadata")  # torch keeps a dict there; anything else could hide a method
             if isinstance(versions, dict):
                 vars(target)["_metadata"] = versions
         else:

@@ -25,7 +25,7 @@ _LISTED_TARGETS = 6  # layers that a sentence lists
 
 
 class NamedShape(NamedTuple):
-    """A stored tensor, as far as adapters are known by it."""
+    """The facts of a stored tensor by which adapters are recognised."""
 
     key: str
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ def adapters_in(tensors: Iterable[NamedShape]) -> Adapters:
 
 
 def is_adapter(names: Iterable[str]) -> bool:
-    """Tell whether tensors are those of adapters, without the weights of the layers that they are for."""
+    """Tell whether tensors are adapters alone, without the weights of the adapted layers."""
     unique = {*names}
     halves = {name: match["path"] or "" for name in unique if (match := _NAME.fullmatch(name))}
     layers = {*halves.values()}

@@ -1,8 +1,8 @@
-"""Infer which known network names and shapes belong to: one of the installed libraries, by the tables of them.
+"""Find the known networks that have given names and shapes, by tables of the libraries' networks.
 
-Networks that the installed version of a library has and the table lacks are built as published, which needs torch; with
-another number of classes they are only the nearest network. Those in the table are the same in every version, since
-published weights must go on fitting.
+A network of the installed library that the table lacks is built as published, which needs torch; with another number of
+classes it is only the nearest network. Networks in the table are the same in every version, since published weights
+must go on fitting.
 """
 
 import math
@@ -121,7 +121,7 @@ def _likeness_bound(pattern: NetworkPattern, counts: Counter[str]) -> Fraction:
 
 
 def _best_candidates(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> list[Candidate]:
-    """Return the networks that fit the first of `forms` that any network fits, and need the fewest changes."""
+    """Return the networks with the fewest changes, for the first of `forms` that any network fits."""
     by_form: dict[int, list[Candidate]] = {}
     int8 = any(name.endswith(".zero_point") for name in forms[0])
     for pattern in patterns:
@@ -139,7 +139,7 @@ def _best_candidates(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]
 def _candidate_of(pattern: NetworkPattern, shapes: Shapes) -> Candidate | None:
     if pattern.is_int8:
         names = _packed_names(pattern.sizes, shapes)
-        # What an int8 file has of the floating-point network's shapes.
+        # The shapes that an int8 file shares with the floating-point network.
         kept = [name for name, shape in shapes.items() if name.endswith(".weight") and len(shape) > 3]
         shapes = {name: shape for name, shape in shapes.items() if name in kept or name.endswith(_PACKED)}
     elif not 0 <= sum(pattern.counts.values()) - len(shapes) <= pattern.optional_count:
@@ -254,7 +254,7 @@ def _torchvision_patterns() -> Iterator[NetworkPattern]:
 
 
 def _timm_patterns(forms: Sequence[Shapes]) -> Iterator[NetworkPattern]:
-    """Yield timm's networks: those in the table, and others that have the name of their first weight in `forms`."""
+    """Yield timm's networks in the table, and others whose first weight is named in `forms`."""
     table = network_table("timm")
     if installed_version("timm") == table.version:
         yield from table.networks.values()
@@ -280,7 +280,7 @@ def _pattern_named(model: str) -> NetworkPattern | None:
 
 
 def _tagged(network: NetworkPattern, model: str) -> NetworkPattern:
-    """Return a network of timm's as the tag of its weights has it, which may change the number of classes."""
+    """Return a network of timm's with the number of classes of its weights' tag."""
     from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
 
     classes = timm_zoo.published(model.removeprefix("timm:")).num_classes

@@ -48,7 +48,7 @@ _AROUND = ("pretrained_cfg", "args", "config", "cfg", "hyper_parameters", "hpara
 _ARCHITECTURE_NAME = re.compile(r"(timm:|torchvision:|timm/)?(?P<name>[A-Za-z]\w{1,79})(\.\w{1,80})?", re.ASCII)
 
 FileVersion = tuple[int, int, int]
-"""What changes when a file does, as `version_of` returns it."""
+"""Inode, size and modification time of a file, as `version_of` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class Checkpoint:
         warnings: Sentences a reader must see, such as which tensors are not used.
         notes: Sentences about where in the file the weights are, and what else it holds.
         module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
-        pickled_class: The class of a pickled Module whose code was not run and might be; else "".
+        pickled_class: The class of a pickled Module whose code was not run, but could be; else "".
         requires_grad: Flags of what a single file holds as Parameters, by name; other tensors have none.
-        categories: Names of classes by index that the file holds, of as many as one of its tensors has rows.
+        categories: Class names by index from the file; one of its tensors has as many rows.
         training: The entries of a single file other than its weights; None for a sharded one.
         architectures: Names of networks that the file has beside its weights.
         is_refused_by_torch: Whether it is a single file that names more than torch's safe reader knows.
@@ -91,9 +91,9 @@ def looks_like_file(name: Named) -> bool:
 
 
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen
-    """Return the weights in a file, or of a sharded one's `index.json`. Its content decides how it is read.
+    """Return the weights of a file, or of the shards that an `index.json` lists. The content decides how it is read.
 
-    The file is first read in a separate process; if that passes, this one maps it. Of a trusted file a Module's own
+    The file is first read in a separate process; if that passes, this one maps it. In a trusted file, a Module's own
     state dict is read too. Raises CheckpointError if the file cannot be read, is damaged, or holds no state dict;
     UntrustedFileError if reading it would run code; UsageError if it holds several state dicts, and `options` names
     none; NothingMatchedError if there is none at the key of `options`.
@@ -136,8 +136,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
 def read_again(path: Path, read: Checkpoint, versions: Sequence[FileVersion], options: FileOptions) -> Checkpoint:
     """Return the weights of a file that `read_checkpoint` has read, without another process going through it first.
 
-    A sharded file is read as a new one. Raises CheckpointError if its `versions`, as `versions_of` gave them, are
-    others now.
+    A sharded file is read as a new one. Raises CheckpointError if `versions_of` does not return `versions` any more.
     """
     name = printable(str(path))
     if versions_of(path) != versions:
@@ -151,7 +150,7 @@ def read_again(path: Path, read: Checkpoint, versions: Sequence[FileVersion], op
 
 
 def versions_of(path: Path) -> list[FileVersion]:
-    """Return what changes when a file does, of each file that a checkpoint is made of."""
+    """Return the version of each file that a checkpoint is made of."""
     _, kinds = files_of(weights_file(path))
     return [version_of(file) for kind in kinds for file in stored_files(kind)]
 

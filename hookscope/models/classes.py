@@ -1,4 +1,4 @@
-"""Names of classes: out of a file of them, or what a checkpoint holds beside its weights. All of it is unknown text."""
+"""Class names, from a file of names or from a checkpoint's other entries. All of it is unknown text."""
 
 import json
 import zipfile
@@ -25,14 +25,14 @@ _KEYS = (
 _FILES = frozenset(key.lower() for key in _KEYS) | {"labels", "index_to_name", "imagenet_classes", "imagenet_labels"}
 _AROUND = ("meta", "config", "hyper_parameters", "hparams", "model_config", "extra")
 
-# More than any classifier has, longer than any name; a file of so many names is smaller still.
+# More classes than any classifier has, and a longer name; a file of that many names is smaller.
 _MOST_CLASSES = 100_000
 _LONGEST_NAME = 200
 _MOST_BYTES = 2**24
 
 
 def with_classes(loaded: LoadedModel, option: object) -> LoadedModel:
-    """Return a network with the class names that options give, and with what they say of how scores are read.
+    """Return a network with the class names that options give, and with their `multi_label`.
 
     Raises InputError if a file cannot be read or does not name classes, UsageError if the names given do not.
     """
@@ -72,8 +72,8 @@ def read_classes(path: Path) -> tuple[str, ...]:
 def packed_classes(path: Path, counts: Container[int]) -> tuple[str, tuple[str, ...]]:
     """Return the extra file of a TorchScript archive that names classes, with the names by index; ("", ()) for none.
 
-    `torch.jit.save(…, _extra_files=…)` stores texts beside the network. Read are those with a usual name, such as
-    "labels.txt" and "index_to_name.json", and objects in JSON. There must be as many names as one of `counts`.
+    `torch.jit.save(…, _extra_files=…)` stores texts beside the network. Only texts with a usual name, such as
+    "labels.txt" and "index_to_name.json", and JSON objects are read. The number of names must be in `counts`.
     """
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():

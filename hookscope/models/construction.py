@@ -79,8 +79,8 @@ def copied(loaded: LoadedModel) -> LoadedModel:
 def copied_results(module: nn.Module) -> dict[int, Any]:
     """Return copies of the tensors with a graph in a network's attributes, by id: `deepcopy` takes them as its memo.
 
-    It refuses to copy them itself; the older weight normalisation and pruning keep such a weight. Raises RuntimeError
-    if the memory of a parameter, buffer or attribute was freed, which copying would read.
+    `deepcopy` refuses to copy such tensors; the older weight normalisation and pruning keep such a weight. Raises
+    RuntimeError if the memory of a parameter, buffer or attribute was freed: copying would read it.
     """
     held = [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
     others = (("a tensor in an attribute", tensor) for tensor in held)

@@ -53,7 +53,7 @@ def model_parallel_remark(content: object) -> str:
 
 
 def _number_text(value: object) -> str:
-    """Return a whole number as text, also the first of a list, or an enum's; "" for anything else."""
+    """Return a number from 0 to 999,999 as text, also the first of a list, or an enum's; "" for anything else."""
     if type(value) is list and value:  # which may hold itself
         value = value[0]
     if isinstance(value, StandIn) and len(value.arguments) == 1:

@@ -39,7 +39,7 @@ def cached_file(url: str) -> Path:
 
 
 def is_cached(url: str) -> bool:
-    """Return whether the file of `url` lies in torch.hub's cache, where it can be reached."""
+    """Return whether the file of `url` is in torch.hub's cache and can be reached."""
     try:
         return cached_file(url).exists()
     except OSError:  # a cache folder of somebody else's
@@ -60,11 +60,11 @@ def fetch(url: str) -> Path:
     digest = re.search(r"-([a-f0-9]{8,})\.", path.name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:  # every socket operation waits so long at most, also those deep inside urllib
+        with ExitStack() as stack:  # limits every socket operation, also deep inside urllib
             stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
             socket.setdefaulttimeout(STALL_SECONDS)
             torch.hub.download_url_to_file(url, str(path), digest and digest[1], progress=sys.stderr.isatty())
-    except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: torch.hub's word for another digest
+    except (OSError, HTTPException, RuntimeError) as error:  # torch.hub raises RuntimeError for a wrong digest
         raise DownloadError(f"{url} cannot be downloaded: {_reason(error)}. {download_remedy()}") from error
     return path
 
@@ -72,7 +72,7 @@ def fetch(url: str) -> Path:
 def unreachable(url: str) -> str | None:
     """Return why the host of `url` (or the proxy in front of it) cannot be reached; None if it accepts a connection.
 
-    Resolving a name knows no timeout, so a thread does it that may be left behind.
+    Resolving a name has no timeout, so a thread does it, which may be left behind.
     """
     address = _address(url)
     outcome: SimpleQueue[str | None] = SimpleQueue()

@@ -26,8 +26,8 @@ from hookscope.text import counted, exception_line, printable
 def load_torchscript(path: Path, seed: int) -> LoadedModel:
     """Load TorchScript, scripted or traced, as a tree of modules with the original names and class names.
 
-    The module's state dict also has the buffers that the original kept out of its own, because TorchScript does not
-    record which they were. Code in the file runs with random numbers seeded by `seed`. Raises CheckpointError.
+    The module's state dict also has the original's non-persistent buffers, because TorchScript does not record which
+    buffers these are. Code in the file runs with random numbers seeded by `seed`. Raises CheckpointError.
     """
     module, remarks = read_torchscript(path, seed)
     loaded = _described(path, module, remarks)

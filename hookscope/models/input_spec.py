@@ -14,7 +14,7 @@ from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing, Waveform
 from hookscope.text import printable
 
-# Where the first layer leaves them open: torchvision's usual image, its 3-D ResNets' clip, any signal.
+# Sizes that the first layer leaves open: torchvision's usual image, its 3-D ResNets' clip, any signal.
 _IMAGE_PIXELS = 224
 _CLIP_FRAMES = 16
 _CLIP_PIXELS = 112
@@ -23,12 +23,12 @@ _SAMPLES = 16_000  # of speech, a second
 
 _Layer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 
-# First layers whose input's shape, or whose place in the network, does not follow from their own.
+# First layers whose own shape does not tell the shape of their input, or their place in the network.
 _OPAQUE = nn.Embedding | nn.EmbeddingBag | nn.RNNBase | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
 def infer_channels(module: nn.Module) -> int | None:
-    """Return C of the first convolution over images or clips, or of the first kernel parameter; None without one."""
+    """Return C of the first layer if it convolves images or clips; of the first kernel if no module does; else None."""
     first = _first_layer(module)
     if isinstance(first, nn.Conv2d | nn.Conv3d):
         return first.in_channels
@@ -110,7 +110,7 @@ def shape_option(module: nn.Module) -> str:
 
 
 def embedding_size(module: nn.Module) -> int | None:
-    """Return how many entries the smallest embedding has, one of a single entry counting last; None without any."""
+    """Return the size of the smallest embedding with several entries; 1 if all have one entry, None without any."""
     sizes = [layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     return min((size for size in sizes if size > 1), default=min(sizes, default=None))
 
@@ -174,7 +174,7 @@ def with_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
 
 
 def set_input_channels(module: nn.Module, channels: int) -> None:
-    """Rebuild, in place, every convolution over three channels, which see the picture, as the same over others.
+    """Rebuild in place every convolution over three channels, which sees the picture, for other channels.
 
     Raises UsageError if there is none, as in int8 networks.
     """
@@ -209,7 +209,7 @@ def _first_layer(module: nn.Module) -> _Layer | None:
 def example_shape(module: nn.Module, preprocessing: Preprocessing) -> tuple[int, ...] | None:
     """Return the shape of one input: (1, C, H, W), (1, C, T, H, W) for clips, (1, L) for waveforms.
 
-    Where nothing but defaults is known it is what the first layer takes; None if that does not tell.
+    If only defaults are known, it is what the first layer takes; None if that is not known.
     """
     waveform = preprocessing.waveform
     if waveform is not None and waveform.channels is None and isinstance(_first_layer(module), nn.Conv1d):

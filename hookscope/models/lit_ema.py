@@ -21,7 +21,7 @@ _Value = TypeVar("_Value")
 class DotlessCopy:
     """An averaged copy in a state dict, whose names begin with `prefix`, "model_ema.".
 
-    `names` maps its names to those of the averaged weights, which begin with `around`, "model."; `counters` are its
+    `names` maps its names to the names of the averaged weights, which begin with `around`, "model."; `counters` are its
     other names.
     """
 

@@ -26,7 +26,7 @@ _CONFIG_BYTES_LIMIT = 2**20  # ours: a pattern for each layer of a large network
 
 _WRAPPER = "base_model.model."
 _PART = re.compile(r"(?P<layer>.+)\.lora_(embedding_)?(?P<half>[AB])(\.weight)?")
-_PATTERN = re.compile(r"[\w.\-]+")  # what is no plain name could take for ever to match
+_PATTERN = re.compile(r"[\w.\-]+")  # matching anything else could take for ever
 _UNSUPPORTED = ("lora_magnitude_vector", "lora_E", "lora_ranknum")  # DoRA and AdaLoRA
 
 # Settings of adapters that are not merged so, with the names of the methods; and initialisations that change W, too.

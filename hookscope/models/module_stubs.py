@@ -25,7 +25,7 @@ MODAL = {"batch_norm": 5, "dropout": 2, "dropout_": 2, "feature_dropout": 2, "fe
 
 @cache
 def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Module]:
-    """Return a subclass of `behaviour` with the name of the layer's original class, and also of it if it is torch's.
+    """Return a subclass of `behaviour`, and of the layer's original class if that is torch's, with the original's name.
 
     The methods of `behaviour` win over the borrowed class's. `qualified_name` is "torch.nn.modules.conv.Conv2d"; it may
     come from a file, and nothing is imported by it.

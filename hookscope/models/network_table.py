@@ -41,7 +41,7 @@ class NetworkPattern:
         class_count: As published: None if it is not known, 0 without a classifier.
         grid: Side of a patch, and of the picture as published, in pixels; zeros where no number of patches is `Free`.
         size_argument: What its builder calls the side of the picture.
-        is_int8: Whether its files hold int8 weights; sizes are those that it has in floating point.
+        is_int8: Whether its files hold int8 weights; its sizes are the floating-point ones.
         heads: The names that a class count of 0 takes away.
         auxiliary, switches: The names in auxiliary heads, and the builder's arguments that add or take them away.
         optional_count: How many tensors a file need not have, at most: `COUNTER`, and those in heads.

@@ -104,7 +104,7 @@ def _first_values(parameter: Tensor) -> Tensor:
 def _kept_remark(built: Mapping[str, Tensor], module: nn.Module, name: str) -> list[str]:
     """Return a sentence on how many parameters equal the file's as built; [] without any to compare.
 
-    `load_state_dict(strict=False)` drops every name that does not fit without a word; the network then runs as it was
+    `load_state_dict(strict=False)` silently drops every name that does not fit; the network then runs as it was
     initialised. Parameters of one value, as normalisation layers begin with, are not counted.
     """
     now = {key: _first_values(parameter) for key, parameter in module.named_parameters() if key in built}
@@ -131,7 +131,7 @@ def _module_made_by(made: object, arguments: Mapping[str, Any], name: str, *, on
     result: object = None
     if on_meta:
         with suppress(Exception, SystemExit), warnings.catch_warnings(), torch.device("meta"):
-            warnings.simplefilter("ignore")  # of values that go nowhere
+            warnings.simplefilter("ignore")  # values on the meta device go nowhere
             result = made(**arguments)
     if result is None:
         with user_code(f"{name} raised while the network was built"):

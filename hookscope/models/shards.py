@@ -12,7 +12,7 @@ from hookscope.text import printable
 # How Hugging Face's libraries name shards.
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<suffix>safetensors|bin)")
 
-_MOST_SHARDS = 10_000  # to look for so many takes two seconds. The largest networks have a few hundred
+_MOST_SHARDS = 10_000  # looking for this many takes two seconds. The largest networks have a few hundred
 
 RESAVE_REMEDY = "save `model.state_dict()` where it was made"
 """Advice for messages about a file that runs code, where it must not run."""

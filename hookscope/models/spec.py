@@ -219,7 +219,7 @@ def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, op
     if base is None:
         try:
             settings = None if adapter_config(path) is None else read_settings(path)
-        except CheckpointError as error:  # the settings are of another method, or damaged, and not the weights
+        except CheckpointError as error:  # the settings, not the weights, are damaged or of another method
             raise NetworkNeededError(f"{name} holds adapters that cannot be merged: {error}") from error
         named = f" (adapter_config.json names '{printable(settings.base, 80)}')" if settings and settings.base else ""
         alpha = "" if settings else " Merging also takes their alpha, in an adapter_config.json next to the file."
@@ -242,7 +242,7 @@ def _network_of(
 ) -> tuple[ModelSpec, Mapping[str, Any], int | None, tuple[str, ...]]:
     """Return the network that weights belong to, with the arguments and input channels that make it fit, and notes.
 
-    `named` is the network of --arch, None to recognise it; `arguments`, those of --model-arg, win.
+    `named` is the network of --arch, None to recognise it; `arguments` of --model-arg win.
     """
     if named is not None and named.form in ("file", "module"):
         return named, {}, None, ()

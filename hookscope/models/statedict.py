@@ -23,7 +23,7 @@ _LISTED = 3  # names in a message
 
 
 def named_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors by name, detached; those that int8 modules pack into a tuple by their places in it."""
+    """Yield the tensors by name, detached; tensors that int8 modules pack into a tuple as "name[0]"."""
     for name, value in state.items():
         if isinstance(value, Tensor):
             yield name, value.detach()
@@ -49,12 +49,12 @@ def load_into(
 ) -> tuple[str, ...]:
     """Copy `state`, called `origin`, into `module`, called `name` or by its class, strictly: names and shapes must fit.
 
-    A wrapping prefix is removed, or one of the network's put in front, when that makes the names fit. Only a
-    BatchNorm's `num_batches_tracked` may be missing, a tensor that lies in the memory of tensors that are loaded, as
-    tied weights and views do, and what `options` allows; a name of another shape must match both of its patterns.
+    A wrapping prefix is removed, or one of the network's put in front, when that makes the names fit. Names may be
+    missing for a BatchNorm's `num_batches_tracked`, for tensors in the memory of loaded tensors (tied weights, views),
+    and where `options` allows it; a name of another shape must match both of its patterns.
 
     Returns sentences about what is unused, missing, not needed, or given twice. `notes` gets one about the prefix.
-    Raises MisfitError if names or shapes do not fit, or in more ways than one; the module is overwritten in part then.
+    Raises MisfitError if names or shapes do not fit, or fit in several ways; the module is then overwritten in part.
     """
     target = module.state_dict()
     network = name or type(module).__name__
@@ -77,7 +77,7 @@ def load_into(
     vars(fitting)["_metadata"] = _versions(state, removed, added) or getattr(target, "_metadata", None)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # fitting is all there is
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # only the fit is checked
             result = module.load_state_dict(fitting, strict=False)
     except Exception as error:  # torch raises RuntimeError, ValueError and more for what it cannot copy
         raise MisfitError(f"{misfit}: {type(error).__name__}.") from error
@@ -96,7 +96,7 @@ def load_into(
         shapes,
         options,
         original=original,
-        # How many steps torch's AveragedModel has averaged is no weight of the network.
+        # `n_averaged` counts the steps of torch's AveragedModel.
         unread=[key for key in state if key not in mapping and key != "n_averaged"],
     )
     prefix = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
@@ -216,7 +216,7 @@ def _shared_bytes(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
 
 def _bytes_of(tensor: Tensor, taken: Tensor) -> Tensor:
     item = tensor.element_size()
-    # The elements along an expanded axis are one in memory.
+    # An expanded axis has one element in memory.
     sizes = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     strides = [stride * item for stride in tensor.stride()]
     return taken.as_strided([*sizes, item], [*strides, 1], tensor.storage_offset() * item)
@@ -294,7 +294,7 @@ def _with_prefix(
     A network that holds another, such as a classifier its backbone, puts the attribute's name before the inner names.
     """
     for removed, forms in stripped_forms(state):
-        longest = max(forms.values(), key=len)  # which fewest names of the network end with
+        longest = max(forms.values(), key=len)  # the fewest names of the network end with it
         prefixes = [key.removesuffix(longest) for key in target if key.endswith(f".{longest}")]
         matches = []
         for prefix in prefixes:
@@ -358,7 +358,6 @@ def _shown_form(value: object, other: object) -> str:
 
 
 def _shape_or_type(value: object) -> str:
-    """Return a tensor's shape as text, or the type of another value."""
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 

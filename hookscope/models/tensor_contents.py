@@ -46,8 +46,8 @@ def _facts_of(shown: str, content: object, named: list[tuple[str, TensorLike]]) 
     tensors = [Tensor.detach(tensor) for _, tensor in named if isinstance(tensor, Tensor)]
     layouts = [_layout(tensor) for tensor in tensors]
     views = [layout or at for at, layout in enumerate(layouts)]
-    distinct = dict(zip(views, tensors, strict=True))  # what is there twice is read once
-    with ThreadPoolExecutor(_THREADS) as pool:  # reading and reducing let go of the interpreter
+    distinct = dict(zip(views, tensors, strict=True))  # equal views are read once
+    with ThreadPoolExecutor(_THREADS) as pool:  # reading and reducing release the interpreter lock
         values = dict(zip(distinct, pool.map(values_of_tensor, distinct.values()), strict=True))
     facts = [
         TensorFacts(tensor.shape, str(tensor.dtype).removeprefix("torch."), _byte_count(tensor), layout, values[view])
@@ -70,7 +70,7 @@ def _byte_count(tensor: Tensor) -> int:
     stored = tensor if tensor.layout is torch.strided else stored_values(tensor, tuple(tensor.shape))[0]
     byte_count = stored.numel() * stored.element_size()
     if not (stored.is_meta or stored.layout is not torch.strided):
-        byte_count = min(byte_count, stored.untyped_storage().nbytes())  # an expanded tensor shows its elements again
+        byte_count = min(byte_count, stored.untyped_storage().nbytes())  # an expanded tensor repeats elements
     return byte_count
 
 
@@ -92,7 +92,7 @@ def values_of_tensor(tensor: Tensor) -> Values | None:
         return _values((tensor.dequantize() if by_channel else tensor).reshape(-1), tensor.dtype, 1)
     stored, _, zeros = stored_values(tensor, tuple(tensor.shape))
     stored = stored.resolve_conj().resolve_neg()
-    held = stored[tuple(slice(None if stride else 1) for stride in stored.stride())]  # others show their elements again
+    held = stored[tuple(slice(None if stride else 1) for stride in stored.stride())]  # expanded axes repeat elements
     held, _ = in_memory_order(held, None)
     if not held.is_contiguous() and held.numel() * held.element_size() > _GATHER_BYTES_LIMIT:
         return None

@@ -28,7 +28,7 @@ from hookscope.models.module_stubs import MODAL, always_training, layer_class, s
 # A traced module has one method per call: forward, forward1, forward2; an overloaded one forward__0, forward__1.
 _FORWARD = re.compile(r"forward(__)?\d*\Z")
 
-# Values that come back from Python as what they were. Objects of scripted classes, futures and the like do not.
+# Types that come back from Python unchanged. Objects of scripted classes, futures and the like do not.
 _PLAIN = {
     *("TensorType", "IntType", "FloatType", "ComplexType", "NumberType", "BoolType", "StringType", "NoneType"),
     *("DeviceObjType", "OptionalType", "UnionType", "ListType", "DictType", "TupleType"),
@@ -116,7 +116,7 @@ def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
 
     A list or dictionary that a layer takes or returns is copied on the way; where a layer changes one it was given, the
     call is left alone. `load` loads the script, a `RecursiveScriptModule` that has not run yet: its graphs are changed.
-    It is called again if they turn out not to be changeable, or where looking into them would fix them as they are.
+    It is called again if the graphs cannot be changed, or if inspecting them would freeze them.
     """
     script = load()
     try:
@@ -199,7 +199,7 @@ def _cause_of(error: Exception) -> str:
 
 
 def _is_one_layer(script: Any) -> bool:
-    """Tell whether a script is a single layer. A frozen script has no other layers either, and no mode."""
+    """Tell whether a script is a single layer; a frozen script has no other layers, but also no mode."""
     return not len(script._modules) and bool(script._c.hasattr("training"))
 
 
@@ -246,7 +246,7 @@ def _plan_for(script: Any, twin: Callable[[], Any]) -> _Plan:
 
 
 def _does_nothing(call: Any) -> bool:
-    """Tell whether a call takes and returns nothing, as tracing leaves the call of a layer that returns its input."""
+    """Tell whether a call takes and returns nothing: tracing leaves this for a layer that returns its input."""
     return len(list(call.inputs())) == 1 and call.output().type().kind() == "NoneType"
 
 
@@ -365,7 +365,7 @@ def _reroute(graph: Any, node: Any, returns: tuple[str, ...], operator: str) -> 
 def _define_weights(graph: Any, node: Any) -> None:
     """Let fused attention return None in place of weights that the script does not ask for.
 
-    These are an undefined tensor, which cannot pass to Python. (Without a script, Python gets None for it.)
+    The weights are then an undefined tensor, which cannot pass to Python. (Without a script, Python gets None.)
     """
     weights, wanted = node.outputsAt(1), node.inputsAt(10)
     choice = graph.create("prim::If", [wanted], 1)

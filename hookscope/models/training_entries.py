@@ -14,7 +14,7 @@ from hookscope.models.weight_sets import dotted, entries_at, is_averaged, is_opt
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import printable
 
-# The keys of what the `state_dict` of torch's GradScaler returns, and of its learning-rate schedulers.
+# The keys in the state dicts of torch's GradScaler and of its learning-rate schedulers.
 _SCALER = frozenset({"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"})
 _SCHEDULE = frozenset({"last_epoch", "_last_lr"})
 
@@ -25,7 +25,7 @@ _MEMBERS_LIMIT = 10_000
 # What training scripts call the number of an epoch or a step; Lightning's, mmengine's and timm's names among them.
 _COUNTERS = ("epoch", "current_epoch", "global_step", "step", "iteration", "iter", "it", "num_updates")
 
-# Where mmengine and others keep them, instead of beside the weights.
+# Where mmengine and others keep the counters, instead of beside the weights.
 _COUNTED_IN = ("meta", "progress", "trainer_state")
 
 _GREATEST_COUNT = 2**53  # exact as a float

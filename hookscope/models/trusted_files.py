@@ -27,7 +27,7 @@ _MISSING_CLASS = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '
 
 
 def read_trusted(path: Path, kind: FileKind) -> object:
-    """Return what a trusted file of any of these kinds holds: of a program its module. Raises CheckpointError."""
+    """Return the content of a trusted file of any of these kinds; for a program, its module. Raises CheckpointError."""
     if kind == "torchscript":
         return read_torchscript(path, 0)[0]
     if kind == "exported program":
@@ -98,7 +98,7 @@ def read_exported_program(
 def only_input(program: Any) -> tuple[tuple[int, ...], bool] | None:
     """Return the shape of the only input of a program, and whether its first size may vary; None if it has others.
 
-    Other sizes that may vary are those of the export.
+    Other variable sizes are as at the export.
     """
     names = program.graph_signature.user_inputs
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]

@@ -45,7 +45,7 @@ class ProgramRoot(UnflattenedModule):
     """Stands for the whole program."""
 
     def process_forward_inputs(self, *args: Any, **kwargs: Any) -> Any:
-        """Check the arguments against those of the export; torch prints where they have another structure."""
+        """Check the arguments against the export's; discard what torch prints about another structure."""
         with redirect_stdout(io.StringIO()):
             return super().process_forward_inputs(*args, **kwargs)  # type: ignore[no-untyped-call] # torch's
 

@@ -57,7 +57,7 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
     """Import a Python file and return the callable of that name in it.
 
     Raises InputError if the file cannot be read, ModelError if it raises, ModelNotFoundError if it has no such name,
-    and UsageError if what has the name cannot be called.
+    and UsageError if the name is not callable.
     """
     check_readable(path)
     with importable(path.parent, is_file=True):

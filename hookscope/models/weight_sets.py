@@ -81,7 +81,7 @@ def parts_of(content: object, name: str, key: str | None) -> list[Part]:
 
 
 def sets_of(content: object) -> list[tuple[Keys, object]]:
-    """Return the sets of weights in a file's content with their keys; the content itself if it has none inside."""
+    """Return a file's sets of weights with their keys: the content itself if none is inside, [] for an optimiser."""
     if is_optimiser(content):
         return []
     if isinstance(content, dict):
@@ -176,9 +176,9 @@ def _candidates(content: dict[Any, Any]) -> Iterator[tuple[Keys, object]]:
 
 
 def resolved_key(content: object, key: str, name: str) -> tuple[Keys, str]:
-    """Return the keys that `key` leads through, and what names start with there; NothingMatchedError if it does not.
+    """Return the keys of a dotted `key`, and the prefix of names there; NothingMatchedError if it names nothing.
 
-    It may leave out what leads to the only set of weights in which it names anything.
+    `key` may leave out the place of a set of weights if it names something in that set only.
     """
     ways = [*islice(_ways_to(content, key), 1)]
     if not ways:

@@ -51,7 +51,7 @@ _KINDS: dict[str, InputKind] = {"detection": "detection", "video": "video", "opt
 
 
 def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
-    """Build a network of torchvision's registry; its first convolution is rebuilt for another number of input channels.
+    """Build a network of torchvision's registry; convolutions over 3 channels are rebuilt for other input channels.
 
     Raises UsageError if there are no such weights, or the builder takes no such arguments; CheckpointError or
     UntrustedFileError if the weights cannot be had, read, or do not fit; ModelError if the builder raises.
@@ -139,7 +139,7 @@ def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) 
     except CheckpointError as error:
         if was_there:
             raise CheckpointError(f"{error} Delete this file to have {enum} downloaded again.") from error
-        path.unlink()  # cut off under way, where the name holds no digest to compare with
+        path.unlink()  # a download cut short, under a name without a digest
         raise DownloadError(f"{enum.url} cannot be downloaded: {error}") from error
 
 
@@ -211,7 +211,7 @@ def _describe(name: str, enum: WeightsEnum | None, has_names: bool, module: nn.M
     is_classifier = family not in ("detection", "segmentation", "optical_flow")
     usual = torchvision.models.get_model_weights(name).DEFAULT
     categories = tuple((enum or usual).meta.get("categories") or ()) if is_classifier and (enum or has_names) else ()
-    if enum is None and len(categories) != IMAGENET_CLASSES:  # of video, there are several sets of classes
+    if enum is None and len(categories) != IMAGENET_CLASSES:  # video networks have several sets of classes
         categories = ()
     enum = enum or usual
     return _preprocessing(_KINDS.get(family, "image"), enum, module), categories, ()

@@ -56,8 +56,8 @@ def run_jobs(
 
     Yields the position of an item and its result, or a `WorkerFailure`, as they finish. Leaving early, by an exception
     or by closing the iterator, kills every process. `work` is a function of a module, picklable like its items, and
-    returns what JSON can hold; tuples come back as lists. At most `at_once` workers have the `limits` each. The modules
-    `preload` are imported once before any work begins; `environment` is added to this process's own.
+    returns what JSON can hold; tuples come back as lists. At most `at_once` workers run at once, each within `limits`.
+    The modules `preload` are imported once before any work begins; `environment` is added to this process's own.
     """
     team = _Team(limits, [*preload], {**os.environ, **(environment or {})})
     of_thread = threading.local()

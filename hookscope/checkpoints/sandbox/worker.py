@@ -29,8 +29,8 @@ _LENGTH_BYTES = 8
 
 CAN_LIMIT_MEMORY = sys.platform == "linux"  # relative to what is mapped, which /proc lists
 
-# Freed memory is looked for in pieces of so many bytes, down to where taking one, which writes to a page of it, would
-# cost more than a quarter of it.
+# Freed memory is taken in pieces between these sizes, in bytes. Taking a piece writes one page of it, which is more
+# than a quarter of a smaller piece.
 _LARGEST_PIECE, _SMALLEST_PIECE = 2**44, 2**14
 
 
@@ -156,7 +156,7 @@ def fork_worker(
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # About other threads, whose locks stay taken in the child: it takes none of theirs.
+        # About locks of other threads, which stay taken in the child: it takes none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
         worker = os.fork()
     if worker == 0:
@@ -214,7 +214,7 @@ def answer_to(work: Callable[[], Any], limits: Limits) -> bytes:
         raise
     except BaseException as error:  # noqa: BLE001 - the parent reports it
         if CAN_LIMIT_MEMORY:
-            limit_memory(None)  # saying what happened takes some
+            limit_memory(None)  # the message needs some
         answer: dict[str, Any] = {"raised": traceback.format_exc()}
         if isinstance(error, HookscopeError):
             answer["error"] = [type(error).__name__, str(error)]

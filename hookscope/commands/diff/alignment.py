@@ -48,7 +48,7 @@ class Pairing:
     """The partner in B of each call of A.
 
     Attributes:
-        names: For a layer of A, its partner in B and how it was found. Holds for all calls that `calls` lacks.
+        names: For a layer of A, its partner in B and how it was found. Applies to calls that are not in `calls`.
         calls: For a call of A that was aligned by order, the call of B.
     """
 
@@ -165,7 +165,7 @@ def _star_parts(pattern: str, name: str) -> Sequence[str] | None:
 
 
 def matching_names(a: Sequence[str], b: Sequence[str]) -> list[int | None]:
-    """Return the index in A of the partner of each tensor of B: by name, else A's next one whose name B lacks."""
+    """Return the index in A of the partner of each tensor of B: by name, else A's next tensor whose name B lacks."""
     others = iter([at for at, name in enumerate(a) if name not in b])
     return [a.index(name) if name in a else next(others, None) for name in b]
 
@@ -185,8 +185,8 @@ def _pairs_without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[st
 def align(a: Sequence[Call], b: Sequence[Call], names: Mapping[str, tuple[str, Match]]) -> dict[CallKey, CallKey]:
     """Pair the calls without a match by name, in order, between calls that have one.
 
-    Only calls with equal output shapes and parameter shapes are aligned. It is the alignment with the
-    highest score, by dynamic programming (S. B. Needleman and C. D. Wunsch, 1970, without a penalty for gaps).
+    Only calls with equal output shapes and parameter shapes are aligned. The alignment has the highest score, by
+    dynamic programming (S. B. Needleman and C. D. Wunsch, 1970, without a penalty for gaps).
 
     Args:
         a: Calls of A in the order in which they finish.
@@ -218,7 +218,7 @@ def align(a: Sequence[Call], b: Sequence[Call], names: Mapping[str, tuple[str, M
 
 def _longest_sorted(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the longest subsequence of pairs that is sorted by both numbers; `pairs` is sorted by the first."""
-    sequences: list[list[tuple[int, int]]] = []  # for each length, the subsequence whose last second number is smallest
+    sequences: list[list[tuple[int, int]]] = []  # for each length, the one that ends with the smallest second number
     for pair in pairs:
         length = bisect_left(sequences, pair[1], key=lambda sequence: sequence[-1][1])
         sequences[length : length + 1] = [[*sequences[length - 1], pair] if length else [pair]]

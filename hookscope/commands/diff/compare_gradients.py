@@ -20,8 +20,8 @@ from hookscope.results.differences import DifferenceRow, Match
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
 from hookscope.text import figure
 
-# Rounding turns the sign of a value near 0, and so changes what ReLU or max pooling passes back. The probability is
-# about the relative difference d of the value. Of 1 / (1000 d) values, one turns in one case of 1,000: a relative L2 of
+# Rounding may turn the sign of a value near 0, which changes what ReLU or max pooling passes back. The probability is
+# about the relative difference d of the value. In one case of 1,000, one of 1 / (1000 d) values turns: a relative L2 of
 # sqrt(1000 d).
 _CASES_PER_TURNED_SIGN = 1000
 
@@ -31,8 +31,8 @@ class _Pair:
     """A gradient of A and its partner in B, over batches.
 
     Attributes:
-        one_sided: Relative L2 of a gradient that one side lacks: 0 if the other has zeros, else infinite; None if the
-            side that lacks it does not track it.
+        one_sided: Relative L2 of a gradient that only one side has: 0 if it is all zeros, else infinite; None if the
+            other side does not track it.
     """
 
     rows: RowPair
@@ -160,7 +160,7 @@ def _warnings_about_whole(
     theirs: Mapping[str, Tensor],
     rows: Sequence[DifferenceRow],
 ) -> Iterator[str]:
-    """Yield a warning if parameters' gradients differ for B in one piece, but not in blocks, whose rows are last."""
+    """Warn if parameters' gradients differ only for B in one piece; `rows` end with the gradients of B in blocks."""
     exceeding = []
     for pair, by_blocks in zip(parameters, rows[len(rows) - len(parameters) :], strict=True):
         gradient, other = ours.get(pair.rows.label), theirs.get(pair.rows.label_b)
@@ -199,7 +199,7 @@ def _first_to_differ(
     for owner, owned in _by_owner(parameters, arrived).items():
         if exceeds(_joint_relative_l2(owned), limit):
             most = max(owned, key=lambda pair: (pair.one_sided or 0.0, pair.sums.difference))
-            # After the layer's outputs. When the gradient of a container's own parameter arrives is not known.
+            # After the layer's outputs. For a container's own parameters the time of arrival is not known.
             candidates.append((arrived.get(owner, math.inf) + 0.5, most.rows.label))
     return min(candidates, default=(0.0, ""))[1]
 
@@ -219,7 +219,7 @@ def _by_owner(parameters: Sequence[_Pair], layers: Collection[str]) -> dict[str,
 def _joint_relative_l2(parameters: Sequence[_Pair]) -> float:
     """Return the relative L2 norm over all parameters of a layer.
 
-    A single gradient may be 0 except for rounding: of a bias before a normalisation, or of attention's keys.
+    The gradient of a bias, before a normalisation or of attention's keys, may be 0 except for rounding.
     """
     if any(pair.one_sided for pair in parameters):
         return math.inf
@@ -231,7 +231,7 @@ def _differentiate(
 ) -> tuple[Gradients, dict[str, Value]]:
     """Run a network forward and backward over a batch; return the result, and the gradients by label."""
     gradients: dict[str, Value] = {}
-    versions = Versions(spool.keep)  # the gradient of an input is often that of the previous output
+    versions = Versions(spool.keep)  # the gradient of an input is often the previous output's
 
     def keep(label: str, gradient: Tensor, _channel_axis: int | None) -> None:
         gradients[label] = versions.of(gradient.detach() if gradient.requires_grad else gradient)

@@ -56,14 +56,14 @@ _WITH_MODES = (_NormBase, _DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReL
 
 @dataclass(frozen=True, slots=True)
 class _BatchPair(Batch):
-    """A batch of A and its partner for B; `records` are those of both, so that errors name both."""
+    """A batch of A and its partner for B; `records` has both records, so that errors name both."""
 
     of_a: Batch | None = None
     of_b: Batch | None = None
 
 
 def _paired_inputs(a: InputPipeline, b: InputPipeline, report: OnError | None) -> Iterator[_BatchPair]:
-    """Yield A's inputs one by one, with B's; `report` gets the errors of unusable ones, which leave out their pair.
+    """Yield A's inputs one by one, with B's; `report` gets the errors of unusable inputs, whose pairs are left out.
 
     Raises:
         UsageError: If A and B have different numbers of inputs.
@@ -253,7 +253,7 @@ def _hooked_network(
     threads: int | None = None,
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
-    recorder.token_layout = TokenLayout(inspected.network) if side == "A" else None  # maps lie as in A
+    recorder.token_layout = TokenLayout(inspected.network) if side == "A" else None  # maps have A's layout
     selected, operations, placed = choose(inspected, queue, options, recorder.axes)
     return HookedNetwork(
         title=f"{side} ({inspected.info.name})",
@@ -310,7 +310,7 @@ def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str
 def _wrappers(
     a: HookedNetwork, b: HookedNetwork, named: Mapping[str, tuple[str, Match]], *, chosen: bool
 ) -> tuple[set[str], set[str]]:
-    """Return the modules of A, and of B, that have parts but whose partner by name is a single layer.
+    """Return the modules of A, and of B, that have parts and are paired by name with a single layer.
 
     Such a module is compared with that layer. If layers were `chosen`, A's modules are among them.
     """
@@ -365,7 +365,7 @@ def _compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) 
 def _training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> list[str]:
     """Return notes about modules that were in training mode and run in eval mode.
 
-    There are none if all modules of both networks were in it, which is the default until `eval` is called.
+    There are none if both networks were entirely in training mode, the default until `eval` is called.
     """
     notes: list[str] = []
     modes = [{name: module.training for name, module in side.modules.items()} for side in (a, b)]
@@ -376,7 +376,7 @@ def _training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> l
         names = [name for name in trained if any(map(_may_have_modes, side.modules[name].modules()))]
         if not names:
             continue
-        # A module whose parts are all in training mode is named in their place; another one for its own code.
+        # A module with all parts in training mode is named in their place; any other is named for its own code.
         whole = [name for name in names if all(training[part] for part in training if is_inside(part, name))]
         shown = [name for name in names if not any(is_inside(name, module) for module in whole)]
         at = [printable(name, 80) or "(model)" for name in shown]
@@ -387,6 +387,6 @@ def _training_notes(a: InspectedNetwork, b: InspectedNetwork, mode_b: Mode) -> l
 
 
 def _may_have_modes(module: nn.Module) -> bool:
-    """Tell whether a module may compute something else in training mode; of torch's own, few do."""
+    """Tell whether a module may compute something else in training mode; few of torch's modules do."""
     is_torchs = type(module).__module__.startswith("torch.nn.")
     return not is_torchs or isinstance(module, _WITH_MODES)

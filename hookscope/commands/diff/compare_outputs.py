@@ -84,8 +84,8 @@ class Outputs:
     def _paired_by_name(self, sides: list[list[tuple[str, Tensor]]]) -> list[list[tuple[str, Tensor]]]:
         """Return the tensors to compare, paired by name.
 
-        With an `output_key`, it names the tensor of each network; a network that returns a single tensor is compared by
-        that if another network returns several.
+        An `output_key` names the tensor of each network. If one network returns several tensors, a network that returns
+        a single tensor needs no key.
         """
         if self.output_key is not None:
             are_plain = [[path for path, _ in side] == [""] for side in sides]

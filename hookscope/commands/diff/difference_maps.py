@@ -19,8 +19,7 @@ MOST_MAPS = 12
 
 _PARTS = 2 * MOST_MAPS
 
-# Bytes of all kept maps, and of the maps of one row, of which the first channels are kept. 4 MiB are 64 channels of
-# 128 x 128.
+# Bytes of all kept maps, and of the first channels that are kept of one row. 4 MiB are 64 channels of 128 x 128.
 _MOST_BYTES = 16 * 2**20
 _MOST_BYTES_OF_ONE = 4 * 2**20
 

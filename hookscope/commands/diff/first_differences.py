@@ -13,7 +13,7 @@ from hookscope.results.differences import DifferenceRow, FirstDifference, Origin
 _STORED_ULPS = 4
 _SUMMED_ULPS = 64
 
-# A layer that passes on the rounding of its inputs makes it less than this many times larger.
+# A layer enlarges the rounding of its inputs by less than this factor.
 _GROWTH = 10
 
 
@@ -135,7 +135,7 @@ def _has_equal_inputs(row: DifferenceRow) -> bool:
 
 
 def _first_difference(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
-    """Return where the difference begins whose first row is at an index.
+    """Return where a difference begins; its first row is at index `at`.
 
     It begins in the row's layer if the inputs of the layer agree. Otherwise it begins in the code of the nearest module
     around the layer whose inputs agree: a container whose inputs differ only passes the difference on.

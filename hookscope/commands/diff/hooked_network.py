@@ -79,8 +79,8 @@ class Arguments(NamedTuple):
 
     Attributes:
         constants: By path, as in `Operation`.
-        inputs: For each input, the name of the parameter, buffer or attribute; "" for an input that is none, None for
-            an input that the operation has overwritten.
+        inputs: For each input, the name of the parameter, buffer or attribute; "" for any other input, None for an
+            input that the operation has overwritten.
     """
 
     constants: dict[str, str]
@@ -233,6 +233,7 @@ class HookedNetwork:
         return LayerRow(len(self.rows), call.layer, kind, call.call, slot, 0, form, owner=owner, source=source)
 
     def _stored_name(self, source: Tensor, output: Tensor) -> str | None:
+        """Return the name of an input of an operation, as in `Arguments.inputs`."""
         if source is output:
             return None
         tensor, name, version = self._stored.get(id(source), (None, "", 0))
@@ -241,11 +242,11 @@ class HookedNetwork:
     def run_alone(self, layer: str, args: Any, kwargs: Any) -> dict[str, Tensor]:
         """Run one layer before its call in the network, without side effects; return its output tensors by slot.
 
-        The layer has the state and draws the random numbers of that call. It sees no context variables of the network,
-        by which a pass may collect outputs of layers.
+        The layer has the state and draws the random numbers of that call. It sees no context variables of the network:
+        a pass may collect outputs in them.
         """
         module, observer, random_states = self.hooked[layer], self._observer, RandomStates()
-        call: Any = nn.Module.__call__  # hooks see its output, without what a class adds
+        call: Any = nn.Module.__call__  # hooks see its output, before a subclass changes it
         with self._captured.detached():
             before = Snapshot([*module.modules()])
             try:

@@ -84,7 +84,7 @@ class Passes:
         networks: A, B and the optional reference.
         outputs: Compares the outputs of the networks.
         maps: Maps of A-B for the first input.
-        compiled: B compiled, whose network in one piece gives B's output; None unless B is compiled.
+        compiled: B, compiled; in one piece it gives B's output. None unless B is compiled.
         gradients: Compares the gradients; None if they are not compared.
         shadow: Whether layers of B also run on A's inputs.
         records: Records of the inputs that all networks ran on; `records_b` has those of B's own inputs.
@@ -242,7 +242,7 @@ class Passes:
     def _keep_inputs(self, versions: Versions, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
         """Keep the arguments of a layer of A, to run its partner on them."""
         if layer in self.networks[A].selected:
-            leaves, form = tree_flatten((args, kwargs))  # some containers hold nothing but tensors
+            leaves, form = tree_flatten((args, kwargs))  # some containers accept only tensors
             with torch._C.DisableTorchFunction(), plain_arithmetic():
                 self._arguments_of_a[call] = (
                     [versions.of(physical(leaf)[0]) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
@@ -250,7 +250,7 @@ class Passes:
                 )
 
     def _run_shadow(self, call: CallKey, layer: str, args: Any, kwargs: Any) -> None:
-        """Run a layer of B on its partner's arguments, moved to the device and dtype of its own."""
+        """Run a layer of B on its partner's arguments, moved to the device and dtype of B's arguments."""
         if call not in self._arguments_of_a:
             return
         values, form = self._arguments_of_a.pop(call)

@@ -116,7 +116,7 @@ def pair_rows(
 def pair_gradients(
     a: Sequence[GradientRow], b: Sequence[GradientRow], partner: Callable[[CallKey], tuple[CallKey, Match] | None]
 ) -> Iterator[RowPair]:
-    """Pair gradients of outputs and inputs that a side has."""
+    """Pair gradients of outputs and inputs that at least one side has."""
     for row, other, how in _partners(a, b, partner):
         if _arrived(row, other):
             label, label_b = (f"{side.label} grad_{side.role}" for side in (row, other))
@@ -126,7 +126,7 @@ def pair_gradients(
 def pair_parameters(
     a: Sequence[ParameterRow], b: Sequence[ParameterRow], layers: Mapping[str, tuple[str, Match]]
 ) -> Iterator[RowPair]:
-    """Pair gradients of parameters that a side has, by the name of the parameter in paired layers."""
+    """Pair gradients of parameters that at least one side has, by the parameter's name in paired layers."""
     by_name = {row.name: row for row in b}
     for row in a:
         owner, dot, name = row.name.rpartition(".")
@@ -180,7 +180,7 @@ def _calls(rows: Sequence[LayerRow]) -> list[Call]:
 
 
 def _wrapped(layers: Sequence[LayerRow], others: Sequence[LayerRow]) -> set[str]:
-    """Return the layers of a run of which the other run only has rows of parts."""
+    """Return the layers of a run for which the other run has only rows of parts."""
     listed, named = ({row.layer for row in rows if row.owner is None} for rows in (layers, others))
     inside, parts = (containers_of(row.layer.replace(":", ".") for row in rows) for rows in (layers, others))
     return (listed - named - inside) & parts

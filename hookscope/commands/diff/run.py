@@ -100,12 +100,12 @@ def diff(
 
 
 def _options_by_side(a: str | None, b: str | None, option: options.Diff) -> tuple[options.Diff, options.Diff]:
-    """Return the options of A and of B; if one is a weights file and one a network, those that fit each.
+    """Return the options of A and of B; a weights file and a network get only the options that fit them.
 
     `a` is MODEL, or None for a module; `b` is MODEL, None or "same".
 
     Raises:
-        UsageError: If weights of B are named and B is a weights file.
+        UsageError: If `weights_b` is given and B is a weights file.
     """
     from hookscope.models.checkpoint import looks_like_file
     from hookscope.models.spec import parse_model

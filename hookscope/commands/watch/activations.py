@@ -43,8 +43,8 @@ class ForwardPasses:
     """The forward passes of one network while its hooks are registered.
 
     A pass counts if gradients are recorded when it begins; a validation under `no_grad` does not count. Recomputation
-    by activation checkpointing is ignored. Only passes in the mode (train or eval) that the network has when its
-    optimiser steps count.
+    by activation checkpointing is ignored. A pass counts only if its mode (train or eval) is the network's mode at the
+    optimiser's step.
     """
 
     watched: WatchedNetwork
@@ -60,7 +60,7 @@ class ForwardPasses:
     _mode_of_step: bool = True
     _depth: int = 0
     _counts: bool = False
-    _input_count: int = 0  # of the pass, by its first output with a batch axis
+    _input_count: int = 0  # length of the batch axis, by the first output that has one
     _passes: list[_Pass] = field(default_factory=list)
     _listed: frozenset[str] = frozenset()
     _looks_up_rows: bool = False
@@ -154,7 +154,7 @@ class ForwardPasses:
                 self._leave_rows_mode()
 
     def _may_enter_mode(self) -> bool:
-        """Tell whether a torch function mode would not change which code runs.
+        """Tell whether the same code runs under a torch function mode.
 
         Compiled code would be compiled again, and torch's attention in eval mode runs other kernels.
         """
@@ -224,7 +224,7 @@ class EagerForward(ForwardPasses):
         self._waiting.close()
 
     def _may_enter_mode(self) -> bool:
-        return True  # nothing runs compiled, and what it computes is not trained on
+        return True  # nothing runs compiled, and the results are not trained on
 
     def _runs_before(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def observed(*args: Any, **keywords: Any) -> Any:

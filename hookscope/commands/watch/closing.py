@@ -7,7 +7,7 @@ from hookscope.parameters import arg
 from hookscope.results.training import TrainingFinding, TrainingRecord, TrainingStart, TrainingStep, WatchedStep
 from hookscope.text import counted, in_words, safe_text
 
-# For a script with fewer steps than `--every`, the line suggests a value that measures about this many.
+# For a script with fewer steps than `--every`, the line suggests a value that measures about this many steps.
 _SUGGESTED_STEPS = 10
 
 
@@ -23,7 +23,7 @@ class Watched:
     first: TrainingFinding | None = None  # the first verdict
     problems: int = 0
     has_blind_spots: bool = False
-    has_failed: bool = False  # hookscope itself, and so it does not see what follows
+    has_failed: bool = False  # hookscope itself failed, and sees no further steps
 
     def add(self, record: TrainingRecord) -> None:
         """Count a record; a verdict that ends is not counted."""
@@ -90,5 +90,5 @@ def say(line: str, name: str = "hookscope watch") -> None:
     try:
         sys.stderr.write("\n".join(map(safe_text, f"{name}: {line}".split("\n"))) + "\n")
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # closed, or none
+    except (OSError, ValueError, AttributeError):  # stderr is closed, or None
         return

@@ -40,7 +40,7 @@ PROCESS_ENDED = "the process ended"
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z0-9'])")
 _LOWERED = ("The ", "A ", "An ", "All ", "Its ", "No ", "One ")
 
-# Of parameters and, for shares, of layers.
+# Heat maps: shares are of layers, the others of parameters.
 _MAPS: Mapping[str, tuple[str, Callable[[Any], float | None]]] = {
     "gradient-norm": ("Gradient norm", lambda row: math.inf if row.gradient_nonfinite_count else row.gradient_norm),
     "update-ratio": ("Update ratio, ‖Δw‖ / ‖w‖", attrgetter("update_ratio")),
@@ -64,9 +64,9 @@ class Lasting(NamedTuple):
 
 
 def findings(log: TrainingLog) -> list[Lasting]:
-    """Return the verdicts in order. A resumed training begins its verdicts again: one that was open goes on."""
+    """Return the verdicts in order; a verdict that a resumed training begins again is listed once."""
     lasting: list[Lasting] = []
-    since: dict[tuple[str, str], int] = {}  # positions of those that are open
+    since: dict[tuple[str, str], int] = {}  # positions of open verdicts
     for verdict in log.verdicts:
         place = (verdict.rule, verdict.where)
         if verdict.state == "began" and place not in since:
@@ -350,7 +350,7 @@ def heat_maps(
             for step in log.watched
         ]
         rows = {name: [column.get(name) for column in columns] for name in dict.fromkeys(chain.from_iterable(columns))}
-        if key != "gradient-norm":  # which shows the empty rows of frozen parameters
+        if key != "gradient-norm":  # this map keeps the empty rows of frozen parameters
             rows = {name: row for name, row in rows.items() if any(value is not None for value in row)}
         steps = [step.step for step in log.watched]
         maps.append(heat_map(key, title, rows, steps, (most_rows, most_columns), named, share=share))

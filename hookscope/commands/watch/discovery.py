@@ -46,8 +46,8 @@ def optimizers_among(living_optimizers: Iterable[Optimizer]) -> list[Optimizer]:
 def networks_of(parameters: Iterable[Tensor], modules: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the smallest set of networks that holds the parameters; parameters outside modules are ignored.
 
-    A network is a module that no other module contains: if only a head is trained, it is the network with the head. If
-    several hold the same of the parameters, it is the one with the fewest parameters.
+    A network is a module that no other module contains: for a trained head, it is the network around the head. Of
+    several that hold the same of the parameters, the one with the fewest parameters is returned.
     """
     wanted = {id(parameter) for parameter in parameters}
     held = _held_by(wanted, modules)

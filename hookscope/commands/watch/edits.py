@@ -2,7 +2,7 @@
 
 Layers are edited by hooks, in every forward and backward pass. The gradient of a parameter is edited just before its
 optimiser steps, after accumulation, unscaling and clipping: a limit would have a different meaning for the gradient of
-a part of the batch, or for one that a GradScaler has multiplied.
+a part of the batch, or for a scaled gradient.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ _WITH_UNITS = ("add", "clamp", "clip-norm", "noise")
 
 @dataclass(frozen=True, slots=True)
 class FittedEdits:
-    """Edits matched to the networks of a training: all, and by kind with the layers or parameters they change."""
+    """All edits of a training, and the edits by kind, matched to the layers or parameters that they change."""
 
     edits: tuple[Edit, ...] = ()
     layers: tuple[tuple[nn.Module, PlacedEdits], ...] = ()
@@ -75,7 +75,7 @@ class FittedEdits:
 
 @dataclass(slots=True)
 class TrainingEdits:
-    """The edits of a training; `fitted` are those in force."""
+    """The edits of a training; `fitted` has the edits in force."""
 
     networks: Sequence[WatchedNetwork]
     fitted: FittedEdits = field(default_factory=FittedEdits)

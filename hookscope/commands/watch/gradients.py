@@ -52,7 +52,7 @@ def read_gradients(
 ) -> GradientReading:
     """Read the gradients that an optimiser is about to step with, without waiting for a device.
 
-    `precomputed` has norms that were computed before, by `id` of the parameter: those of sharded parameters.
+    `precomputed` has the norms of sharded parameters, by `id` of the parameter.
     """
     trained, idle = parameters_of(optimizer), list[Tensor]()
     gradients = [*map(_gradient_of, trained)]
@@ -90,7 +90,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def some_values(tensor: Tensor, most: int) -> Tensor:
-    """Return a copy of about so many values, from all over a tensor."""
+    """Return a copy of about `most` values, spread over a tensor."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // most)].clone()
 
@@ -104,8 +104,8 @@ def inner_optimizer(optimizer: Optimizer) -> Optimizer:
 def norms_of(tensors: Sequence[Tensor]) -> Tensor:
     """Return the L2 norm of each tensor as a vector (P,) on the device of the first; empty for no tensors.
 
-    Squares are added up in float64, where those of float32 neither overflow nor vanish; in float32 on MPS, which has no
-    float64. Norms of float64 tensors on the CPU are computed anew if their squares overflow or vanish.
+    Squares are added up in float64, in which squares of float32 values neither overflow nor vanish; in float32 on MPS,
+    which has no float64. Norms of float64 tensors on the CPU are computed anew if their squares overflow or vanish.
     """
     norms = _norms_in_compiled_code(tensors)
     return _norms_in_torch(tensors) if norms is None else torch.tensor(norms, dtype=torch.float64)
@@ -121,7 +121,7 @@ def together(scalars: Sequence[Tensor]) -> Tensor:
 
 
 def _norms_in_compiled_code(tensors: Sequence[Tensor]) -> list[float] | None:
-    """Return the norms of dense float32 tensors on the CPU; None if any tensor is another."""
+    """Return the norms of dense float32 tensors on the CPU; None if any tensor is of another kind."""
     sums = square_sums(tensors) if all(tensor.is_cpu for tensor in tensors) else [None]
     norms = [math.sqrt(summed) for summed in sums if summed is not None]
     return norms if len(norms) == len(tensors) else None

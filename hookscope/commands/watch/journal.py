@@ -79,7 +79,7 @@ class Journal:
         self._on_line(safe_text(line))
 
     def say_failure(self, line: str) -> None:
-        """Print that hookscope failed; the last line then claims less."""
+        """Print that hookscope failed; the last line then covers only what was seen."""
         self._counts.has_failed = True
         self.say(line)
 
@@ -90,6 +90,6 @@ class Journal:
             self.say(line)
 
     def say_unseen(self, line: str, topic: str = "") -> None:
-        """Print what cannot be seen, unless a line on the topic was printed; the last line then claims less."""
+        """Print what cannot be seen, unless a line on the topic was printed; the last line then covers the rest."""
         self._counts.has_blind_spots = True
         self.say_once(topic or line, line)

@@ -61,10 +61,10 @@ class Judge:
         self._below_zero = 0
         self._why_below_zero: str | None = None
         self._first = self._jumped = 0  # steps
-        self._outside: list[TrainingFinding] = []  # to weights that were changed before the last step
+        self._outside: list[TrainingFinding] = []  # about weights changed before the last step
         self._written: dict[str, int] = {}  # the last step before which a parameter was written to
         self._usual: dict[str, Usual] = {}  # before a jump, by rule
-        self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
+        self._counted: set[str] = set()  # prefixes of networks whose gradients have exceeded rounding
 
     def judge(self, arrived: ArrivedStep) -> str:
         """Judge a step; return the reason to watch the next step in full, "" without one."""
@@ -223,14 +223,14 @@ class Judge:
 
     @property
     def asks_below_zero(self) -> bool:
-        """Whether the loss has been below 0 for some steps, but not been read from a graph why."""
+        """Whether the loss has been below 0 for some steps, and no graph was read for the reason."""
         is_asked = self._below_zero >= _BELOW_ZERO and self._why_below_zero is None
         return is_asked and self._minimises_one_loss and bool(self._networks)
 
     def _loss_below_zero(self, arrived: ArrivedStep) -> list[TrainingFinding]:
         """Count the steps in a row with a loss below 0; return the finding about them."""
         loss = arrived.record.loss
-        # One of several losses, or optimisers, may be there to make another loss larger, as in a GAN.
+        # With several losses or optimisers, one may raise the loss of another, as in a GAN.
         if loss is None or loss > -_ROUNDING or arrived.record.losses:
             self._below_zero, self._why_below_zero = 0, None
             return []
@@ -247,7 +247,7 @@ class Judge:
             self._first = step
         for reading in arrived.step.outside:
             self._written.update(dict.fromkeys(reading.written, step))
-        # Weights that are clipped in every step are clipped for the first time after the first.
+        # A script that clips weights in every step first clips them after its first step.
         self._outside = rules.outside_changes(arrived.outside, step) if step > self._first + 1 else []
         return self._outside
 
@@ -309,7 +309,7 @@ class Judge:
     def _report(
         self, step: int, by_rule: Mapping[str, Sequence[TrainingFinding]], measured: AbstractSet[str] | None = None
     ) -> None:
-        """Record the verdicts that begin or end with the findings, by rule; None: all places were measured."""
+        """Record the verdicts that the findings begin or end; `measured` is None if all places were measured."""
         for rule, findings in by_rule.items():
             if findings or self.verdicts.stands(rule):
                 for verdict in self.verdicts.judged(step, rule, findings, measured):
@@ -324,8 +324,8 @@ class IdleParameters:
         without: Steps without a gradient.
         zero: Steps with a gradient of exactly 0.
         newly_frozen: Parameters that were trained before and are frozen at the last step.
-        still_stepped: Of `newly_frozen`, parameters with which the optimiser still steps, because they hold a gradient;
-            whether it is 0.
+        still_stepped: Frozen parameters with which the optimiser still steps, because they hold a gradient; whether it
+            is 0.
     """
 
     without: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the graph of a loss tells: inputs with NaN, why its gradients may hold NaN while it is finite, and its sign."""
+"""Read the graph of a loss for inputs with NaN, causes of NaN in the gradients of a finite loss, and the sign."""
 
 import re
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from torch.autograd.graph import Node
 from hookscope.commands.watch.torch_calls import is_loss_scale, nodes_of
 from hookscope.text import some_of
 
-# A derivative is infinite or undefined at some input where the value is finite: sqrt at 0, acos at 1. A value of log at
-# 0 is infinite, but `where` may hide it, while its derivative stays.
+# Their derivative is infinite or undefined at an input where the value is finite: sqrt at 0, acos at 1. The log of 0 is
+# infinite, but `where` may hide this value and keep the derivative.
 _STEEP = frozenset(
     {
         *("Sqrt", "Rsqrt", "Reciprocal", "Pow", "Div", "Log", "Log2", "Log10", "Log1p", "Xlogy", "Logit"),
@@ -21,7 +21,7 @@ _STEEP = frozenset(
     }
 )
 
-# A loss has few operations of its own; those of the network begin at its last weights.
+# A loss has few operations of its own; the network's begin at its last weights.
 _MOST_OPERATIONS = 200
 
 # Nodes that are searched for the first layers of a network.
@@ -32,7 +32,7 @@ _MOST_SEARCHED = 100_000
 class LossOperations:
     """Names of operations, from the loss backwards, up to the last weights: "sqrt".
 
-    The derivative of a steep one may not be finite where its value is.
+    A steep operation may have an infinite derivative where its value is finite.
     """
 
     all: tuple[str, ...]
@@ -40,7 +40,7 @@ class LossOperations:
 
 
 def operations_of(loss: Node) -> LossOperations:
-    """Return the operations between a loss and the last weights that it depends on; it may have been differentiated."""
+    """Return the operations between a loss and the last weights that it depends on, also after `backward`."""
     every: dict[str, bool] = {}
     todo, seen = [loss], {loss}
     for node in todo:
@@ -115,7 +115,7 @@ _OUT_OF_RANGE = "its targets lie outside 0 to 1, or weights are negative"
 _NO_LOGARITHMS = "its input holds no log-probabilities: use cross_entropy, or log_softmax before it"
 _WEIGHTS = "weights are negative"
 
-# Functions that are never below 0, by the name of their node; with what is wrong if one is.
+# Loss functions that are never below 0, by the name of their node, with the fault if one is.
 _NEVER_BELOW = {
     "NllLoss": ("nll_loss", _NO_LOGARITHMS),
     "NllLoss2D": ("nll_loss", _NO_LOGARITHMS),

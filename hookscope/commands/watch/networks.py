@@ -95,7 +95,7 @@ def in_any(networks: Sequence[nn.Module], select: Callable[[nn.Module], Collecti
 
 
 def is_compiled(network: nn.Module) -> bool:
-    """Tell whether a network, or a part of it, runs compiled; TorchScript only where all of it does."""
+    """Tell whether a network, or a part of it, runs compiled; TorchScript counts only as a whole network."""
     if isinstance(unwrap(network), ScriptModule):
         return True
     return any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in network.modules())

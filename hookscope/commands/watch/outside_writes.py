@@ -1,4 +1,4 @@
-"""Changes of weights between two steps of an optimiser, which something other than the optimiser has made.
+"""Changes of weights that something other than the optimiser makes between two of its steps.
 
 torch counts the writes to every tensor, and the counts are compared at each step. Writes through `.data` are not
 counted: before steps that are measured in full, some values of each weight are compared as well.
@@ -109,7 +109,7 @@ class OutsideWrites:
         if versions == left.versions and not is_measured:  # as at nearly every step
             return None
         theirs = {id(tensor) for other in all_optimizers if other is not optimizer for tensor in parameters_of(other)}
-        counts = zip(left.weights, versions, left.versions, strict=False)  # none of inference tensors
+        counts = zip(left.weights, versions, left.versions, strict=False)  # inference tensors have no counts
         changed = [tensor for tensor, after, before in counts if after != before and id(tensor) not in theirs]
         self._writes.update(map(id, changed))
         written = [tensor for tensor in changed if self._writes[id(tensor)] <= _FEW_WRITES]

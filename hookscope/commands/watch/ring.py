@@ -51,7 +51,7 @@ class Jump:
 
     @property
     def deviations(self) -> float:
-        """Its robust z-score, |x - median| / (1.4826 · MAD), of logarithms."""
+        """Its robust z-score, (x - median) / spread, of logarithms unless a value is 0 or negative."""
         return self.usual.deviations(self.value)
 
 

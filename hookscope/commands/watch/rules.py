@@ -96,7 +96,7 @@ WATCHED_PATIENCE = 2
 
 _SHOWN_NAMES = 3
 
-# Factors by which gradients have grown are alike up to this ratio.
+# Growth factors of gradients are alike up to this ratio.
 _NOT_ALIKE = 3
 
 # A weight is small if its norm has fallen below this share.
@@ -130,8 +130,8 @@ def jump_finding(rule: str, quantity: str, jump: Jump | None, where: str = "") -
 def grown_gradients(step: TrainingStep, jump: Jump | None, ring: Ring) -> str:
     """Return a sentence on the parameters whose gradients have grown at a jump of the norm; "" if it is not known.
 
-    Among the ten largest gradients those have grown whose factor is above the square root of the norm's. Clipping
-    changes the factors, so they are compared with each other only.
+    Of the ten largest gradients, those with a factor above the square root of the norm's factor have grown. Clipping
+    changes the factors, so clipped gradients are only compared with each other.
     """
     if jump is None:
         return ""
@@ -199,8 +199,8 @@ def first_not_finite(
         ring: The steps before.
         broken: Parameters whose gradient is not finite, in the order of the network.
         trained: Parameters with a gradient, in the order of the network.
-        stepped_though_skipped: A step that a GradScaler skipped, while the optimiser stepped with its gradients.
-        is_distributed: Whether the gradients are those of several processes, and the loss that of one.
+        stepped_though_skipped: A step that a GradScaler skipped, but whose gradients the optimiser used.
+        is_distributed: Whether the gradients come from several processes, and the loss from one.
     """
     step, bad_weights = arrived.record, arrived.step.bad_weights
     earlier = _first_broken_before(step, ring)
@@ -304,7 +304,7 @@ def _has_exploded(values: Sequence[float]) -> bool:
 def large_updates(rows: Iterable[WatchedParameter], causes: Mapping[str, str]) -> list[TrainingFinding]:
     """Return the findings about weights that one step changes too much.
 
-    `causes` has what is known to have made the update large, or the weight small, by weight.
+    `causes` has the known cause of a large update or a small weight, by name of the weight.
     """
     limit = TRAINING_RULES["large-update"].limit or math.inf
     beyond = [(ratio, row.name) for row in rows if (ratio := row.update_ratio) is not None and ratio > limit]
@@ -323,8 +323,8 @@ def large_updates(rows: Iterable[WatchedParameter], causes: Mapping[str, str]) -
 def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[TrainingFinding]:
     """Return the findings about weights that something other than the optimiser has changed too much before a step.
 
-    What a training does as a habit is not too much: clipping weights, or scaling them to a norm, undoes at most the
-    last step. Values older than that step must differ more than if all steps since had changed the weight at right
+    Habitual changes are not too large: clipping weights, or scaling them to a norm, undoes at most the last step.
+    Values older than that step must differ more than if all steps since had changed the weight at right
     angles to it: change² = now² - before². New random values give change² = now² + before².
     """
     limit = TRAINING_RULES["large-update"].limit or math.inf
@@ -424,7 +424,7 @@ def repeated_step(last: LastStep, optimizer: str) -> list[TrainingFinding]:
 
 
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[TrainingFinding]]:
-    """Return the findings of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
+    """Return the findings of rules of `hookscope check` on the outputs of a watched step, by rule that was judged."""
     by_rule: dict[str, list[TrainingFinding]] = {}
     for name in _OUTPUT_RULES:
         # Outputs in other dtypes do not overflow in float16.
@@ -446,7 +446,7 @@ def judged_parameters(
     prefix: str,
     names: Sequence[str],
 ) -> dict[str, list[TrainingFinding]]:
-    """Return the findings of `names`, rules of `hookscope grads`, to parameters, by rule that was judged."""
+    """Return the findings of `names`, rules of `hookscope grads`, on parameters, by rule that was judged."""
     gradients = Gradients(
         model=model,
         inputs=_inputs_of(rows),
@@ -466,7 +466,7 @@ def judged_parameters(
 
 
 def _judged(name: str, measured: CheckMeasurements, rows: Sequence[LayerRow], prefix: str) -> list[TrainingFinding]:
-    """Return the findings of a rule of `check` or `grads` as those of the training."""
+    """Return the findings of a rule of `check` or `grads` as findings of the training."""
     terms = terms_of(RULES[name], CheckSettings())
     by_label = {row.label: row for row in rows}
     limit, value_of = _OUTPUT_RULES.get(name, (GRADIENT_RULES.get(name), lambda _: None))

@@ -33,7 +33,7 @@ _KEEPS_DYNAMO_OUT = tuple(str(Path("torch", *parts)) for parts in (("_compile.py
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script, or a module, to run with `sys.argv[1:]`; `folder` is that of the log as the user wrote it."""
+    """A script, or a module, to run with `sys.argv[1:]`; `folder` is the log's, as the user wrote it."""
 
     name: str
     is_module: bool
@@ -133,7 +133,7 @@ def nothing_seen(why: str, started: int) -> str:
 
 
 def _set_path(folder: str) -> None:
-    """Replace the folder of hookscope's entry point in `sys.path` by that of the script."""
+    """Replace the folder of hookscope's entry point in `sys.path` by the script's folder."""
     if not sys.flags.safe_path:
         sys.path[0] = folder or os.getcwd()  # noqa: PTH109 - as Python does
 
@@ -233,7 +233,7 @@ def _strip(error: BaseException, seen: set[int]) -> None:
     is_ours = False
     for frame in reversed(frames):
         path = frame.tb_frame.f_code.co_filename
-        # Of torch, those that keep dynamo out of our functions go with them.
+        # Frames of torch that keep dynamo out of our functions are removed too.
         is_ours = path.startswith(_HOOKSCOPE) or (is_ours and path.endswith(_KEEPS_DYNAMO_OUT))
         if not is_ours:
             frame.tb_next = kept

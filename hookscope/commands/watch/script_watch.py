@@ -71,7 +71,7 @@ class ScriptWatch:
         self._leaves: GraphLeaves | None = None
         self._backward_count = 0
         self._shards = Shards(option.every)
-        self._may_be_sharded = True  # until something is found that is not
+        self._may_be_sharded = True  # until an unsharded network is found
         self._is_compiled = False
         self._said: set[str] = set()
         self._speaks = True
@@ -352,7 +352,7 @@ class ScriptWatch:
 
 
 def _observe_starts(call: Callable[[str], None]) -> None:
-    """Call `call` with the module of its function whenever multiprocessing has started a process."""
+    """Call `call` with the module of a process's function whenever multiprocessing has started a process."""
     start = BaseProcess.start
 
     @wraps(start)

@@ -1,13 +1,13 @@
 """Gradients that an optimiser gets again: nothing has reset them, or it steps twice without a backward pass between.
 
-Resets: a backward pass adds to `.grad`. One parameter stands for an optimiser's: when the first gradient after a step
-arrives, before it is added, some values of `.grad` are compared with those after the step; when further gradients
-arrive, `.grad` must not be 0. What it should hold then is not known: DistributedDataParallel replaces it by the mean
-over processes. Once something has reset the gradients, they are not looked at any more.
+Resets: a backward pass adds to `.grad`. One parameter of each optimiser is examined. Before the first gradient after a
+step is added, some values of `.grad` are compared with its values after the step. Before further gradients are added,
+`.grad` must only not be 0: DistributedDataParallel may have replaced it by the mean over processes. After a reset, the
+examination ends.
 
-Repeats: one gradient stands for all of an optimiser's. A backward pass, a reset or an assignment replaces it or changes
-its version; comparing these is all that nearly every step costs. Values are compared only where it seems unchanged: a
-replayed CUDA graph, for example, writes without changing the version.
+Repeats: the last gradient of an optimiser is examined. A backward pass, a reset or an assignment replaces it or changes
+its version; nearly every step compares nothing else. Values are compared only if it seems unchanged: a replayed CUDA
+graph, for example, writes without changing the version.
 """
 
 import weakref
@@ -133,8 +133,8 @@ class WatchedOptimizer:
         depth: Above 1 where a subclass calls its base's `step`.
         repeats: Whether its step in progress repeats the last one.
         has_stepped: Whether it has stepped since a GradScaler was asked to step it.
-        last: Its last step; None if its gradients change without a trace.
-        unscaled: The last step, where a GradScaler is about to change gradients that were stepped with before.
+        last: Its last step; None if gradients have changed under an unchanged version.
+        unscaled: The last step, if a GradScaler is about to unscale its gradients again.
         is_clipped_again: Whether gradients are being clipped after it has stepped with them.
         unreset_count: How many steps in a row had gradients that contain those of the step before.
     """
@@ -187,7 +187,7 @@ class WatchedOptimizer:
                 self._sample.expected = some_values(held, _VALUES)
 
     def release(self) -> None:
-        """Leave the parameters without hooks."""
+        """Remove the hooks."""
         for handle in self._sample.handles if self._sample is not None else ():
             handle.remove()
         self._sample, self.unreset_count = None, 0

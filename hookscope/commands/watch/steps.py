@@ -33,7 +33,7 @@ class StepInProgress:
         reason: Why the step is measured in full; "" if it is not.
         bad_weights: Weights that were not finite before the step; None if they were not examined. They are examined if
             gradients on the CPU are not finite.
-        bad_input: Which layer's input held NaN or Inf, see `broken_input`; "" if none is known to.
+        bad_input: Which layer's input held NaN or Inf, see `broken_input`; "" if unknown.
         is_belated: Whether its forward pass had run before the previous step ended.
         edited: Parameters that an edit keeps frozen, or whose gradient it changes.
         edits: As in `TrainingStep`.
@@ -145,12 +145,12 @@ class ArrivedStep:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it has NaN or Inf that the scale of a GradScaler has not made, which never makes a loss of NaN."""
+        """Whether it has NaN or Inf that no GradScaler's scale has made: a scale never makes the loss NaN."""
         return not is_finite(self.record) and (not self.record.skipped or math.isnan(self.record.loss or 0.0))
 
 
 def is_finite(record: TrainingStep) -> bool:
-    """Tell whether neither the loss nor the gradient norm of a step is NaN or Inf."""
+    """Tell whether the loss and gradient norm of a step are finite, as far as they are known."""
     loss, norm = record.loss, record.gradient_norm
     return (loss is None or math.isfinite(loss)) and (norm is None or math.isfinite(norm))
 

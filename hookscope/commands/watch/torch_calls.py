@@ -51,7 +51,7 @@ class Listener(Protocol):
     """Is notified of calls; its methods must not raise."""
 
     def backward_begins(self, loss: Tensor | None, place: str) -> None:
-        """Note a call of `backward`, at "train.py:9"; the loss is None if it gets a list, or gradients."""
+        """Note a call of `backward`, at "train.py:9"; the loss is None if `backward` gets a list, or gradients."""
 
     def backward_ended(self) -> None:
         """Note that `backward` has returned."""
@@ -193,7 +193,7 @@ def _scale_of(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
 
 
 def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
-    """Return the parameters as a list, and as an argument that can still be iterated: a list uses up a generator."""
+    """Return the parameters as a list, and in a form that can still be iterated: the list uses up a generator."""
     if isinstance(parameters, Tensor):
         return [parameters], parameters
     tensors = list(parameters)

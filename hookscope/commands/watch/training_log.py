@@ -4,8 +4,8 @@ A line is written at once and whole, so that a process that is killed leaves all
 
 - "start": first in the file and wherever the training went on; has `schema_version`, and `TrainingStart`.
 - "names": texts that later lines refer to by their position, counted over all "names" since the last "start".
-- "step": `TrainingStep`; `largest` and `losses` hold pairs of a name's position and a number, `edits` of a text's and a
-  count.
+- "step": `TrainingStep`; `largest` and `losses` hold pairs of a name's position and a number, `edits` hold pairs of a
+  text's position and a count.
 - "watched": `WatchedStep`; `parameters`, `layers` and `tables` are columns, so that a hundred of them stay small. A
   column without any value is left out.
 - "verdict", "end": `TrainingFinding`, `TrainingEnd`.
@@ -130,7 +130,7 @@ class TrainingLogFile:
             )
 
     def close(self) -> None:
-        """Close the file and let go of its lock. Does no harm when done twice."""
+        """Close the file and release its lock. A second call does nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with suppress(OSError):
@@ -149,7 +149,7 @@ class TrainingLogFile:
 
 
 def read_training(folder: Path) -> TrainingLog:
-    """Read what `hookscope.watch` wrote into a folder, of a training that still runs or was killed too.
+    """Read what `hookscope.watch` wrote into a folder, also while the training runs or after it was killed.
 
     Raises:
         InputError: If there is no such file, it is too large, or not as hookscope writes it.
@@ -190,7 +190,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def _document(record: TrainingRecord, position: Callable[[str], int]) -> dict[str, Any]:
-    """Return a record as what its line holds; `position` returns where a name stands in "names"."""
+    """Return the content of a record's line; `position` returns the position of a name in "names"."""
     document: dict[str, Any] = {"type": next(name for name, kind in _TYPES.items() if isinstance(record, kind))}
     if isinstance(record, TrainingStart):
         document |= {"tool": "hookscope", "schema_version": SCHEMA_VERSION}
@@ -340,7 +340,7 @@ def _opened(path: Path) -> int:
 
 
 def _lock(descriptor: int, folder: Path) -> None:
-    """Lock the file for as long as it is open; go on without a lock where there is none."""
+    """Lock the file for as long as it is open; go on without a lock where files cannot be locked."""
     if sys.platform == "win32":
         return
     try:

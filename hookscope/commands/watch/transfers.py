@@ -26,7 +26,7 @@ class Transfer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether reading would not wait; False for a device without events."""
+        """Whether `read` returns without waiting; False for a device without events."""
         return self._numbers.is_cpu and (self._event is None or self._event.query())
 
     def read(self) -> list[float]:

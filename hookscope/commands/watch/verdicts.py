@@ -30,8 +30,8 @@ class Verdicts:
         """Add all findings of a rule at a step; return the verdicts that begin or end.
 
         Findings that begin together are one verdict. It ends when the rule has passed at all of their places often
-        enough in a row; a rule that names one of several places, when it has passed everywhere. If only some places
-        were `measured`, it passes at those.
+        enough in a row, or everywhere if the rule reports only one of several places. If only some places were
+        `measured`, it passes at those.
         """
         standing = self._standing.setdefault(rule, {})
         failing = {finding.where for finding in findings}

@@ -569,7 +569,7 @@ class Watch:
     # --- From step to step -------------------------------------------------------------------------------------------
 
     def _renumber(self, step: int) -> None:
-        """Give the step that ends the loop's own number."""
+        """Set the number of the step that ends to the loop's own number."""
         if isinstance(step, Integral) and not isinstance(step, bool) and self._ended < step <= LAST_STEP:
             number = int(step)
             if self._current.number == self._first:
@@ -718,7 +718,7 @@ class Watch:
 def with_gradients(
     call: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call `call` now, or after every call of the closure of a step, before which the gradients are stale.
+    """Call `call` now, or after every call of a step's closure, which computes the gradients.
 
     Returns:
         The arguments of the step with a wrapped closure; None without a closure.
