@@ -150,15 +150,15 @@ def nearest(wanted: str, names: Iterable[str], count: int = 3, *, prefix: str = 
     by_folded = {name.removeprefix(prefix).lower(): name for name in names}
     # An input method for Chinese or Japanese may write full-width letters, which NFKC maps to the usual ones.
     folded = normalize("NFKC", str(wanted)).removeprefix(prefix).lower()
-    close = get_close_matches(folded, by_folded, n=count, cutoff=cutoff)
+    having = [name for name in by_folded if folded in name.split()]  # "cat": "tiger cat", before "crate"
+    close = having[:count] or get_close_matches(folded, by_folded, n=count, cutoff=cutoff)
     return f" Nearest: {', '.join(repr(by_folded[name]) for name in close)}." if close else ""
 
 
 def is_out_of_memory(error: BaseException | str) -> bool:
     """Tell whether an error, or its message, means that memory has run out.
 
-    The loader of shared libraries reports "failed to map segment from shared object"; NumPy and torch raise their own
-    errors from it.
+    The loader of shared libraries reports "failed to map segment"; NumPy and torch raise their own errors from it.
     """
     if isinstance(error, str):
         return _OUT_OF_MEMORY.search(error) is not None
