@@ -150,15 +150,20 @@ def nearest(wanted: str, names: Iterable[str], count: int = 3, *, prefix: str = 
     by_folded = {name.removeprefix(prefix).lower(): name for name in names}
     # Input methods for Chinese and Japanese may write full-width letters; NFKC maps them to ASCII.
     folded = normalize("NFKC", str(wanted)).removeprefix(prefix).lower()
-    close = get_close_matches(folded, by_folded, n=count, cutoff=cutoff)
+    having = [name for name in by_folded if folded in name.split()]  # "cat": "tiger cat", before "crate"
+    close = having[:count] or get_close_matches(folded, by_folded, n=count, cutoff=cutoff)
     return f" Nearest: {', '.join(repr(by_folded[name]) for name in close)}." if close else ""
 
 
 def is_out_of_memory(error: BaseException | str) -> bool:
     """Tell whether an error, its message or one of its causes means that memory has run out.
 
+<<<<<<< HEAD
     The loader of shared libraries reports "failed to map segment from shared object", from which NumPy and torch raise
     errors of their own.
+=======
+    The loader of shared libraries reports "failed to map segment"; NumPy and torch raise their own errors from it.
+>>>>>>> h9
     """
     if isinstance(error, str):
         return _OUT_OF_MEMORY.search(error) is not None

@@ -161,7 +161,7 @@ def _pictures() -> Fact:
     if find_spec("textual_image") is None:
         return Fact("pictures", "--show needs the extra show")
     if not (sys.stdin and sys.stdout and is_interactive(consoles(json=False)[0])):
-        return Fact("pictures", "known in a terminal only")
+        return Fact("pictures", "not known: this is no terminal")
     from textual_image.renderable import Image  # asks the terminal while it is imported
 
     ways = {"tgp": "in Kitty's protocol", "sixel": "as Sixel", "halfcell": "as half blocks"}

@@ -113,15 +113,15 @@ def _over_inputs(
 ) -> int:
     """Run a function of `hookscope.commands`; show and save its result, a partial one too if the network raised."""
     from hookscope.commands.opening import images_or_demo
+    from hookscope.models.names import model_names
 
-    verb = function.__name__
-    takes_noise = isinstance(option, options.Grads)
+    verb, takes_noise = function.__name__, isinstance(option, options.Grads)
     images = images_or_demo(model, images, option)
     if not (takes_noise or images or option.input or option.input_shape):
-        raise UsageError(
-            "Missing IMAGE: name a picture, a tensor file or a folder, or give --input-shape for noise. "
-            f"See `hookscope {verb} --help`."
-        )
+        if model.isidentifier() and not Path(model).exists():  # the name may be wrong, too
+            model_names(model)
+        how = "name a picture, a tensor file or a folder, or give --input-shape for noise"
+        raise UsageError(f"Missing IMAGE: {how}. See `hookscope {verb} --help`.")
     check_early(option, images, model)
     run = start_run(
         verb, [model], option, images, "noise" if takes_noise or (option.input_shape and not option.input) else "named"

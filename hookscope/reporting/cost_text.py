@@ -103,7 +103,7 @@ def cost_lines(cost: NetworkCost) -> list[str]:
     ]
     lines = [f"a pass of {_given_words(cost)}: {' · '.join(parts)}"]
     if cost.outside != CostSums():
-        split = (("leaves", cost.leaves), ("outside of them", cost.outside))
+        split = (("leaf modules", cost.leaves), ("other modules", cost.outside))
         lines.append("; ".join(f"{where}: {', '.join(_sums_words(sums))}" for where, sums in split))
     if whole.seconds is not None:
         lines.append(

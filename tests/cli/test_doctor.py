@@ -31,7 +31,7 @@ def test_the_doctor_says_what_is_here(run: Run) -> None:
     assert facts["timm"]["state"] == f"{version('timm')} · timm:NAME as MODEL"
     assert str(facts["kernel"]["state"]).startswith("compiled, ")
     assert str(facts["weights"]["state"]).startswith("none cached in ")
-    assert facts["pictures"]["state"] == "known in a terminal only"
+    assert facts["pictures"]["state"] == "not known: this is no terminal"
     assert not any(fact["broken"] for fact in facts.values())
     assert "trained weights on this machine" in run("doctor").stdout
 

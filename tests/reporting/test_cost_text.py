@@ -98,8 +98,8 @@ def test_the_foot_has_totals_how_they_add_up_and_what_is_missing() -> None:
         "a pass of 1x3x8x8: 4.00 M multiply-adds · 2,000 parameters (8.00 kB) · 1.60 kB saved for backward · "
         "40 B of output · 10.0 ms on this machine (cpu, 2 threads, median of 5 passes)"
     )
-    assert lines[1].startswith("leaves: 4.00 M multiply-adds")
-    assert "outside of them: 5 multiply-adds" in lines[1]
+    assert lines[1].startswith("leaf modules: 4.00 M multiply-adds")
+    assert "other modules: 5 multiply-adds" in lines[1]
     assert "do not add up" in lines[2]
     assert "aten._fft_r2c (2 calls)" in lines[3]
     assert lines[4] == "note: a note"

@@ -272,7 +272,7 @@ def test_without_a_finding_the_answer_is_that_and_what_calls_for_a_look_neverthe
     clear = replace(INSPECTION, rows=tuple(plain), verdicts=(), failure=None)
     first, limits, second = table_text(clear, 200).splitlines()[:3]
     assert first == "No problems found: no NaN, no Inf that spreads, no constant outputs, no dead ReLUs."
-    assert limits.startswith("Looked at the layers shown and at operations; a ReLU is dead with 80% of its channels")
+    assert limits.startswith("Looked at the layers shown and at operations; a ReLU is dead if 80% of its channels")
     flagged = replace(clear, rows=(*clear.rows, replace(clear.rows[0], flags=("constant",))))
     assert "constant" not in table_text(flagged, 200).splitlines()[0], "no more is claimed than holds"
     assert second == "Half of the channels or more are dead in layer1.0.conv1."
@@ -283,6 +283,6 @@ def test_without_a_finding_the_answer_is_that_and_what_calls_for_a_look_neverthe
 def test_the_share_of_dead_channels_in_the_all_clear_is_the_limit_of_the_rule() -> None:
     most = RULES["dead-channels"].limits["max_fraction"].default
     noise = replace(INSPECTION.inputs[0], name="noise", sha256=None)
-    assert f"with {most:.0%} of its channels" in no_findings(INSPECTION)[1]
+    assert f"if {most:.0%} of its channels" in no_findings(INSPECTION)[1]
     on_noise = no_findings(replace(INSPECTION, inputs=(noise,)))[1]
-    assert f"with {most + _ALLOWANCE_ON_NOISE * (1 - most):.0%} (noise) of its channels" in on_noise
+    assert f"if {most + _ALLOWANCE_ON_NOISE * (1 - most):.0%} (noise) of its channels" in on_noise

@@ -124,7 +124,7 @@ def no_findings(result: Activations) -> list[str]:
     share = "88% (noise)" if all(record.is_noise for record in result.inputs) else "80%"
     return [
         f"No problems found{result.where_judged}: no NaN, no Inf that spreads, {constant}no dead ReLUs.",
-        f"Looked at the layers shown and at operations; a ReLU is dead with {share} of its channels at 0.",
+        f"Looked at the layers shown and at operations; a ReLU is dead if {share} of its channels are 0.",
     ]
 
 

@@ -50,14 +50,14 @@ _FEW_CLASSES = 3
 _FEW_ALONE = 3
 _MOST_OF_A_WAY = 60
 _MOST_DIGESTS = 8
-_DIGITS = "123456789"
+_MARKS = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")  # a layer may be called 1, and A is a network
 _LEGENDS = {"ulps": "ulps: max |Δ| in units in the last place; a few are rounding, millions are other values"}
 
 
 def describe_differences(result: Differences, record: RunRecord | None = None) -> Document:
     """Describe a comparison; `record` is of its run, whose grids the page shows."""
     maps = shown_maps(result, _first_rows(result))
-    letters = dict(zip([drawn.row for drawn in maps], _DIGITS, strict=False))
+    letters = dict(zip([drawn.row for drawn in maps], _MARKS, strict=False))
     beyond: list[Part] = [Findings(findings=[*map(line_of, result.exceeded)])] if result.exceeded else []
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("beyond", "Beyond the limits", "Beyond the limits"): beyond,

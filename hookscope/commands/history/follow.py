@@ -47,14 +47,21 @@ def follow(
 ) -> History:
     """Follow checkpoints, given in natural order of their names, in the order of training.
 
+<<<<<<< HEAD
     With `searches`, halving finds since which file a rule fails, and most files are not read.
 
     Raises:
         UsageError: If there are fewer than two files.
+=======
+    With `searches`, only as many files are read as it takes to find since when a rule fails. Raises UsageError for
+    fewer than two files.
+>>>>>>> h9
     """
     if len(names) < 2:
-        missing = f", and there is no '{printable(names[0])}'" if names and not os.path.lexists(names[0]) else ""
-        raise UsageError(f"A history takes at least two files, not {len(names)}{missing}: name a folder or a glob.")
+        wrong = f"A history takes at least two files, not {len(names)}"
+        if names and not os.path.lexists(names[0]):
+            wrong = f"There is no '{printable(names[0])}'"
+        raise UsageError(f"{wrong}: name a folder or a glob.")
     began = time.perf_counter()
     files = [HistoryFile(at, name, label) for at, (name, label) in enumerate(zip(names, labels_of(names), strict=True))]
     natural = [*range(len(files))]

@@ -180,7 +180,7 @@ def describe_training(log: TrainingLog) -> Document:
     high = max(low, last_step(log))
     networks = list(dict.fromkeys(name for start in log.starts for name in start.networks))
     named = some_of(networks, 3) or "a network"
-    watched = f"{counted(len(log.steps), 'step')}, {len(log.watched):,} watched in full"
+    watched = f"{counted(len(log.steps), 'step')}, {len(log.watched):,} measured in full"
     skipped = [f"{step.step:,}" for step in log.steps if step.skipped]
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("verdicts", "Verdicts", "Verdicts on a time line"): [_findings(verdicts, low, high)] if verdicts else [],
@@ -319,17 +319,17 @@ def _maps(log: TrainingLog, verdicts: Sequence[Lasting]) -> HeatMaps:
             kind=", ".join([*kinds, *(["parameter"] if parameter else [])]),
             status=parameter.status if parameter else "",
             findings=findings.get(name, ()),
-            facts_title="At the last watched step",
+            facts_title="At the last step measured in full",
             facts=[*(_parameter_facts(parameter) if parameter else ()), *(_layer_facts(layer) if layer else ())],
         )
 
-    nothing = f"Nothing was measured at the {counted(len(log.watched), 'watched step')}."
+    nothing = f"There is nothing to show of {counted(len(log.watched), 'step')} measured in full."
     return HeatMaps(
         maps=lambda most_rows, most_columns: heat_maps(log, most_columns, most_rows, findings.keys()),
         details=details,
-        legend="A column for each watched step. Magenta: NaN or Inf. Grey: exactly 0. Blank: nothing measured, as for "
-        "frozen parameters.",
-        empty=nothing if log.watched else "No step was watched in full before the record stops.",
+        legend="A column for each step measured in full. Magenta: NaN or Inf. Grey: exactly 0. Blank: nothing measured,"
+        " as for frozen parameters.",
+        empty=nothing if log.watched else "No step was measured in full before the record stops.",
         all_in="watch.jsonl",
         example="layer1 weight",
         drawn=("gradient-norm", "dead-share"),
@@ -383,9 +383,9 @@ def _layer_facts(row: WatchedLayer) -> list[tuple[str, str]]:
 def _facts(log: TrainingLog) -> Facts:
     steps, optimizers = log.steps, _optimizers(log)
     facts = [("Optimiser", "; ".join(optimizers), False)] if optimizers else []
-    facts.append(("Steps", f"{len(steps):,}, {len(log.watched):,} of them watched in full", False))
+    facts.append(("Steps", f"{len(steps):,}, {len(log.watched):,} of them measured in full", False))
     if jumps := [f"{step.step:,} ({step.reason})" for step in log.watched if step.reason != "every"]:
-        facts.append(("Watched after a jump", some_of(jumps, _FEW_JUMPS), True))
+        facts.append(("Measured after a jump", some_of(jumps, _FEW_JUMPS), True))
     losses = [(step.step, step.loss) for step in steps if step.loss is not None]
     if losses:
         words = f"{number_text(losses[0][1])} at step {losses[0][0]:,}, {number_text(losses[-1][1])} at the end"

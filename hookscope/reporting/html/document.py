@@ -225,7 +225,7 @@ class ShownMap:
         heat, remarks = self.map, []
         if heat.watched_count > len(heat.columns):
             remarks.append(
-                f"{heat.watched_count:,} watched steps in {len(heat.columns)} columns: each shows the value furthest "
+                f"{heat.watched_count:,} measured steps in {len(heat.columns)} columns: each shows the value furthest "
                 "from the row's median; the columns of numbers count all of them."
             )
         if heat.left_out:

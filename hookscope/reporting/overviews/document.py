@@ -160,7 +160,7 @@ def _depth_chart(part: DepthChart) -> list[Block]:
 def _heat_block(heat: HeatMap) -> Block:
     """Draw a heat map with a row for each name, its scale above, and the steps or files of its columns below."""
     head = line_height(NAME) + 8
-    title = heat.title if heat.column_names else f"{heat.title} over watched steps"
+    title = heat.title if heat.column_names else f"{heat.title} over measured steps"
 
     def draw(image: Image.Image, top: int) -> None:
         pen = ImageDraw.Draw(image)

@@ -215,7 +215,7 @@ def test_one_file_is_no_history(tmp_path: Path) -> None:
     torch.save(a_state(), tmp_path / "a.pt")
     with pytest.raises(UsageError, match="at least two files, not 1"):
         hookscope.history(str(tmp_path))
-    with pytest.raises(UsageError, match="not 1, and there is no 'runs/none'"):
+    with pytest.raises(UsageError, match="There is no 'runs/none': name a folder"):
         hookscope.history("runs/none")
 
 
