@@ -158,12 +158,8 @@ def nearest(wanted: str, names: Iterable[str], count: int = 3, *, prefix: str = 
 def is_out_of_memory(error: BaseException | str) -> bool:
     """Tell whether an error, its message or one of its causes means that memory has run out.
 
-<<<<<<< HEAD
     The loader of shared libraries reports "failed to map segment from shared object", from which NumPy and torch raise
     errors of their own.
-=======
-    The loader of shared libraries reports "failed to map segment"; NumPy and torch raise their own errors from it.
->>>>>>> h9
     """
     if isinstance(error, str):
         return _OUT_OF_MEMORY.search(error) is not None

@@ -47,15 +47,10 @@ def follow(
 ) -> History:
     """Follow checkpoints, given in natural order of their names, in the order of training.
 
-<<<<<<< HEAD
     With `searches`, halving finds since which file a rule fails, and most files are not read.
 
     Raises:
         UsageError: If there are fewer than two files.
-=======
-    With `searches`, only as many files are read as it takes to find since when a rule fails. Raises UsageError for
-    fewer than two files.
->>>>>>> h9
     """
     if len(names) < 2:
         wrong = f"A history takes at least two files, not {len(names)}"
