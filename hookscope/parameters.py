@@ -20,6 +20,11 @@ def arg(name: str) -> str:
     return f"`{name}`" if _python_calls else f"--{name.replace('_', '-')}"
 
 
+def shows_all(command_line: str = "--full shows all") -> str:
+    """Return how the caller sees what a text leaves out."""
+    return "the result has all" if _python_calls else command_line
+
+
 def listing(*, ops: bool = False) -> str:
     """Return the command that lists layers, and operations with `ops`, as the caller writes it."""
     if _python_calls:

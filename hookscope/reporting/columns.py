@@ -12,6 +12,7 @@ from rich.console import Group, JustifyMethod, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hookscope.parameters import shows_all
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, Distribution, histogram
 from hookscope.results.statistics import TensorStatistics
@@ -191,7 +192,7 @@ def draw(
     shown_until = 0
     for position in (*kept_positions(notable or [bool(style) for style in styles], full=full, most=most), count):
         if position > shown_until:
-            parts.append(Text(f"… {position - shown_until} rows not shown, --full shows all", style="dim italic"))
+            parts.append(Text(f"… {position - shown_until} rows not shown, {shows_all()}", style="dim italic"))
         if position < count:
             cells = [column.cells[position] for column in columns]
             section = parts[-1]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hookscope.parameters import arg
 from hookscope.reporting.columns import (
     REMARK_WIDTH,
     Column,
@@ -49,7 +50,7 @@ def _fits(part: StoredPart) -> list[str]:
     if part.architectures:
         return [*prefix, *(f"fits {_cut(network)}" for network in part.architectures)]
     near = f"; nearest: {_cut(part.nearest)}" if part.nearest else ""
-    remedy = "other commands load it into your network with --arch net.py:build"
+    remedy = f"other commands load it into your network with {arg('arch')} net.py:build"
     return [*prefix, f"fits no network known to hookscope{near}; {remedy}"]
 
 

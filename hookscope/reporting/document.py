@@ -63,13 +63,13 @@ class Findings:
     Attributes:
         ends: Names of the two ends of the time line that `spans` of the findings lie on; empty for none.
         all_in: The file that has all findings.
-        shown_by: How a terminal shows all findings, in words.
+        shown_by: How a terminal shows all findings, in words; "" for `--full`.
     """
 
     findings: Sequence[FindingLine]
     ends: tuple[str, str] | tuple[()] = ()
     all_in: str = "result.json"
-    shown_by: str = "--full shows all"
+    shown_by: str = ""
 
     def first(self, most: int) -> Sequence[FindingLine]:
         """Return at most `most` findings, in their order: the first of each rule and level before the second of any."""

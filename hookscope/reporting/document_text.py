@@ -6,6 +6,7 @@ from io import StringIO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from hookscope.parameters import shows_all
 from hookscope.reporting.columns import broken, draw, drawn_columns, fitted, safe_line
 from hookscope.reporting.document import Document, FindingLine, Findings, Listing, Pictures, Table
 from hookscope.reporting.document import Text as Sentences
@@ -98,7 +99,7 @@ def _table(table: Table, width: int, *, is_first: bool, full: bool, most: int | 
         headers = {column.header for column in fitted(drawn, width)} if shown.legends else ()
         yield from (safe_line(words, style="dim") for title, words in shown.legends.items() if title in headers)
     if len(shown.rows) < len(table.rows):
-        yield Text(f"… {counted(len(table.rows) - len(shown.rows), 'row')} not shown, --full shows all", style=_LESS)
+        yield Text(f"… {counted(len(table.rows) - len(shown.rows), 'row')} not shown, {shows_all()}", style=_LESS)
 
 
 def _lines(title: str, lines: Sequence[tuple[str, Sequence[str]]], *, full: bool) -> Iterator[Text]:
@@ -109,7 +110,7 @@ def _lines(title: str, lines: Sequence[tuple[str, Sequence[str]]], *, full: bool
         if sentences:
             yield safe_line(f"    {' '.join(sentences)}", style="dim")
     if len(shown) < len(lines):
-        yield Text(f"  … {len(lines) - len(shown):,} more, --full shows all", style=_LESS)
+        yield Text(f"  … {len(lines) - len(shown):,} more, {shows_all()}", style=_LESS)
 
 
 def finding_lines(document: Document, *, full: bool = False) -> Iterator[Text]:
@@ -120,4 +121,4 @@ def finding_lines(document: Document, *, full: bool = False) -> Iterator[Text]:
             for finding in shown:
                 yield safe_line(finding_line(finding), style=LEVEL_STYLES[finding.level])
             if len(shown) < len(part.findings):
-                yield Text(f"… {len(part.findings) - len(shown):,} more, {part.shown_by}", style=_LESS)
+                yield Text(f"… {len(part.findings) - len(shown):,} more, {part.shown_by or shows_all()}", style=_LESS)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hookscope.errors import LayerNotFoundError, nearest
+from hookscope.parameters import called_from_python
 from hookscope.text import some_of, strict_json
 
 RENDERERS: dict[str, str] = {}
@@ -21,14 +22,14 @@ Entry_co = TypeVar("Entry_co", covariant=True)
 
 
 def rendered(result: object, form: str, *args: Any, **options: Any) -> Any:
-    """Return a result in one of the forms in `RENDERERS`.
+    """Return a result in one of the forms in `RENDERERS`; its words are those for a caller in Python.
 
     Python's random state is restored, because some libraries draw a random number when they are imported.
     """
     module, _, function = RENDERERS[form].partition(":")
     state = random.getstate()
     try:
-        return getattr(import_module(module), function)(result, *args, **options)
+        return called_from_python(getattr(import_module(module), function))(result, *args, **options)
     finally:
         random.setstate(state)
 

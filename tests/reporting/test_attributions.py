@@ -64,7 +64,7 @@ def test_it_prints_as_a_finding_and_a_table() -> None:
 
 def test_many_maps_are_folded() -> None:
     many = replace(RESULT, maps=RESULT.maps * 20)
-    assert "… 80 rows not shown, --full shows all" in str(many)
+    assert "… 80 rows not shown, the result has all" in str(many)
 
 
 def test_a_notebook_shows_the_overviews() -> None:

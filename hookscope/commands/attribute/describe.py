@@ -7,6 +7,7 @@ from operator import attrgetter
 import numpy as np
 
 from hookscope.commands.attribute.draw_maps import draw_given
+from hookscope.parameters import arg
 from hookscope.reporting.columns import Column, machine_columns, number_text, probability_text, share_in_words
 from hookscope.reporting.document import Document, InputMap, Level, MappedInput, PhotographMaps, Section, Table, Text
 from hookscope.reporting.run_facts import first_name, input_names, machine_facts, making_of, model_facts, subject_of
@@ -119,7 +120,7 @@ def _belief(result: Attributions) -> Iterator[Table | Text]:
         yield Table(title="Checks of the maps", columns=CHECKS, rows=result.sanity, levels=levels)
     else:
         was_tried = any(note.startswith("Sanity") for note in result.notes)
-        yield Text(["No checks were made." if was_tried else "No checks were made: --sanity quick makes them."])
+        yield Text(["No checks were made." if was_tried else f"No checks were made: {arg('sanity')} quick makes them."])
     if result.unchanged:
         rows = [*result.unchanged.items()]
         yield Table(title="Left as they are", columns=_UNCHANGED, rows=rows, is_extra=True)

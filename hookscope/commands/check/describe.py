@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from PIL import Image
 
+from hookscope.parameters import shows_all
 from hookscope.reporting.check_report import (
     accuracy_line,
     by_severity,
@@ -194,7 +195,7 @@ def _inputs(report: CheckReport) -> str:
 def _findings(report: CheckReport) -> list[Part]:
     findings = [line_of(finding, where=f"'{finding.where}'" if finding.where else "") for finding in report.findings]
     json = "--format json"
-    return [Findings(findings=findings, all_in=json, shown_by=f"{json} lists all")] if findings else []
+    return [Findings(findings=findings, all_in=json, shown_by=shows_all(f"{json} lists all"))] if findings else []
 
 
 def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
