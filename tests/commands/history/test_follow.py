@@ -156,7 +156,7 @@ def test_files_are_in_the_order_that_they_store(tmp_path: Path) -> None:
     moved = float(torch.linalg.vector_norm(torch.full((8,), 2.0)) / torch.linalg.vector_norm(state["conv.bias"] + 1))
     assert history["conv.bias"][2].drift == pytest.approx(moved)
     assert "epoch" in history.order
-    assert "not that of their names" in history.notes[0]
+    assert "not in the order of their names" in history.notes[0]
 
 
 def test_the_order_is_by_what_tells_the_files_apart() -> None:
