@@ -166,7 +166,7 @@ def test_class_names_tell_the_order_that_folders_do_not(data: Path) -> None:
     assert named.accuracy is not None
     assert named.accuracy.right == 180
     assert by_folder.accuracy.right < 70
-    assert "are the classes in the order of the labels? --classes names them." in " ".join(str(by_folder).split())
+    assert "are the classes in the order of the labels? `classes` names them." in " ".join(str(by_folder).split())
     # All green ones but the planted two, and the inverted red one, which looks blue.
     assert answer(by_folder)[0].startswith("61 of 184 labelled pictures are classified right")
     assert level_of(by_folder) == ""
