@@ -1,7 +1,8 @@
 """Names of parameters in messages: --input-shape on the command line, `input_shape` for Python callers."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from inspect import signature
 from typing import ParamSpec, TypeVar
@@ -32,13 +33,25 @@ def listing(*, ops: bool = False) -> str:
     return f"`hookscope layers MODEL{' --ops' if ops else ''}`"
 
 
+@contextmanager
+def words_for_python() -> Iterator[None]:
+    """Name parameters in the block's messages as Python does."""
+    global _python_calls  # noqa: PLW0603 - shared by all threads of the process
+    with _lock:
+        _python_calls += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _python_calls -= 1
+
+
 def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
     """Wrap a function: messages then use Python's names of parameters, and wrong names get a suggestion."""
     parameters = cache(signature)
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        global _python_calls  # noqa: PLW0603 - shared by all threads of the process
         try:
             parameters(function).bind(*args, **kwargs)
         except TypeError as error:
@@ -46,13 +59,8 @@ def called_from_python(function: Callable[P, T]) -> Callable[P, T]:
             unknown = [name for name in kwargs if name not in accepted]
             close = nearest(unknown[0], accepted, 1) if unknown else ""
             raise TypeError(f"{function.__name__}() {error}{f'.{close}' if close else ''}") from None
-        with _lock:
-            _python_calls += 1
-        try:
+        with words_for_python():
             return function(*args, **kwargs)
-        finally:
-            with _lock:
-                _python_calls -= 1
 
     called.__module__ = "hookscope"  # where pickle finds it
     return called

@@ -175,7 +175,11 @@ def open_regular(path: Path, wanted: str = "", failure: type[InputError] = Check
 
 
 def bounded_text(path: Path, wanted: str, limit: int) -> str:
-    """Return the UTF-8 text in a file of at most `limit` bytes; InputError, which asks for `wanted`, for others."""
+    """Return a file's UTF-8 text.
+
+    Raises:
+        InputError: If it cannot be read, is over `limit` bytes or is not UTF-8; the message asks for `wanted`.
+    """
     with open_regular(path, wanted, InputError) as file:
         content = file.read(limit + 1)
     if len(content) > limit:

@@ -73,17 +73,17 @@ _FORBIDDEN_INSIDE = frozenset(
 
 
 def is_data(name: str) -> bool:
-    """Return whether a name is a class whose objects are only data."""
+    """Tell whether a name is a class that only holds data."""
     return name in _DATA or any(pattern.fullmatch(name) for pattern in _DATA_PATTERNS)
 
 
 def is_layer(name: str) -> bool:
-    """Return whether a name is one of torch's own layers, which are data as long as nobody calls them."""
+    """Tell whether a name is one of torch's own layers. A layer runs no code until it is called."""
     return _LAYERS.fullmatch(name) is not None
 
 
 def is_forbidden(name: str) -> bool:
-    """Return whether a name can run anything, so it cannot be allowed: `os.system`, `builtins.exec` and the like."""
+    """Tell whether a name can run anything, so it cannot be allowed: `os.system`, `builtins.exec` and the like."""
     if is_data(name) or is_layer(name):
         return False
     parts = name.split(".")

@@ -269,9 +269,11 @@ def _pickles(file: BinaryIO, kind: FileKind) -> Iterator[BinaryIO]:
 def read_content(path: Path, kind: FileKind, how: ReadMode) -> object:
     """Return what a file holds; mapped into memory where that can be.
 
-    The file has passed `inspect_isolated`, which finds faults that these readers miss, and how to read it. Raises
-    CheckpointError if it is damaged or too large for the memory there is, UntrustedFileError if it holds more than
-    plain data after all.
+    `inspect_isolated` must have passed the file, because it finds faults that these readers miss; it returns `how`.
+
+    Raises:
+        CheckpointError: If the file is damaged, or too large for the memory.
+        UntrustedFileError: If it holds more than plain data after all.
     """
     name = printable(str(path))
     try:
@@ -350,7 +352,7 @@ def _swap_untyped_values(content: object) -> None:
     tensors = [tensor for tensor in tensors_within(content) if tensor.dtype in _UNTYPED and tensor.numel()]
     for tensor in {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values():
         width = tensor.element_size() // (2 if tensor.is_complex() else 1)
-        swap = tensor.untyped_storage()._byteswap  # noqa: SLF001 - byteswap() asks torch.finfo, which does not know all
+        swap = tensor.untyped_storage()._byteswap  # noqa: SLF001 - byteswap() fails for dtypes that torch.finfo lacks
         swap(width)  # type: ignore[no-untyped-call]
 
 

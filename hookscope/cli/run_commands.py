@@ -118,7 +118,7 @@ def _over_inputs(
     verb, takes_noise = function.__name__, isinstance(option, options.Grads)
     images = images_or_demo(model, images, option)
     if not (takes_noise or images or option.input or option.input_shape):
-        if model.isidentifier() and not Path(model).exists():  # the name may be wrong, too
+        if model.isidentifier() and not Path(model).exists():  # a wrong name is told first
             model_names(model)
         how = "name a picture, a tensor file or a folder, or give --input-shape for noise"
         raise UsageError(f"Missing IMAGE: {how}. See `hookscope {verb} --help`.")

@@ -161,7 +161,7 @@ class Recorder:
             if self.maps is not None and axis is not None and (grids or not self.axes.grids):
                 self.maps.see(key, tensor, axis, grids)
             if self.tokens is not None and self.token_layout is not None and axis == 2:
-                self.tokens.see(key, tensor, self.token_layout.known(key), measured)
+                self.tokens.see(key, tensor, self.token_layout.layout_at(key), measured)
         return measured
 
     def grids_of(self, key: RowKey, tensor: Tensor, axis: int | None) -> Sequence[tuple[int, ...]]:
@@ -170,7 +170,7 @@ class Recorder:
             return self.axes.grids
         grids = self.axes.grids
         self.token_layout.layout(key, tensor, len(self.indices), axis, grids, axes=len(grids[-1]) if grids else 2)
-        return self.token_layout.known_grids(key, grids)
+        return self.token_layout.grids_at(key, grids)
 
     def keep(self, key: RowKey, tensor: Tensor, axis: int | None) -> None:
         """Clone the `slices`."""
@@ -185,7 +185,7 @@ class Recorder:
         count, note = len(self.indices), ""
         layout, grids = None, tuple(self.axes.grids)
         if self.token_layout is not None:
-            layout, grids = self.token_layout.known(key), self.token_layout.known_grids(key, grids)
+            layout, grids = self.token_layout.layout_at(key), self.token_layout.grids_at(key, grids)
         if layout is not None and layout.windows is not None:
             tensor, axis = layout.maps(tensor), 1
         tensor = tensor if tensor.dim() else tensor.reshape(1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hookscope.errors import LayerNotFoundError, nearest
-from hookscope.parameters import called_from_python
+from hookscope.parameters import words_for_python
 from hookscope.text import some_of, strict_json
 
 RENDERERS: dict[str, str] = {}
@@ -29,7 +29,8 @@ def rendered(result: object, form: str, *args: Any, **options: Any) -> Any:
     module, _, function = RENDERERS[form].partition(":")
     state = random.getstate()
     try:
-        return called_from_python(getattr(import_module(module), function))(result, *args, **options)
+        with words_for_python():
+            return getattr(import_module(module), function)(result, *args, **options)
     finally:
         random.setstate(state)
 

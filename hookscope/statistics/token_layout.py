@@ -142,16 +142,16 @@ class TokenLayout:
         self._layouts[place] = key, layout
         return layout
 
-    def known(self, place: RowKey) -> Layout | None:
+    def layout_at(self, place: RowKey) -> Layout | None:
         """Return the layout that `layout` found for an output; None if it found none, or was not called."""
         cached = self._layouts.get(place)
         return cached[1] if cached is not None and isinstance(cached[1], Layout) else None
 
-    def known_grids(self, place: RowKey, grids: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    def grids_at(self, place: RowKey, grids: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         """Return the grids of an output: its tokens' grid; () if `layout` found none; all for maps, or if unknown."""
         if place not in self._layouts:
             return tuple(grids)
-        layout = self.known(place)
+        layout = self.layout_at(place)
         if layout is None:
             return ()
         return tuple(grids) if layout.prefix is None else (layout.grid,)

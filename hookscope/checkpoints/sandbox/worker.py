@@ -29,8 +29,8 @@ _LENGTH_BYTES = 8
 
 CAN_LIMIT_MEMORY = sys.platform == "linux"  # relative to what is mapped, which /proc lists
 
-# Freed memory is taken in pieces between these sizes, in bytes. Taking a piece writes one page of it, which is more
-# than a quarter of a smaller piece.
+# Sizes in bytes of the pieces in which freed memory is allocated again. Each piece costs one written page, which would
+# be more than a quarter of a smaller piece.
 _LARGEST_PIECE, _SMALLEST_PIECE = 2**44, 2**14
 
 
@@ -156,7 +156,7 @@ def fork_worker(
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # About locks of other threads, which stay taken in the child: it takes none of them.
+        # Python warns that the child keeps locks of other threads; the child uses none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
         worker = os.fork()
     if worker == 0:

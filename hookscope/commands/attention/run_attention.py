@@ -150,7 +150,7 @@ def _distinct_heads(heads: Sequence[int]) -> list[int]:
 
 @dataclass(slots=True)
 class _Run:
-    """A run: the network, whose hooks are on, what is asked of it, and the results so far.
+    """The state of a run: the hooked network, the options, and the results so far.
 
     Attributes:
         sums: By block and number: the sum over inputs, and of how many. A block may run for some inputs only.

@@ -50,7 +50,7 @@ class Shards:
         self._norms[optimizer] = norms
         return norms
 
-    def known(self, optimizer: Optimizer) -> "ShardedNorms | None":
+    def norms_of(self, optimizer: Optimizer) -> "ShardedNorms | None":
         """Return the norms of an optimiser; None if it has no sharded parameters, or has not stepped."""
         return self._norms.get(optimizer)
 

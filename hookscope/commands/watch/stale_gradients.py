@@ -2,8 +2,8 @@
 
 Resets: a backward pass adds to `.grad`. One parameter of each optimiser is examined. Before the first gradient after a
 step is added, some values of `.grad` are compared with its values after the step. Before further gradients are added,
-`.grad` must only not be 0: DistributedDataParallel may have replaced it by the mean over processes. After a reset, the
-examination ends.
+`.grad` is only compared with 0: DistributedDataParallel may have replaced it by the mean over processes. After a reset,
+the examination ends.
 
 Repeats: the last gradient of an optimiser is examined. A backward pass, a reset or an assignment replaces it or changes
 its version; nearly every step compares nothing else. Values are compared only if it seems unchanged: a replayed CUDA

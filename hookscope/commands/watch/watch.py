@@ -464,7 +464,7 @@ class Watch:
 
     def _shared_norms(self, optimizers: Sequence[Optimizer]) -> list[ShardedNorms]:
         """Return the norms summed over processes, for optimisers with sharded parameters."""
-        summed = [] if self._shards is None else map(self._shards.known, optimizers)
+        summed = [] if self._shards is None else map(self._shards.norms_of, optimizers)
         return [norms for norms in summed if norms is not None]
 
     def _after_step(self, state: WatchedOptimizer, optimizer: Optimizer, *_: object) -> None:
