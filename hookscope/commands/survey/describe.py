@@ -194,7 +194,7 @@ def answer(result: Survey) -> list[str]:
     if not any(row.channels for row in result.rows):
         sentences.append(f"None of {counted(len(result.rows), 'output')} has channels.")
     elif not result.dead_count:
-        sentences.append(f"None of {counted(channel_counts(result.rows), 'channel')} is dead on {inputs_text(result)}.")
+        sentences.append(_none_dead(result))
     return [
         *sentences,
         *rows_used(result.tables, f"on {inputs_text(result)}"),
@@ -262,6 +262,16 @@ def _dead(result: Survey) -> Iterator[str]:
     dead = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} dead on {inputs_text(result)}"
     most = percent_bound(result.dead_bound)
     yield f"{dead}, most in {some_of(named, 2)}. Each fires on fewer than {most} of such inputs (95% confidence)."
+
+
+def _none_dead(result: Survey) -> str:
+    """Return the sentence of a survey without dead channels; a channel with NaN or Inf on an input is not judged."""
+    arrays = [row.channels.arrays for row in result.rows if row.channels.arrays is not None]
+    judged = sum(int((of_row.nonfinite_count == 0).sum()) for of_row in arrays)
+    if not judged:
+        return "Dead channels were not looked for: every channel has NaN or Inf on some input."
+    without = " without NaN or Inf" if judged < channel_counts(result.rows) else ""
+    return f"None of {counted(judged, 'channel')}{without} is dead on {inputs_text(result)}."
 
 
 def _too_few(result: Survey) -> Iterator[str]:

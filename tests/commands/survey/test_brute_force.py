@@ -234,6 +234,21 @@ def test_nan_that_no_layer_returns_comes_first_in_the_answer() -> None:
     assert hookscope.survey(Divides(), values[:2]).warnings == ()
 
 
+class WithoutNaN(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.nan_to_num(nan=1.0)
+
+
+def test_channels_with_nan_on_an_input_are_not_called_alive() -> None:
+    images = pictures(40, 3, 8, 8)
+    images[5] = math.nan
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    everywhere = answer(hookscope.survey(network, images))
+    assert "Dead channels were not looked for: every channel has NaN or Inf on some input." in everywhere
+    behind = answer(hookscope.survey(nn.Sequential(network, WithoutNaN()), images))
+    assert "None of 4 channels without NaN or Inf is dead on 40 inputs." in behind
+
+
 def test_a_copied_channel_is_found() -> None:
     torch.manual_seed(0)
     network = nn.Conv2d(3, 5, 3)
