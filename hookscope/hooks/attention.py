@@ -262,20 +262,20 @@ class _SoftmaxProducts:
         operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
         if not args or not isinstance(args[0], str):
             return None
-        inputs, _, made = args[0].replace(" ", "").partition("->")
+        inputs, _, result = args[0].replace(" ", "").partition("->")
         names = inputs.split(",")
         for place, (weights, operand) in enumerate(zip(names, operands, strict=False)):
             followed = self._followed_as(operand)
             key = weights[-1:]
             others = [at for at, name in enumerate(names) if at != place and key in name]
-            if followed is None or not followed.keys_last or not made or key in made or len(others) != 1:
+            if followed is None or not followed.keys_last or not result or key in result or len(others) != 1:
                 continue
             values, given_values = names[others[0]], operands[others[0]]
-            met = self._product_with(operand, followed, given_values, values.index(key) - len(values))
+            product = self._product_with(operand, followed, given_values, values.index(key) - len(values))
             query = [weight for weight in weights if weight not in values]
-            if len(query) == 1 and query[0] in made and "." not in weights + values:
-                return _by_names(met, weights, values, query[0])
-            return met if weights[-2:-1] in made else None
+            if len(query) == 1 and query[0] in result and "." not in weights + values:
+                return _by_names(product, weights, values, query[0])
+            return product if weights[-2:-1] in result else None
         return None
 
     def _product_with(self, tensor: Tensor, followed: _Followed, values: Tensor, axis: int) -> Product:
@@ -293,13 +293,13 @@ class _SoftmaxProducts:
             self._followed.popitem(last=False)
 
 
-def _by_names(met: Product, weights: str, values: str, query: str) -> Product:
+def _by_names(product: Product, weights: str, values: str, query: str) -> Product:
     """Order the axes of operands of an einsum: those of both as in the values; then queries and keys, or keys and D."""
     key, shared = weights[-1], [value for value in values if value in weights[:-1]]
     features = [value for value in values if value not in weights]
-    return met._replace(
-        weights=met.weights.permute([weights.index(letter) for letter in (*shared, query, key)]),
-        values=met.values.permute([values.index(letter) for letter in (*shared, key, *features)]),
+    return product._replace(
+        weights=product.weights.permute([weights.index(letter) for letter in (*shared, query, key)]),
+        values=product.values.permute([values.index(letter) for letter in (*shared, key, *features)]),
         keys_of_values=-1 - len(features),
     )
 

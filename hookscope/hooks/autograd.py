@@ -238,9 +238,9 @@ def consumers(loss: Tensor, nodes: Mapping[SiteKey, Node]) -> dict[SiteKey, list
     by_site: dict[SiteKey, list[SiteKey | None]] = {}
     for node, keys in sites.items():
         if node is loss.grad_fn or node in users:
-            met = _next_stops(node, users, sites)
-            direct = sorted([key for reader in met for key in sites.get(reader, ())], key=lambda key: places[key])
-            by_loss = node is loss.grad_fn or any(reader not in sites for reader in met)
+            stops = _next_stops(node, users, sites)
+            direct = sorted([key for reader in stops for key in sites.get(reader, ())], key=lambda key: places[key])
+            by_loss = node is loss.grad_fn or any(reader not in sites for reader in stops)
             by_site |= dict.fromkeys(keys, [*direct, None] if by_loss else [*direct])
     return by_site
 
@@ -256,14 +256,14 @@ def _users(loss: Tensor) -> dict[Node, list[Node]]:
 
 def _next_stops(node: Node, users: Mapping[Node, Iterable[Node]], stops: Mapping[Node, object]) -> list[Node]:
     """Return the first node of `stops` on each path from a node to the loss, and the loss for a path without one."""
-    met, seen, waiting = [], {node}, list(users.get(node, ()))
+    reached, seen, waiting = [], {node}, list(users.get(node, ()))
     while waiting:
         user = waiting.pop()
         if user in seen:
             continue
         seen.add(user)
         if user in stops or user not in users:
-            met.append(user)
+            reached.append(user)
         else:
             waiting += users[user]
-    return met
+    return reached

@@ -6,7 +6,6 @@ This code is hot: it makes as few Python calls as possible.
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -20,7 +19,6 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.gradient_hooks import GradientWatch
-from hookscope.hooks.memory import PLAIN_TENSORS
 from hookscope.hooks.observed import ModuleCall, Observation, Operation, RowKey, physical
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.recognition import Identities
@@ -84,8 +82,7 @@ class CallHooks(Generic[T]):
     """The hooks of one capture, shared by all modules, and their observations in the latest forward pass.
 
     Attributes:
-        with_operations: Whether a torch function mode is active, which tensor accesses in hooks must bypass.
-        resume: Activates that mode again after a call of a layer that skips it; None without one.
+        resume: Activates the mode that observes operations again, after a layer that skips it; None without one.
         names: Names of tensors that no call returns, by `id`, for `Observation.sources`.
         observations: Since the latest `restart`, in the order in which modules finished.
         counts: How often each layer was called.
@@ -96,7 +93,6 @@ class CallHooks(Generic[T]):
     observe: Callable[[ModuleCall, str, Tensor], T]
     gradient_watch: GradientWatch[T] | None
     lock: RLock
-    with_operations: bool = False
     resume: Callable[[], None] | None = None
     names: dict[int, str] = field(default_factory=dict)
     observations: list[Observation[T]] = field(default_factory=list)
@@ -142,12 +138,12 @@ class CallHooks(Generic[T]):
         if self.resume is not None:
             self.resume()
         inputs, outputs = tensors_given(args, kwargs), tensors_in(output)
-        with self.lock, self._without_overrides(inputs, outputs):
+        with self.lock, _without_overrides():
             index = self._count(layer, inputs)
             if index is None or (output is None and inputs):
                 return None
             sources: tuple[RowKey | str, ...] = ()
-            if self.with_operations:
+            if self.resume is not None:
                 sources = self._identities.sources(inputs, self.names, overwritten=overwrites)
             call = ModuleCall(layer, module, index, inputs)
             return self._finish(call, inputs, sources, output, outputs, in_place=overwrites)
@@ -158,7 +154,7 @@ class CallHooks(Generic[T]):
         """Forward pre-hook of other modules; `entries` is the module's list of calls in progress."""
         inputs = tensors_given(args, kwargs)
         replaced: object = None
-        with self.lock, self._without_overrides(inputs):
+        with self.lock, _without_overrides():
             index = self._count(layer, inputs)
             if index is None:
                 return None
@@ -168,7 +164,7 @@ class CallHooks(Generic[T]):
                 before, inputs = inputs, tensors_given(args, kwargs)
                 self._identities.replaced(before, inputs)
                 call = call._replace(inputs=inputs)
-            sources = self._identities.sources(inputs, self.names) if self.with_operations else ()
+            sources = self._identities.sources(inputs, self.names) if self.resume is not None else ()
             entries.append(Entry(id(sys._getframe(1)), call, _versions(inputs), args, sources))
         return replaced
 
@@ -184,13 +180,13 @@ class CallHooks(Generic[T]):
         inputs, outputs = entry.call.inputs, tensors_in(output)
         if entry.args is not args:  # torch, or a later hook, has replaced the inputs
             inputs = [*inputs, *tensors_given(args, kwargs)]
-        with self.lock, self._without_overrides(inputs, outputs):
+        with self.lock, _without_overrides():
             in_place = entry.versions != _versions(entry.call.inputs)
             return self._finish(entry.call, inputs, entry.sources, output, outputs, in_place=in_place)
 
     def operation_begins(self, inputs: Sequence[tuple[str, Tensor]]) -> tuple[list[int], tuple[RowKey | str, ...]]:
         """Record the versions and the sources of an operation's inputs, before it may overwrite them."""
-        with self.lock, self._without_overrides(inputs):
+        with self.lock, _without_overrides():
             return _versions(inputs), self._identities.sources(inputs, self.names)
 
     def operation_ends(
@@ -214,7 +210,7 @@ class CallHooks(Generic[T]):
             output: Its return value.
             outputs: The tensors in it; for an operation that returns nothing, the tensors it wrote to.
         """
-        with self.lock, self._without_overrides(inputs, outputs):
+        with self.lock, _without_overrides():
             index = self._count(layer, inputs)
             if index is None:
                 return output
@@ -294,17 +290,6 @@ class CallHooks(Generic[T]):
         finally:
             torch._C._set_grad_enabled(True)
 
-    def _without_overrides(
-        self, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]] = ()
-    ) -> AbstractContextManager[object]:
-        """Bypass torch function modes and the overrides of tensor subclasses."""
-        if self.with_operations:
-            return torch._C.DisableTorchFunction()
-        for _, tensor in (*inputs, *outputs):
-            if type(tensor) not in PLAIN_TENSORS:  # the overrides of a subclass may raise
-                return torch._C.DisableTorchFunctionSubclass()
-        return _NOTHING
-
 
 def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
     """Return the version of each tensor; 0 for inference tensors, which have none."""
@@ -314,7 +299,8 @@ def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
         return [0 if tensor.is_inference() else tensor._version for _, tensor in inputs]
 
 
-_NOTHING = nullcontext()
+# Modes, and overrides of tensor subclasses, which may raise.
+_without_overrides = torch._C.DisableTorchFunction
 # Of the backward pass that is running, in which activation checkpointing recomputes forward passes.
 _graph_task, _NONE = torch._C._current_graph_task_id, -1
 _dispatch_modes = torch._C._len_torch_dispatch_stack

@@ -40,7 +40,7 @@ class Capture(CallHooks[T]):
 
     mode: OperationMode[T] | None = None
     traced: dict[str, None] = field(default_factory=dict)
-    # Registers of modules, with the key of each entry of ours and what it holds: a hook, or True for a flag of one.
+    # Each of our entries in a module's registers: the register, the key, and a hook, or True for a flag of a hook.
     _attached: list[tuple[MutableMapping[Any, Any], int, object]] = field(default_factory=list)
 
     @property
@@ -194,8 +194,8 @@ def capture(
         gradients, check `must_repeat(loss)` before each backward pass.
     """
     lock = RLock()
-    watch = None if gradients is None else GradientWatch(gradients, with_inputs, track, lock, operations is not None)
-    captured = Capture(observe, watch, lock, with_operations=operations is not None)
+    watch = None if gradients is None else GradientWatch(gradients, with_inputs, track, lock)
+    captured = Capture(observe, watch, lock)
     if operations is not None:
         captured.mode = mode = OperationMode(captured, operations, operations.modules or module_index(model)[0])
         captured.resume = mode.resume

@@ -64,7 +64,6 @@ class GradientWatch(Generic[T]):
     with_inputs: bool
     track: bool
     lock: AbstractContextManager[object]
-    with_operations: bool = False
     steps: StepWatch | None = None
     listening: bool = True
     sites: dict[SiteKey, GradientSite[T]] = field(default_factory=dict)
@@ -243,15 +242,17 @@ class GradientWatch(Generic[T]):
     def _inputs(
         self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        met, replacements = self._sites_of(call, "input", replaceable_inputs(args, kwargs), (), self._input_replacement)
+        pairs, replacements = self._sites_of(
+            call, "input", replaceable_inputs(args, kwargs), (), self._input_replacement
+        )
         inputs: Any = (args, kwargs)
         if replacements:
             try:
                 inputs = (with_tensors(args, replacements), with_tensors(kwargs, replacements))
             except TypeError as error:
-                for site, _ in met:
+                for site, _ in pairs:
                     site.untracked = site.untracked or f"its container cannot be copied: {error}"
-        for site, tensor in met:
+        for site, tensor in pairs:
             self._watch(site.key, site, tensor)
         return inputs  # type: ignore[no-any-return]  # rebuilt containers have no type to know
 
@@ -264,21 +265,21 @@ class GradientWatch(Generic[T]):
         replacement: Callable[[GradientSite[T], Tensor], Tensor],
     ) -> tuple[list[tuple[GradientSite[T], Tensor]], dict[str, Tensor]]:
         layer, module, index, _, operation, *_ = call
-        met: list[tuple[GradientSite[T], Tensor]] = []
+        sites: list[tuple[GradientSite[T], Tensor]] = []
         replacements: dict[str, Tensor] = {}
-        ours: dict[int, Tensor] = {}  # one replacement per object: attention tests whether q is k
+        replaced: dict[int, Tensor] = {}  # one replacement per object: attention tests whether q is k
         for path, tensor in tensors:
             why = why_untracked(tensor, sources, None if role == "input" else call.maker)
             shape, dtype = physical_shape(tensor), tensor.dtype
             site: GradientSite[T] = GradientSite(
                 layer, module, index, path, role, shape, dtype, why, operation=operation
             )
-            if id(tensor) not in ours:
-                ours[id(tensor)] = replacement(site, tensor)
-            met.append((site, ours[id(tensor)]))
-            if ours[id(tensor)] is not tensor:
-                replacements[path] = ours[id(tensor)]
-        return met, replacements
+            if id(tensor) not in replaced:
+                replaced[id(tensor)] = replacement(site, tensor)
+            sites.append((site, replaced[id(tensor)]))
+            if replaced[id(tensor)] is not tensor:
+                replacements[path] = replaced[id(tensor)]
+        return sites, replacements
 
     def _input_replacement(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
         site.untracked = site.untracked or self._no_aliases_because
@@ -336,7 +337,7 @@ class GradientWatch(Generic[T]):
             passed = several or is_leaf(tensor) or any(tensor is source for _, source in sources)
             return self._output_replacement(site, tensor, passed)
 
-        met, replacements = self._sites_of(call, "output", tensors, sources, replacement)
+        pairs, replacements = self._sites_of(call, "output", tensors, sources, replacement)
         result = None
         if replacements:
             try:
@@ -344,10 +345,10 @@ class GradientWatch(Generic[T]):
             except TypeError:
                 # The output cannot be rebuilt with aliases. Its own tensors are watched instead, so their gradients
                 # include uses inside the module.
-                met = [
-                    (site, tensor) for (site, _), (_, tensor) in zip(met, tensors, strict=True) if not is_leaf(tensor)
+                pairs = [
+                    (site, tensor) for (site, _), (_, tensor) in zip(pairs, tensors, strict=True) if not is_leaf(tensor)
                 ]
-        for site, watched in met:
+        for site, watched in pairs:
             self._watch(site.key, site, watched)
         return result
 
@@ -418,8 +419,7 @@ class GradientWatch(Generic[T]):
         """The tensor hook: observe the gradient for all sites of this tensor."""
         if not self.listening:
             return
-        overrides = torch._C.DisableTorchFunction() if self.with_operations else _NOTHING
-        with self.lock, overrides:  # each device runs its part of the backward pass in a thread
+        with self.lock, torch._C.DisableTorchFunction():  # each device runs its part of the backward pass in a thread
             if self._parts:
                 for site in sites:
                     self._note([site], self._sum_of_parts(site, gradient))

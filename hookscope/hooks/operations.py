@@ -269,7 +269,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         _push(self)
 
     def asking(self) -> Iterator[nn.Module]:
-        """Yield the torch layers that run other kernels while a mode is active, those around others alone."""
+        """Yield the outermost torch layers that run other kernels while a mode is active."""
         kinds = {kind for kind in {*map(type, self.modules.values())} if issubclass(kind, _ASKING)}
         around: list[str] = []  # their names, with a dot
         for name, module in self.modules.items() if kinds else ():

@@ -103,7 +103,8 @@ class Identities:
 class Replays:
     """The calls of one forward pass that ran without gradients, which reentrant checkpointing may run again with them.
 
-    `_calls` has the layer, number and addresses of inputs of each, by its place in the order, until it is replayed.
+    `_calls` has the layer, the number and the addresses of the inputs of each call, by its place in the order, until
+    the call is replayed.
     """
 
     _calls: dict[int, tuple[str, int, list[int]]] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class ModuleInput:
 
     @cached_property
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Its input tensors but nested ones, with the names of forward's parameters; "" for a single one."""
+        """Its input tensors, except nested ones, with the names of forward's parameters; "" for a single one."""
         if len(self.args) == 1 and not self.kwargs and isinstance(self.args[0], Tensor):
             return [] if self.args[0].is_nested else [("", self.args[0])]
         names = [*islice(inspect.signature(self.module.forward).parameters, len(self.args))]

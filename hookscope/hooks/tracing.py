@@ -49,7 +49,7 @@ def operators_left_to_torch(traced: dict[str, None] | None, stance: Any = None) 
     """Take hooks away while an operator that torch traces runs, for the length of a `with` block.
 
     Args:
-        traced: As in `eager`; None for that of the block around it, which may be a watched training.
+        traced: As in `eager`; None for the `traced` of the block around this one, which may be a watched training.
         stance: The compiler stance for what the operator compiles; None for the current one.
     """
     compile_ = torch.compile

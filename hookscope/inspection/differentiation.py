@@ -334,6 +334,7 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
             reraise_of_own_loss(raised, output)
             return output, None, Break(_loss_failed(run.inspected.info.name, raised), None, raised)
         if not math.isnan(expected) and not math.isclose(expected, _loss_number(value), rel_tol=_SAME_LOSS):
+            # The copies have changed what the network computes.
             run.captured.watch.give_up_copies()
             expected = math.nan
         elif not run.captured.must_repeat(value.value) or _fails_backward(value.value):

@@ -186,8 +186,8 @@ def _run_batch(run: Run, on_output: Callable[[Batch, object], None] | None, batc
     run.recorder.start(places, pictures=batch.pictures)
     to_verify = run.verifies and not run.records
     # The network may overwrite its inputs, and the batch may have to run again.
-    again = to_verify or on_output is not None or (may_leave_out and len(places) > 1)
-    output, broken = _outcome(run, copy_of(batch) if again else batch)
+    is_copied = to_verify or on_output is not None or (may_leave_out and len(places) > 1)
+    output, broken = _outcome(run, copy_of(batch) if is_copied else batch)
     run.recorder.settle()
     if broken is not None:
         return replace(broken, count=partial(run.count, batch, run.captured.restart()))

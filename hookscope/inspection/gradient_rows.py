@@ -12,7 +12,7 @@ from torch.autograd.graph import Node
 from hookscope.hooks.autograd import consumers, plain_arithmetic
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, RowKey, SiteKey
-from hookscope.hooks.selection import name_of_part
+from hookscope.hooks.selection import module_index, name_of_part
 from hookscope.hooks.step_gradients import StepGradient, by_layer
 from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.losses.formulas import LossValue
@@ -98,8 +98,8 @@ class GradientRecorder:
     Attributes:
         maps: Keeps what is to be drawn, and reads channel axes.
         axes: The axis that counts channels, by output of the latest batch.
-        waiting: Copies that `on_tensor` is not called with until the pass is known to count; None if none have to wait.
-        nodes: Those of autograd's graph that computed the tensors whose gradients arrived in the latest batch.
+        waiting: Copies for `on_tensor`, kept until the pass is known to count; None where nothing has to wait.
+        nodes: The nodes of autograd's graph that computed the tensors whose gradients arrived in the latest batch.
     """
 
     maps: Recorder
@@ -241,20 +241,14 @@ class NamedParameter:
 def named_parameters(network: nn.Module) -> list[NamedParameter]:
     """List each parameter once, those that the forward pass has registered among them."""
     by_id: dict[int, NamedParameter] = {}
-
-    def walk(prefix: str, module: nn.Module) -> None:  # as `named_modules`, without a generator for each level
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                entry = by_id.get(id(parameter))
-                if entry is None:
-                    entry = NamedParameter(parameter, [], type(module).__name__, parameter.grad)
-                    by_id[id(parameter)] = entry
-                entry.names.append(prefix + name_of_part(name, module._modules))
-        for name, child in module._modules.items():
-            if child is not None:
-                walk(f"{prefix}{name_of_part(name, module._modules)}.", child)
-
-    walk("", network)
+    modules, aliases = module_index(network)
+    for name, module in modules.items():
+        held = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
+        for key, parameter in held.items():
+            entry = NamedParameter(parameter, [], type(module).__name__, parameter.grad)
+            part = name_of_part(key, module._modules)
+            paths = [f"{prefix}.{part}" if prefix else part for prefix in (name, *aliases.get(name, ()))]
+            by_id.setdefault(id(parameter), entry).names.extend(paths)
     return [*by_id.values()]
 
 

@@ -213,13 +213,13 @@ def _spatial(
         if len(shape) != 3 or shape[1] != input_count:
             return None
         shape = (shape[1], shape[0], shape[2])  # (T, N, D)
-    spatial: tuple[int, ...] | None = shape[1:channel_axis] + shape[channel_axis + 1 :]
+    sizes = shape[1:channel_axis] + shape[channel_axis + 1 :]
+    if len(shape) == 3 and not grids:
+        return (1, *sizes) if sizes[0] > 1 else None
     if len(shape) == 3:
-        spatial = token_grid(shape[1], grids) if channel_axis == 2 and grids else None
-        if not grids and shape[3 - channel_axis] > 1:
-            return 1, shape[3 - channel_axis]
-    elif grids and spatial not in grids:  # heads of attention, or windows
-        spatial = None
+        spatial = token_grid(shape[1], grids) if channel_axis == 2 else None
+    else:
+        spatial = sizes if not grids or sizes in grids else None  # heads of attention, or windows
     return spatial if spatial is not None and min(spatial[-2:]) > 1 else None
 
 

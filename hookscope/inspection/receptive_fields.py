@@ -351,7 +351,7 @@ def _shuffled(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> Rece
 
 def _permuted(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
     count = len(before)
-    order = [*range(-count, 0)]
+    order = [*range(-count, 0)]  # the old axis that each new one was
     if hasattr(node, "_saved_dims"):
         order = [_from_end(axis, count) for axis in node._saved_dims]
     else:

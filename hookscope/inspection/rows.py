@@ -55,8 +55,8 @@ class Rows:
 
     Attributes:
         seen: In execution order. An output is passed through, or repeats another, if it does so in every batch;
-            `sources` are those of the first.
-        shapes: Those of each tensor in the batches.
+            `sources` come from the first batch.
+        shapes: The shapes of each tensor in the batches.
     """
 
     seen: dict[RowKey, Observation[Reduction]] = field(default_factory=dict)
@@ -138,27 +138,27 @@ class Recorder:
         """Reduce one output in the hook."""
         if type(tensor) is not Tensor:
             tensor = gathered(tensor)
+        maker, axis_count = call.maker, tensor.dim()
         if call.vmapped:
-            axis = self.axes.channel_axis_in_vmap(call.maker, tensor.shape, call.vmapped)
+            axis = self.axes.channel_axis_in_vmap(maker, tensor.shape, call.vmapped)
         else:
-            axis = None if tensor.is_nested else self.axes.channel_axis(call.maker, tensor.shape)
+            axis = None if tensor.is_nested else self.axes.channel_axis(maker, tensor.shape)
         if self.on_call is not None:
             self.on_call(call)
         is_shown = self.lists(call)
         reducer = self.reducer if is_shown or self.rules_reducer is None else self.rules_reducer
         measured = reducer.reduce(tensor, axis, len(self.indices))
         key = (call.layer, call.call, slot)
-        if self.token_layout is not None and tensor.dim() > 3:
-            self.token_layout.note_patches(call.maker, tensor)
-        grids = self.grids_of(key, tensor, axis)
-        is_kept = self.on_tensor or self.grids_for or self.maps or self.tokens
+        if self.token_layout is not None and axis_count > 3:
+            self.token_layout.note_patches(maker, tensor)
+        grids = self.grids_of(key, tensor, axis) if axis_count == 3 else self.axes.grids
         is_lost = isinstance(measured, Reduction) and measured.unmeasured is not None and missing_memory(tensor)
-        if is_kept and is_shown and not is_lost:
+        if is_shown and not is_lost:
             if self.on_tensor is not None:
                 self.on_tensor(row_label(*key), tensor, axis)
             if self.grids_for:
                 self.keep(key, tensor, axis)
-            if self.maps is not None and axis is not None and (grids or not self.axes.grids):
+            if self.maps is not None and axis is not None and axis_count > 2 and (grids or not self.axes.grids):
                 self.maps.see(key, tensor, axis, grids)
             if self.tokens is not None and self.token_layout is not None and axis == 2:
                 self.tokens.see(key, tensor, self.token_layout.layout_at(key), measured)
@@ -239,44 +239,35 @@ def layer_rows(
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     measured[id(None)] = TensorStatistics((), "none", 0)  # where no tensor was returned
     norms = tokens or {}
-    return tuple(
-        _layer_row(inspected, rows, index, seen, measured, norms.get(seen.place))
-        for index, seen in enumerate(rows.seen.values())
-    )
-
-
-def _layer_row(
-    inspected: InspectedNetwork,
-    rows: Rows,
-    index: int,
-    seen: Observation[Reduction],
-    measured: Mapping[int, TensorStatistics],
-    tokens: TokenNorms | None,
-) -> LayerRow:
-    """Return the row of one output; `measured` holds the statistics by `id` of the reductions."""
-    (layer, call, slot), operation, statistics = seen.place, seen.operation, measured[id(seen.value)]
-    shapes = rows.shapes.get(seen.place)
-    repeats = ""
-    if seen.duplicate_of and _counted_alike(statistics, measured[id(rows.seen[seen.duplicate_of].value)]):
-        repeats = row_label(*seen.duplicate_of)
-    massive: tuple[Flag, ...] = ("massive activations",) if tokens is not None and tokens.massive_count else ()
-    return LayerRow(  # by position, as `TensorStatistics`
-        index,
-        layer,
-        type(inspected.modules[layer]).__name__ if operation is None else operation.name,
-        call,
-        slot,
-        inspected.parameter_counts[layer] if operation is None else 0,
-        statistics if shapes is None else with_whole_shape(statistics, shapes),
-        _flags(statistics, seen, varies=shapes is not None and shapes.varies) + massive,
-        inspected.aliases.get(layer, ()),
-        repeats,
-        (),
-        None if operation is None else operation.owner,
-        "" if operation is None else operation.source,
-        tuple([source if isinstance(source, str) else row_label(*source) for source in seen.sources]),
-        tokens,
-    )
+    labels = {place: row_label(*place) for place in rows.seen}
+    result = []
+    for index, (place, seen) in enumerate(rows.seen.items()):
+        (layer, call, slot), operation, first = place, seen.operation, seen.duplicate_of
+        statistics, shapes, token_norms = measured[id(seen.value)], rows.shapes.get(place), norms.get(place)
+        flags = _flags(statistics, seen, varies=shapes is not None and shapes.varies)
+        flags += ["massive activations"] if token_norms is not None and token_norms.massive_count else []
+        repeated = ""
+        if first is not None and _counted_alike(statistics, measured[id(rows.seen[first].value)]):
+            repeated = labels[first]
+        row = LayerRow(  # by position, as `TensorStatistics`
+            index,
+            layer,
+            type(inspected.modules[layer]).__name__ if operation is None else operation.name,
+            call,
+            slot,
+            inspected.parameter_counts[layer] if operation is None else 0,
+            statistics if shapes is None else with_whole_shape(statistics, shapes),
+            tuple(flags),
+            inspected.aliases.get(layer, ()),
+            repeated,
+            (),
+            None if operation is None else operation.owner,
+            "" if operation is None else operation.source,
+            tuple([source if isinstance(source, str) else labels[source] for source in seen.sources]),
+            token_norms,
+        )
+        result.append(row)
+    return tuple(result)
 
 
 def with_whole_shape(statistics: TensorStatistics, shapes: BatchShapes) -> TensorStatistics:
@@ -306,7 +297,7 @@ def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
     return first is second or _counted(first) == _counted(second)
 
 
-def _flags(statistics: TensorStatistics, seen: Observation[Reduction], *, varies: bool) -> tuple[Flag, ...]:
+def _flags(statistics: TensorStatistics, seen: Observation[Reduction], *, varies: bool) -> list[Flag]:
     flags: list[Flag] = ["not a tensor"] if seen.value is None else []
     flags += value_flags(statistics)
     if seen.in_place:
@@ -317,7 +308,7 @@ def _flags(statistics: TensorStatistics, seen: Observation[Reduction], *, varies
         flags.append("shape varies")
     if seen.vmapped:
         flags.append("vmap")
-    return tuple(flags)
+    return flags
 
 
 def value_flags(statistics: TensorStatistics) -> list[Flag]:

@@ -49,7 +49,7 @@ class InspectionOptions:
 
     Attributes:
         layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
-        hooked: Names of the modules to observe instead of those that `layers` selects; None for these.
+        hooked: Names of the modules to observe; None for the modules that `layers` selects.
         ops: Whether all operations are observed.
         with_activations: Without `layers`, also observe the activation functions that the network's own code calls.
         for_rules: Also observe operations that rules are about; the result's `hidden` names the rows that are only
@@ -121,7 +121,7 @@ class Run:
     Attributes:
         state: A point in the run to go back to.
         captured: What the hooks have seen in the latest pass.
-        broadcast_inputs: Of the batches that ran.
+        broadcast_inputs: As in the batches that ran, see `Batch`.
         best: The best classes of the inputs that ran.
         is_broken: Whether the network raised on every input.
         silent: Why layers that ran in the first batch have no row.
@@ -163,7 +163,8 @@ class Run:
         held = [child for module in self.inspected.modules.values() for child in module._modules.values()]
         if not before.issuperset(id(child) for child in held if child is not None):
             self.made = {name: module for name, module in module_index(network)[0].items() if id(module) not in before}
-        silent = {name: layer for name, layer in self.chosen.layers.items() if name not in self.captured.called}
+        called = self.captured.called
+        silent = {name: layer for name, layer in self.chosen.layers.items() if name not in called}
         if not silent:
             return
         with self.captured.detached(), self.chosen.edits.uncounted():

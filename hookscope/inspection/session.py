@@ -143,7 +143,7 @@ def run_forward(
 ) -> Activations:
     """Run the network forward over all inputs, without edits first if there are any.
 
-    `judge` gives the verdicts on what is reported, and sees operations that are not.
+    `judge` returns the verdicts on what is reported; it sees further operations, which are not reported.
 
     Raises:
         ForwardError: If the model raised; carries what was seen until then.
@@ -180,7 +180,7 @@ def run_backward(
 ) -> Gradients:
     """Run the network forward and backward over all inputs, without edits first, and over each input alone if asked.
 
-    `judge` gives the verdicts on what is reported, and sees operations that are not; `settings` go into `run.json`.
+    `judge` is as for `run_forward`; `settings` go into `run.json`.
 
     Raises:
         PassError: If the model raised; carries what was seen until then.

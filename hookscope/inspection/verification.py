@@ -20,9 +20,9 @@ class Outcome(NamedTuple):
     """The result of a pass.
 
     Attributes:
-        tensors: Those of the output by path, without their graph.
+        tensors: The output's tensors by path, without their graph.
         loss: None without one.
-        gradients: Those of the parameters by name; empty if they are not compared.
+        gradients: The gradients of parameters by name; empty if they are not compared.
         is_exact: Whether gradients are summed in the same order each time, and so to the same bits.
     """
 

@@ -32,12 +32,13 @@ def infer_channels(module: nn.Module) -> int | None:
     first = _first_layer(module)
     if isinstance(first, nn.Conv2d | nn.Conv3d):
         return first.in_channels
-    if any(isinstance(layer, nn.Conv2d | nn.Conv3d) for layer in module.modules()):
+    layers = [*module.modules()]
+    if any(issubclass(kind, nn.Conv2d | nn.Conv3d) for kind in {*map(type, layers)}):
         return None
     # Where no module convolves, the network's own functions may, with a kernel (out, C, height, width).
-    kernels = (parameter for parameter in module.parameters() if not is_lazy(parameter) and parameter.dim() == 4)
-    kernel = next(kernels, None)
-    return kernel.shape[1] if kernel is not None and kernel.shape[1] in {1, 3} else None
+    held = [parameter for layer in layers for parameter in layer._parameters.values() if parameter is not None]  # noqa: SLF001
+    channels = next((kernel.shape[1] for kernel in held if not is_lazy(kernel) and kernel.dim() == 4), None)
+    return channels if channels in {1, 3} else None
 
 
 def infer_input_shape(module: nn.Module) -> tuple[int, ...] | None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import ModuleCall
@@ -97,6 +98,43 @@ def test_observers_work_on_plain_values_whatever_is_under_way(
     actual = [observation.value for observation in captured.observations]
     assert len(actual) == 6
     assert {each[2:] for each in actual if each is not None} == {(None, (False, False))}
+
+
+class Listens(nn.Module):
+    """Calls its layer inside a mode of its own, which lists what torch is asked to do."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.asked: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        asked = self.asked
+
+        class Lists(TorchFunctionMode):
+            def __torch_function__(
+                self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+            ) -> Any:
+                asked.append(func.__name__)
+                return func(*args, **(kwargs or {}))
+
+        with Lists():
+            result: Tensor = self.layer(x)
+        return result
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_mode_of_the_network_sees_nothing_of_the_hooks(gradients: bool) -> None:
+    network, x = Listens(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), torch.ones(1, 4)
+
+    def observe(_about: object, *others: Any) -> float:
+        return float(others[-1].detach().sum())
+
+    network(x)
+    alone, network.asked = network.asked, []
+    with capture(network, module_index(network)[0], observe, gradients=observe if gradients else None):
+        network(x)
+    assert network.asked == alone == ["linear", "relu"]
 
 
 def test_a_gradient_that_is_differentiated_again_is_observed_without_a_graph(network: nn.Module) -> None:

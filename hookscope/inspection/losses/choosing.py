@@ -248,19 +248,19 @@ def _own(function: Callable[..., object], returned: object, outputs: Sequence[Ou
 
 def _own_target(outputs: Sequence[Output], task: Task) -> tuple[Tensor, str]:
     """Return the target for a user's own loss, whose shape only that function can check."""
-    wanted = task.target
+    target = task.target
     device = outputs[0].tensor.device if outputs else torch.device("cpu")
-    if wanted.kind == "class":
+    if target.kind == "class":
         classes, text = per_input(len(task.indices), task, task.categories)
         return torch.tensor(classes, device=device), text
-    if wanted.tensor is not None:
-        per_run = wanted.tensor.dim() > 0 and wanted.tensor.shape[0] == task.input_count
-        return (wanted.tensor[list(task.indices)] if per_run else wanted.tensor).to(device), wanted.name
-    if wanted.kind == "self" and task.inputs:
+    if target.tensor is not None:
+        per_run = target.tensor.dim() > 0 and target.tensor.shape[0] == task.input_count
+        return (target.tensor[list(task.indices)] if per_run else target.tensor).to(device), target.name
+    if target.kind == "self" and task.inputs:
         return task.inputs[0], "the input itself"
-    if not outputs or wanted.kind == "self":
+    if not outputs or target.kind == "self":
         raise UsageError(
-            f"{task.loss} cannot be given {wanted.kind}: there is no floating-point tensor to make it from."
+            f"{task.loss} cannot be given {target.kind}: there is no floating-point tensor to make it from."
         )
     main = main_output(outputs)
     return value_target(real(main.tensor), main, task)

@@ -246,12 +246,12 @@ def _elementwise(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Outpu
 
     def compute(output: Output, task: Task) -> LossValue:
         values = real(output.tensor)
-        wanted, text = value_target(values, output, task)
+        target, text = value_target(values, output, task)
         warnings: tuple[str, ...] = ()
         if task.target.kind == "zeros":
             fixed = _fixed_size(values.detach(), task.loss, _tolerance(output))
             warnings = (_no_gradient(output, task, fixed),) if fixed else ()
-        return LossValue(formula(values, wanted), text, warnings)
+        return LossValue(formula(values, target), text, warnings)
 
     return compute
 

@@ -133,7 +133,7 @@ class Overwritten(NamedTuple):
 
 
 def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
-    """Find what a network may overwrite while it runs: `modules` are all of it, each once."""
+    """Find what a network may overwrite while it runs: `modules` lists all of its modules, each once."""
     embeddings = [layer for layer in modules if issubclass(type(layer), nn.Embedding | nn.EmbeddingBag)]
     written = {id(layer.weight) for layer in embeddings if attribute_of(layer, "max_norm", 0) is not None}
     if not own_code:
@@ -241,8 +241,8 @@ def _globals_of(function: FunctionType, names: AbstractSet[str]) -> Iterator[Any
 def _named(modules: Sequence[nn.Module], owner: type, names: AbstractSet[str]) -> Iterator[Tensor]:
     """Find the parameters, and tensors in attributes, that the names in a function may stand for.
 
-    Those of the owner's modules and of what is below them. `self.head.weight` is that of `head`; where no module of a
-    name is named, it may be that of any.
+    They belong to the owner's modules or to modules below. `self.head.weight` is the weight of `head`; if none of the
+    modules with a `weight` is named, it may be the weight of any.
     """
     if owner is nn.Module:  # it may be given any
         inner = {id(child) for module in modules for child in module._modules.values()}

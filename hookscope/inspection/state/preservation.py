@@ -200,8 +200,8 @@ def _have_own_ways(modules: Sequence[nn.Module]) -> bool:
 
 
 @contextmanager
-def _exported_let_by(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let exported programs ignore changes of mode, on which they raise: their mode is fixed."""
+def _fixed_modes_left(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Leave the modes of exported programs as they are, in the block: a change of mode would raise there."""
     refusals = [
         (vars(module), name, vars(module)[name])
         for module in modules
@@ -219,7 +219,7 @@ def _exported_let_by(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 def _switch(network: nn.Module, mode: Mode, modules: Sequence[nn.Module]) -> None:
     try:
-        with _exported_let_by(modules):
+        with _fixed_modes_left(modules):
             network.train() if mode == "train" else network.eval()
     except Exception as error:
         kind = type(network).__name__
@@ -229,7 +229,7 @@ def _switch(network: nn.Module, mode: Mode, modules: Sequence[nn.Module]) -> Non
 def _switch_back(modules: Sequence[nn.Module], modes: Sequence[bool | None]) -> list[Problem]:
     """Switch each module by its own method, outer modules first."""
     problems: list[Problem] = []
-    with _exported_let_by(modules):
+    with _fixed_modes_left(modules):
         for module, training in zip(modules, modes, strict=True):
             if training is not None and attribute_of(module, "training") != training:
                 try:

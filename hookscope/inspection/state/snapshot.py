@@ -90,8 +90,8 @@ class Snapshot:
         owners: Its modules, and objects reachable by their attributes.
         tensors: Those that may be written to, each once.
         leaves: Parameters, and other tensors that may have a gradient.
-        histories: Those of the tensors that have a graph, with its last node and a copy that has it too.
-        values: Those of the tensors.
+        histories: The tensors that have a graph, each with the graph's last node and a copy that has this graph, too.
+        values: The values of the tensors.
     """
 
     def __init__(self, modules: Sequence[nn.Module], *, differentiates: bool = True) -> None:
@@ -256,7 +256,7 @@ def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]
 def _affordable(tensors: Sequence[Tensor]) -> set[int]:
     """Return the ids of the tensors to copy although no code is seen to write to them.
 
-    These are all tensors or, if that is too much, as many as fit of those that are no parameters, the smallest first.
+    These are all tensors if they fit; else no parameters, and of the other tensors as many as fit, the smallest first.
     """
     if sum(map(_byte_count, tensors)) > _COPIED_BYTES:
         tensors = sorted((tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)), key=_byte_count)
