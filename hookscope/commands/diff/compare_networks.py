@@ -204,10 +204,8 @@ def _hooked_networks(
     of_a = GradientOptions(layers=option.layer, ops=option.ops, seed=session.seed, include_inputs=True)
     autocast = getattr(torch, option.autocast_b) if option.autocast_b else None
     of_b = replace(of_a, layers=(), edits=edits, mode=option.mode_b, autocast=autocast)
-    networks = [
-        _hooked_network("A", a, of_a, queue),
-        _hooked_network("B", b, of_b, queue, threads=option.threads_b),
-    ]
+    networks = [_hooked_network("A", a, of_a, queue), _hooked_network("B", b, of_b, queue)]
+    networks[B].cpu_threads = option.threads_b
     if option.reference:
         networks.append(_hooked_network("The reference", _in_float64(session.loaded, a), of_a, queue))
     if not same_inputs:
@@ -245,12 +243,7 @@ def _refuse(option: options.Diff, edits: Sequence[str | Edit], *, same_inputs: b
 
 
 def _hooked_network(
-    side: str,
-    inspected: InspectedNetwork,
-    options: GradientOptions,
-    queue: BatchQueue,
-    *,
-    threads: int | None = None,
+    side: str, inspected: InspectedNetwork, options: GradientOptions, queue: BatchQueue
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
     recorder.token_layout = TokenLayout(inspected.network) if side == "A" else None  # maps have A's layout
@@ -264,7 +257,6 @@ def _hooked_network(
         edits=placed,
         recorder=recorder,
         options=options,
-        cpu_threads=threads,
     )
 
 

@@ -206,7 +206,6 @@ class HookedNetwork:
         return layer in self.selected or layer not in self.hooked  # operations are not hooked modules
 
     def _observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
-        """Pass an output that has a partner to the observer."""
         place = (call.layer, call.call, slot)
         axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tensor.shape)
         if place not in self.rows:
