@@ -442,10 +442,14 @@ class NaN(torch.autograd.Function):
         return gradient
 
 
+def nan_at_the_output(module: nn.Module) -> None:
+    plain = module.forward
+    module.forward = lambda x: NaN.apply(plain(x))  # type: ignore[method-assign, no-untyped-call]
+
+
 def test_a_first_gradient_that_is_nan_is_said_with_its_side() -> None:
     network, faulty = blocks(), blocks()
-    plain = faulty[2].forward  # type: ignore[index, union-attr]
-    faulty[2].forward = lambda x: NaN.apply(plain(x))  # type: ignore[index, method-assign, union-attr, no-untyped-call]
+    nan_at_the_output(faulty.get_submodule("2"))
     result = hookscope.diff(network, faulty, pictures(), grads=True)
     assert result.first_gradient_difference == "2.conv2 grad_output"
     assert answer(result)[0] == (
