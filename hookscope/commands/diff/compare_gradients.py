@@ -145,8 +145,8 @@ class GradientComparison:
             for pair in pairs
             if pair.rows.label == first or (pair.rows.label.endswith(" grad_output") and has_rows(pair.rows.call[0]))
         ]
-        rows = [pair.rows.compared(pair.compared, index=index, limit=limit) for index, pair in enumerate(listed)]
-        rows += [pair.rows.compared(pair.compared, limit=limit) for pair in parameters]
+        rows = [pair.rows.difference(pair.compared, index=index, limit=limit) for index, pair in enumerate(listed)]
+        rows += [pair.rows.difference(pair.compared, limit=limit) for pair in parameters]
         rows = [replace(row, origin=origin_of(row)) for row in rows]
         if self.whole is not None and not first and not any(row.origin == "begins" for row in forward):
             totals = self._totals[A], self._totals[len(self.networks)]
@@ -229,7 +229,6 @@ def _joint_relative_l2(parameters: Sequence[_Pair]) -> float:
 def _differentiate(
     network: HookedNetwork, batch: Batch, loss: LossFunction, spool: Spool
 ) -> tuple[Gradients, dict[str, Value]]:
-    """Run a network forward and backward over a batch; return the result, and the gradients by label."""
     gradients: dict[str, Value] = {}
     versions = Versions(spool.keep)  # the gradient of an input is often the previous output's
 

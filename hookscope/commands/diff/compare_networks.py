@@ -20,10 +20,9 @@ from hookscope.commands.diff.difference_maps import KeptMaps
 from hookscope.commands.diff.first_differences import with_origins
 from hookscope.commands.diff.hooked_network import (
     HookedNetwork,
-    coarsest_eps,
+    coarsest_precision,
     layers_to_hook,
     parameter_shapes,
-    precision_notes,
     traced,
 )
 from hookscope.commands.diff.paired_rows import paired_rows, unmatched
@@ -111,7 +110,8 @@ def compare_networks(
     networks, made = _hooked_networks(session, other, option, queue, same_inputs=inputs_b is None)
     began = time.perf_counter()
     pairing, compiled = _pair_and_compile(networks, queue.peek(), option)
-    eps = coarsest_eps(networks)
+    precisions = {network.title: coarsest_precision(network) for network in networks[:2]}
+    eps, _ = max(precisions.values())
     passes = Passes(
         networks,
         Outputs([side.inspected for side in networks], may_differ=bool(option.layer), output_key=option.output_key),
@@ -152,7 +152,11 @@ def compare_networks(
         *([compiled.note()] if compiled else []),
         *networks[B].edits.notes(),
         *made.notes,
-        *precision_notes(networks),
+        *(
+            f"{title} multiplies in TF32, with 10 bits of mantissa, as torch does on CUDA unless told not to."
+            for title, (_, name) in precisions.items()
+            if name == "TF32"
+        ),
     ]
     return Differences(
         a=Side(a.info, *a.placed),
@@ -204,10 +208,8 @@ def _hooked_networks(
     of_a = GradientOptions(layers=option.layer, ops=option.ops, seed=session.seed, include_inputs=True)
     autocast = getattr(torch, option.autocast_b) if option.autocast_b else None
     of_b = replace(of_a, layers=(), edits=edits, mode=option.mode_b, autocast=autocast)
-    networks = [
-        _hooked_network("A", a, of_a, queue),
-        _hooked_network("B", b, of_b, queue, threads=option.threads_b),
-    ]
+    networks = [_hooked_network("A", a, of_a, queue), _hooked_network("B", b, of_b, queue)]
+    networks[B].cpu_threads = option.threads_b
     if option.reference:
         networks.append(_hooked_network("The reference", _in_float64(session.loaded, a), of_a, queue))
     if not same_inputs:
@@ -245,12 +247,7 @@ def _refuse(option: options.Diff, edits: Sequence[str | Edit], *, same_inputs: b
 
 
 def _hooked_network(
-    side: str,
-    inspected: InspectedNetwork,
-    options: GradientOptions,
-    queue: BatchQueue,
-    *,
-    threads: int | None = None,
+    side: str, inspected: InspectedNetwork, options: GradientOptions, queue: BatchQueue
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
     recorder.token_layout = TokenLayout(inspected.network) if side == "A" else None  # maps have A's layout
@@ -264,7 +261,6 @@ def _hooked_network(
         edits=placed,
         recorder=recorder,
         options=options,
-        cpu_threads=threads,
     )
 
 

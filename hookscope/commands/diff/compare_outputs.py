@@ -73,9 +73,10 @@ class Outputs:
         for at, (slot, a) in enumerate(sides[0]):
             tensors = [side[at][1] for side in sides if at < len(side)]
             output, b = self._outputs.setdefault(slot, _ComparedOutput()), tensors[B]
-            output.compared.merge(compared([Value(tensor) for tensor in tensors], first_input, count))
+            measured = compared([Value(tensor) for tensor in tensors], first_input, count)
+            output.compared.merge(measured)
             is_rows = not a.is_nested and a.dim() == 2 and 0 < count == len(a) and a.shape[1] > 1
-            if is_rows and a.is_floating_point() and b.is_floating_point():
+            if is_rows and not measured.note and a.is_floating_point() and b.is_floating_point():
                 cpu = torch.device("cpu")
                 self._add_scores(output, plain(a, cpu), plain(b, cpu), first_input)
             else:

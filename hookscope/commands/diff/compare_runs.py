@@ -17,10 +17,10 @@ from hookscope.commands.diff.compare_outputs import with_classes
 from hookscope.commands.diff.difference_maps import KeptMaps
 from hookscope.commands.diff.first_differences import origin_of, with_origins
 from hookscope.commands.diff.hooked_network import PairedOutput
-from hookscope.commands.diff.measures import Sums, coarser, comparable, sums_of
+from hookscope.commands.diff.measures import Sums, coarser, sums_of
 from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters, pair_rows
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
-from hookscope.commands.diff.values import Value
+from hookscope.commands.diff.values import Value, compared
 from hookscope.errors import InputError, NothingMatchedError, UsageError
 from hookscope.inspection.session import package_versions
 from hookscope.parameters import arg
@@ -203,27 +203,21 @@ def _side(side: _OpenRun) -> Side:
 
 
 def _row(pair: RowPair, a: _OpenRun, b: _OpenRun, drawing: _RunMaps | None = None) -> DifferenceRow:
-    measures, note = (None, pair.lacking) if pair.lacking else _tensor_measures(pair, a, b, drawing)
-    if measures is None and not note:
-        measures, note = _value_measures(pair.a.statistics, pair.b.statistics)
-    return pair.measured(measures, note)
-
-
-def _tensor_measures(pair: RowPair, a: _OpenRun, b: _OpenRun, drawing: _RunMaps | None) -> tuple[Measures | None, str]:
-    """Return the measures of saved tensors, or why there are none; None and "" if the tensors were not saved."""
+    for side, row in (("A", pair.a), ("B", pair.b)):
+        if not isinstance(row, LayerRow) and row.status not in ("gradient", "zero"):
+            return pair.difference(note=f"{side} has no gradient here")
     if pair.label not in a.labels or pair.label_b not in b.labels:
-        return None, ""
+        measures, note = _value_measures(pair.a.statistics, pair.b.statistics)
+        return pair.difference(measures=measures, note=note)
     try:
         tensor, other = a.tensors.get_tensor(pair.label), b.tensors.get_tensor(pair.label_b)
     except (SafetensorError, RuntimeError) as error:
         raise InputError(f"The saved tensor '{printable(pair.label, 80)}' cannot be read.") from error
-    sums = sums_of(without_float8(tensor), without_float8(other))
-    if sums is None:
-        return None, comparable(tensor, other)
-    measures = sums.measured(coarser(tensor.dtype, other.dtype))
-    if drawing is not None:
-        drawing.offer(pair, tensor, other, measures.relative_l2)
-    return measures, ""
+    tensors = compared([Value(without_float8(tensor)), Value(without_float8(other))])
+    tensors.dtype = coarser(tensor.dtype, other.dtype)
+    if drawing is not None and tensors.measures is not None:
+        drawing.offer(pair, tensor, other, tensors.measures.relative_l2)
+    return pair.difference(tensors)
 
 
 def _value_measures(a: TensorStatistics, b: TensorStatistics) -> tuple[Measures | None, str]:

@@ -36,6 +36,7 @@ from hookscope.results.differences import (
     DifferenceRow,
     Differences,
     FirstDifference,
+    NonFinite,
     OutputDifference,
     Side,
     WeightDifference,
@@ -243,7 +244,7 @@ def answer(result: Differences) -> list[str]:
     if len(gone) > _MOST_FIRST:
         sentences.append(f"Differences in {counted(len(gone) - _MOST_FIRST, 'more layer')} disappear again.")
     if gone and not begins:
-        sentences.append("All other rows differ no more than rounding explains.")
+        sentences.append("The rows before and after differ no more than rounding explains.")
         sentences += [*_not_compared(result.rows, "row"), *_gradients_text(result)]
     elif not begins:
         sentences += [*_gradients_text(result), *([*_different_inputs(result)] or _rounding_or_equal(result))]
@@ -257,7 +258,7 @@ def _gradients_text(result: Differences) -> Iterator[str]:
     moved = _labelled_norms(row for row in result.gradients if (row.relative_l2 or 0.0) > row.limit)
     if result.first_gradient_difference:
         row = next(gradient for gradient in result.gradients if gradient.label == result.first_gradient_difference)
-        amount = row.note or f"relative L2 {number_text(row.relative_l2, 3)}"
+        amount = row.note or _amount_text(row.relative_l2, row.nonfinite)
         yield (
             f"The first gradient to differ in the backward pass is {row.label} ({row.kind}): {amount}; "
             "the activations agree."
@@ -292,17 +293,17 @@ def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool)
     kind = (
         f" ({', '.join(filter(None, (row.kind, row.source)))})" if row is not None and row.layer == first.layer else ""
     )
-    amount = f"relative L2 {number_text(first.relative_l2, 3)}"
+    later = [other.nonfinite for other in result.rows if row and other.measures and other.index > row.index]
+    amount = _amount_text(first.relative_l2, row.nonfinite if row else None, later)
     if first.relative_l2 is None and row is not None:
         amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
-    elif row is not None and row.nonfinite is not None:
-        later = [other.nonfinite for other in result.rows if other.measures is not None and other.index > row.index]
-        amount = nonfinite_text(row.nonfinite, later)
     if first.gone_at:
         gone = "the difference is gone at" if result.way == "networks" else "the rows agree again at"
         return f"{name}{kind} differs, {amount}, but {gone} {first.gone_at}."
     if result.way != "networks":  # runs do not store the inputs of layers
-        around = f"{_called_on_one_side(_owner(first.layer), result)}{_not_compared_parts(result) if is_first else ''}"
+        around = (
+            f"{_called_on_one_side(_callers(first.layer)[0], result)}{_not_compared_parts(result) if is_first else ''}"
+        )
         return f"The difference first shows at {name}{kind}: {amount}.{around}"
     begins = "First difference in" if is_first else "Another difference in"
     if first.in_own_code:
@@ -316,6 +317,14 @@ def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool)
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
 
 
+def _amount_text(relative_l2: float | None, nonfinite: NonFinite | None, later: Sequence[NonFinite | None] = ()) -> str:
+    """Return how far a row differs; NaN as `nonfinite_text` has it, if the row is known."""
+    if nonfinite is not None:
+        return nonfinite_text(nonfinite, later)
+    is_nan = relative_l2 is not None and math.isnan(relative_l2)
+    return "NaN or Inf on one side only" if is_nan else f"relative L2 {number_text(relative_l2, 3)}"
+
+
 def _inputs_text(row: DifferenceRow) -> str:
     """Return how far the inputs of a layer differ, and which constants or tensors of modules do; "" if not known."""
     if row.arguments:
@@ -324,12 +333,15 @@ def _inputs_text(row: DifferenceRow) -> str:
     before = row.input_relative_l2
     if before == 0:
         return ", its inputs are equal"
-    return "" if before is None else f", its inputs differ by {number_text(before, 3)}"
+    by = (
+        f" by {number_text(before, 3)}" if before is not None and math.isfinite(before) else ""
+    )  # else in shape, or NaN
+    return "" if before is None else f", its inputs differ{by}"
 
 
 def _called_on_one_side(layer: str, result: Differences) -> str:
     """Return which layers a module calls on one side alone: they may cause the difference."""
-    alone = [row for row in result.unmatched if row.is_called_alone and _owner(row.label) == layer]
+    alone = [row for row in result.unmatched if row.is_called_alone and layer in _callers(row.label)]
     labels = {side: [row.label for row in alone if row.side == side] for side in ("A", "B")}
     parts = [
         f"only {side} calls {', '.join(names[:_FEW_ALONE])}{', …' if len(names) > _FEW_ALONE else ''}"
@@ -350,8 +362,10 @@ def _not_compared_parts(result: Differences) -> str:
     )
 
 
-def _owner(label: str) -> str:
-    return re.split(r"[#\[]", label, maxsplit=1)[0].rpartition(".")[0]
+def _callers(label: str) -> tuple[str, ...]:
+    """Return the modules that may call a layer or an operation: a list of modules is not called itself."""
+    owner, _, name = re.split(r"[#\[]", label, maxsplit=1)[0].rpartition(".")
+    return (owner, owner.rpartition(".")[0]) if name.isdigit() else (owner,)
 
 
 def first_mark(result: Differences) -> str:
@@ -454,10 +468,8 @@ def _output_text(output: OutputDifference) -> str:
     both_nan = sum(all(map(is_nan, pair)) for pair in zip(*output.predictions, strict=True))
     if both_nan and both_nan == output.input_count:
         return f"{name}: the probabilities of A and of B are NaN, so neither has a best class."
-    if output.nonfinite is not None:
-        parts.append(nonfinite_text(output.nonfinite))
-    elif output.relative_l2 is not None:
-        parts.append(f"relative L2 {number_text(output.relative_l2, 3)}")
+    if output.measures is not None:
+        parts.append(_amount_text(output.relative_l2, output.nonfinite))
     if output.measures is not None and output.measures.max_abs:
         others = " elsewhere" if output.nonfinite else ""
         parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}{others}")

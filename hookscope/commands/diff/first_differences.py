@@ -210,6 +210,5 @@ def _with_adding_layers(
 
 
 def _own_limit(row: DifferenceRow, rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> float:
-    """Return the limit of the difference that a layer adds, with the layers inside it."""
     inside = [other.layer for other in rows if is_inside(other.layer, row.layer)]
     return rounding_limit(eps, sum(sizes.get(layer, 1) for layer in (row.layer, *inside)))

@@ -206,7 +206,6 @@ class HookedNetwork:
         return layer in self.selected or layer not in self.hooked  # operations are not hooked modules
 
     def _observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
-        """Pass an output that has a partner to the observer."""
         place = (call.layer, call.call, slot)
         axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tensor.shape)
         if place not in self.rows:
@@ -301,21 +300,8 @@ def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(parameter.shape) for parameter in owned_parameters(module))
 
 
-def coarsest_eps(networks: Sequence[HookedNetwork]) -> float:
-    """Return the machine epsilon of the coarsest dtype that A and B compute in."""
-    return max(_epsilons(network)[0] for network in networks[:2])
-
-
-def precision_notes(networks: Sequence[HookedNetwork]) -> list[str]:
-    """Return notes about networks that multiply in TF32."""
-    return [
-        f"{network.title} multiplies in TF32, with 10 bits of mantissa, as torch does on CUDA unless told not to."
-        for network in networks[:2]
-        if _epsilons(network)[1] == "TF32"
-    ]
-
-
-def _epsilons(network: HookedNetwork) -> tuple[float, str]:
+def coarsest_precision(network: HookedNetwork) -> tuple[float, str]:
+    """Return the machine epsilon, and the name, of the coarsest format that a network computes in."""
     device, dtype = network.inspected.placed
     kinds = [getattr(torch, dtype)] if dtype != "none" else [torch.float32]
     kinds += [network.options.autocast] if network.options.autocast else []

@@ -1,6 +1,5 @@
 """Rows of networks that ran: of outputs with a partner, and a list of outputs without one."""
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -8,12 +7,12 @@ import numpy as np
 
 from hookscope.commands.diff.alignment import Pairing
 from hookscope.commands.diff.hooked_network import HookedNetwork
-from hookscope.commands.diff.measures import culprit
 from hookscope.commands.diff.passes import Row
-from hookscope.commands.diff.row_pairs import RowPair
+from hookscope.commands.diff.row_pairs import RowPair, counts_differ
 from hookscope.commands.diff.values import A, B
 from hookscope.hooks.observed import RowKey
-from hookscope.results.differences import FEWER_TENSORS, UNPAIRED_CALL, DifferenceRow, Unmatched
+from hookscope.results.activations import LayerRow
+from hookscope.results.differences import UNPAIRED_CALL, DifferenceRow, Unmatched
 from hookscope.text import figure, in_words, printable
 
 
@@ -38,14 +37,13 @@ def paired_rows(
             words, arriving = "with an edited input", None  # the input before the edit is not known
         pair = RowPair(a, b, place[:2], row.place_b[:2], a.label, b.label, partner[1])
         rows.append(
-            pair.compared(
+            pair.difference(
                 row.output,
                 index=listed,
                 input_relative_l2=total,
                 arriving_relative_l2=arriving,
                 arguments=words,
                 added=None if row.added is None else row.added.measured(row.output.dtype),
-                channel=None if row.output.measures is None else culprit(row.output.sums[A, B]),
                 note=row.output.note or row.note,
             )
         )
@@ -96,25 +94,15 @@ def unmatched(
         partners = pairing if side == "A" else pairing.inverse()
         for place, row in network.rows.items():
             if place not in places and network.has_rows(row.layer) and not network.passed_through.get(place):
-                reason = _reason(place, network, other, title, partners)
+                reason = _reason(row, network, other, title, partners)
                 yield Unmatched(side, row.label, row.kind, row.shape, reason)
 
 
-def _reason(place: RowKey, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
-    namesake = pairing.namesake(place[0])
-    calls, others = (
-        Counter((layer, call) for layer, call, _ in side.rows if layer == name)
-        for side, name in ((network, place[0]), (other, namesake[0] if namesake is not None else None))
-    )
-    if namesake is None or (not others and place[0] not in network.hooked):
-        return f"{title} has no such layer" if place[0] in network.hooked else f"{title} calls no such operation"
-    if not others:
+def _reason(row: LayerRow, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
+    partner, is_layer = pairing.namesake(row.layer), row.layer in network.hooked
+    is_called = partner is not None and any(layer == partner[0] for layer, *_ in other.rows)
+    if partner is None or not (is_called or is_layer):
+        return f"{title} has no such layer" if is_layer else f"{title} calls no such operation"
+    if not is_called:
         return f"{title} does not call it"
-    if len(calls) != len(others):
-        return f"called {_times(len(calls))} here, {_times(len(others))} by {title}"
-    fewer = others[namesake[0], place[1]] < calls[place[:2]]
-    return f"{title} {FEWER_TENSORS}" if fewer else UNPAIRED_CALL
-
-
-def _times(count: int) -> str:
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+    return counts_differ(row, network.rows.values(), other.rows.values(), partner[0], title) or UNPAIRED_CALL

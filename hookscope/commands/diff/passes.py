@@ -178,7 +178,6 @@ class Passes:
         return [returned[place] for place in sorted(returned)], broken
 
     def _rewind(self) -> None:
-        """Restore the networks and random states from before the latest batch."""
         for network in self._started:
             network.rewind()
         self._random_states.enter()

@@ -1,7 +1,8 @@
 """Pairs of rows, of networks that ran and of stored runs, and how the rows of stored runs find their partners."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from hookscope.commands.diff.alignment import (
@@ -14,9 +15,10 @@ from hookscope.commands.diff.alignment import (
     match_names,
     matching_names,
 )
+from hookscope.commands.diff.measures import culprit
 from hookscope.commands.diff.values import A, B, Compared
 from hookscope.results.activations import LayerRow
-from hookscope.results.differences import PARTS_ALONE, DifferenceRow, Match, Measures, Unmatched
+from hookscope.results.differences import FEWER_TENSORS, PARTS_ALONE, DifferenceRow, Match, Unmatched
 from hookscope.results.gradients import GradientRow, ParameterRow
 
 OutputRow = TypeVar("OutputRow", LayerRow, GradientRow)
@@ -40,40 +42,31 @@ class RowPair:
     label_b: str
     matched: Match
 
-    @property
-    def lacking(self) -> str:
-        """Which side has no gradient, in words; "" for activations, and if both sides have one."""
-        for side, row in (("A", self.a), ("B", self.b)):
-            if not (isinstance(row, LayerRow) or _arrived(row)):
-                return f"{side} has no gradient here"
-        return ""
-
-    def measured(self, measures: Measures | None, note: str) -> DifferenceRow:
-        """Return the row of the pair, as far as two stored runs show it."""
-        statistics, other = self.a.statistics, self.b.statistics
-        return DifferenceRow(
-            index=self.a.index,
-            layer=self.call[0],
-            label=self.label,
-            kind=self.a.kind,
-            label_b=self.label_b,
-            kind_b=self.b.kind,
-            matched=self.matched,
-            shape=statistics.shape,
-            shape_b=other.shape,
-            dtype=statistics.dtype,
-            dtype_b=other.dtype,
-            measures=measures,
-            source=self.a.source if isinstance(self.a, LayerRow) else "",
-            note=note,
-        )
-
-    def compared(self, tensors: Compared, **fields: Any) -> DifferenceRow:
-        """Return the row of the pair with the measures of its tensors, and `fields` that only networks show."""
-        row, (error, error_b) = self.measured(tensors.measures, tensors.note), tensors.errors
-        if len(tensors.shapes[A]):
-            fields |= {"shape": tensors.shapes[A].whole, "shape_b": tensors.shapes[B].whole}
-        return replace(row, **{"error": error, "error_b": error_b, **fields})
+    def difference(self, tensors: Compared | None = None, **fields: Any) -> DifferenceRow:
+        """Return the row of the pair, with the measures of its tensors unless `fields` has others."""
+        tensors = tensors or Compared()
+        a, b, measures = self.a.statistics, self.b.statistics, tensors.measures
+        (shape, shape_b), (error, error_b) = tensors.shapes, tensors.errors
+        measured: dict[str, Any] = {
+            "index": self.a.index,
+            "layer": self.call[0],
+            "label": self.label,
+            "kind": self.a.kind,
+            "label_b": self.label_b,
+            "kind_b": self.b.kind,
+            "matched": self.matched,
+            "shape": shape.whole if len(shape) else a.shape,
+            "shape_b": shape_b.whole if len(shape_b) else b.shape,
+            "dtype": a.dtype,
+            "dtype_b": b.dtype,
+            "measures": measures,
+            "source": self.a.source if isinstance(self.a, LayerRow) else "",
+            "error": error,
+            "error_b": error_b,
+            "channel": None if measures is None else culprit(tensors.sums[A, B]),
+            "note": tensors.note,
+        }
+        return DifferenceRow(**measured | fields)
 
 
 def pair_rows(
@@ -108,8 +101,11 @@ def pair_rows(
             other, how = partners[row.index]
             taken.add(other.index)
             pairs.append(RowPair(row, other, _call(row), _call(other), row.label, other.label, how))
-    have = {pair.a.index for pair in pairs}
-    alone = [*_unmatched(a, have, "A", {*names_b}, wrapped_b), *_unmatched(b, taken, "B", {*names_a}, wrapped_a)]
+    paired = {pair.a.index for pair in pairs}
+    alone = [
+        *_unmatched("A", a, paired, b, pairing, wrapped_b),
+        *_unmatched("B", b, taken, a, pairing.inverse(), wrapped_a),
+    ]
     return pairs, tuple(alone)
 
 
@@ -187,12 +183,33 @@ def _wrapped(layers: Sequence[LayerRow], others: Sequence[LayerRow]) -> set[str]
 
 
 def _unmatched(
-    rows: Sequence[LayerRow], taken: set[int], side: Literal["A", "B"], others: set[str], wrapped: set[str]
+    side: Literal["A", "B"],
+    rows: Sequence[LayerRow],
+    paired: Collection[int],
+    others: Sequence[LayerRow],
+    pairing: Pairing,
+    wrapped: Collection[str],
 ) -> Iterator[Unmatched]:
-    other = "B" if side == "A" else "A"
+    title = "B" if side == "A" else "A"
     for row in rows:
-        if row.index not in taken:
-            kind = "operation" if row.owner is not None else "layer"
-            reason = f"{other} has no such {'output' if row.layer in others else kind}"
-            reason = f"{other}{PARTS_ALONE}" if row.layer in wrapped else reason
+        if row.index not in paired:
+            partner = pairing.namesake(row.layer)
+            missing = "output" if partner is not None else "layer" if row.owner is None else "operation"
+            counted = "" if partner is None else counts_differ(row, rows, others, partner[0], title)
+            reason = f"{title}{PARTS_ALONE}" if row.layer in wrapped else counted or f"{title} has no such {missing}"
             yield Unmatched(side, row.label, row.kind, row.shape, reason)
+
+
+def counts_differ(row: LayerRow, rows: Iterable[LayerRow], others: Iterable[LayerRow], partner: str, title: str) -> str:
+    """Return how many calls of a row's layer, or tensors of its call, `partner` has more or fewer; "" if as many."""
+    calls, theirs = (
+        Counter(_call(other) for other in side if other.layer == name)
+        for side, name in ((rows, row.layer), (others, partner))
+    )
+    if theirs and len(calls) != len(theirs):
+        return f"called {_times(len(calls))} here, {_times(len(theirs))} by {title}"
+    return f"{title} {FEWER_TENSORS}" if 0 < theirs[partner, row.call] < calls[_call(row)] else ""
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -158,7 +158,9 @@ class Compared:
         return None if error is None else error.error, None if error_b is None else error_b.error
 
 
-def compared(values: Sequence[Value], first_input: int, count: int, channel_axis: int | None = None) -> Compared:
+def compared(
+    values: Sequence[Value], first_input: int = 0, count: int = -1, channel_axis: int | None = None
+) -> Compared:
     """Compare the values that the networks have in a batch; the other arguments are those of `Value.sums_with`."""
     result = Compared(dtype=coarser(values[A].dtype, values[B].dtype))
     for shapes, value in zip(result.shapes, values, strict=False):

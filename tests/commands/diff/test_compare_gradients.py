@@ -426,3 +426,33 @@ def test_gradients_that_are_0_but_for_rounding_are_no_fault() -> None:
     assert rows["0.bias grad"].measures is not None
     assert rows["0.bias grad"].measures.relative_l2 > 0.01  # of noise: a bias before a normalisation does nothing
     assert result.first_gradient_difference == ""
+
+
+class NaN(torch.autograd.Function):
+    """The identity, with a gradient that is NaN for the first input."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        gradient = gradients[0].clone()
+        gradient[0] = math.nan
+        return gradient
+
+
+def nan_at_the_output(module: nn.Module) -> None:
+    plain = module.forward
+    module.forward = lambda x: NaN.apply(plain(x))  # type: ignore[method-assign, no-untyped-call]
+
+
+def test_a_first_gradient_that_is_nan_is_said_with_its_side() -> None:
+    network, faulty = blocks(), blocks()
+    nan_at_the_output(faulty.get_submodule("2"))
+    result = hookscope.diff(network, faulty, pictures(), grads=True)
+    assert result.first_gradient_difference == "2.conv2 grad_output"
+    assert answer(result)[0] == (
+        "The first gradient to differ in the backward pass is 2.conv2 grad_output (Conv2d): "
+        "B is NaN (144 of 432 values); the activations agree."
+    )

@@ -427,7 +427,7 @@ def test_a_difference_that_is_gone_again_does_not_hide_one_behind_it(shadow: boo
     first, *_, second, _ = answer(result)
     assert first.startswith("0 (Conv2d) differs, relative L2")
     assert first.endswith("but the difference is gone at 1.")
-    assert second == "All other rows differ no more than rounding explains."
+    assert second == "The rows before and after differ no more than rounding explains."
     other = folded(network)
     with torch.no_grad():
         other[3].weight *= 1.01
@@ -1050,3 +1050,37 @@ def test_conditions_are_about_rows_patterns_and_the_output() -> None:
         *(("top1<1", ""), ("output:rel>0.1", ""), ("!conv:rel>0", "fc")),
         *({("fc:cosine<0", "fc")} if result["fc"].measures.cosine < 0 else set()),  # type: ignore[union-attr,operator]
     }
+
+
+def test_a_container_whose_own_code_makes_nan_says_so() -> None:
+    network, other = nn.Sequential(nn.Linear(4, 3)).eval(), nn.Sequential(nn.Linear(4, 3)).eval()
+    other.load_state_dict(network.state_dict())
+    plain = other.forward
+    other.forward = lambda x: plain(x) / torch.tensor([1.0, 0.0, 1.0]) * 0  # type: ignore[method-assign]
+    (first, *_) = answer(hookscope.diff(network, other, torch.ones(2, 4)))
+    assert first.endswith("its output is the first to show it, NaN or Inf on one side only.")
+
+
+def test_a_network_without_values_cannot_be_compared() -> None:
+    network = small()
+    result = hookscope.diff(network, copy.deepcopy(network).to("meta"), pictures())
+    assert {row.note for row in result.rows} == {"B is no dense tensor"}
+    assert answer(result)[-1] == "Output: it cannot be compared."
+
+
+class Listed(nn.Module):
+    def __init__(self, order: tuple[int, ...]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.order = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)]), order
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place in self.order:
+            x = self.layers[place](x)
+        return x
+
+
+def test_a_layer_of_a_list_that_one_side_leaves_out_is_named() -> None:
+    (first, *_) = answer(hookscope.diff(Listed((0, 1, 2)), Listed((0, 2)), torch.ones(2, 4)))
+    assert first.startswith("First difference in (model), in its own code between the layers that it calls: layers.2")
+    assert first.endswith(" Only A calls layers.1 there.")

@@ -362,6 +362,47 @@ class TwoHeads(nn.Module):
         return self.first(x), self.second(x)
 
 
+class Several(nn.Module):
+    """Calls a layer several times, and returns several tensors."""
+
+    def __init__(self, calls: int, names: str) -> None:
+        super().__init__()
+        self.layer, self.calls, self.names = nn.Linear(4, 4), calls, names
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        for _ in range(self.calls):
+            x = self.layer(x)
+        return {name: x + place for place, name in enumerate(self.names)}
+
+
+class Summed(nn.Module):
+    def __init__(self, calls: int = 2, names: str = "ab") -> None:
+        super().__init__()
+        self.several, self.last = Several(calls, names), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(sum(self.several(x).values()))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("other", "label", "reason"),
+    [
+        (Summed(names="a"), "several['b']", "B returns fewer tensors there"),
+        (Summed(calls=1), "several.layer#1", "called twice here, once by B"),
+    ],
+)
+def test_runs_say_as_networks_do_why_an_output_is_alone(
+    tmp_path: Path, other: nn.Module, label: str, reason: str
+) -> None:
+    x, layers = torch.ones(2, 4), ["several", "several.layer", "last"]
+    other.load_state_dict(Summed().state_dict())
+    saved = ran(tmp_path / "a", Summed(), x, layer=layers), ran(tmp_path / "b", other, x, layer=layers)
+    for result in (compare_runs(*saved), hookscope.diff(Summed(), other, x, layer=layers)):
+        assert [(row.side, row.label, row.reason) for row in result.unmatched] == [("A", label, reason)]
+        assert "calls several['b']" not in " ".join(answer(result))
+
+
 def test_where_inputs_are_not_known_no_difference_is_said_to_be_gone(tmp_path: Path) -> None:
     a = ran(tmp_path / "a", TwoHeads())
     b = ran(tmp_path / "b", shaken(TwoHeads(), "first.weight"))
