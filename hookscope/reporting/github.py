@@ -6,12 +6,11 @@ from itertools import zip_longest
 from pathlib import Path
 
 from hookscope.reporting.check_report import (
-    accuracy_line,
     by_severity,
     finding_text,
     readable,
+    remarks,
     repository_file,
-    skipped_rules,
     summary,
     total_seconds,
     untold_error,
@@ -153,12 +152,8 @@ def _items(report: CheckReport) -> Iterator[str]:
     for finding in report.findings:
         where = f" · {_code(finding.where)}" if finding.where else ""
         yield f"- **{finding.level}** {_code(finding.rule)}{where}: {_sentence(finding.message)}"
-    if words := accuracy_line(report):
-        yield f"- data: {_sentence(words)}"
-    for warning in report.warnings:
-        yield f"- note: {_sentence(warning)}"
-    for reason, rules in skipped_rules(report).items():
-        yield f"- skipped {rules}: {_sentence(reason)}"
+    for kind, words in remarks(report):
+        yield f"- {kind}: {_sentence(words)}"
     if report.evidence:
         yield f"- evidence: {_code(report.evidence)}"
 

@@ -2,11 +2,12 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from hookscope.parameters import arg
 from hookscope.reporting.check_report import level_counts
 from hookscope.reporting.columns import (
     NUMBERS,
@@ -37,7 +38,7 @@ from hookscope.reporting.document import (
 )
 from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns
 from hookscope.reporting.run_facts import input_names, model_facts, short_name, size_words
-from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.cost import ModuleCost
 from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, QUANTILE_ERROR
@@ -56,8 +57,17 @@ _MOST_CALLS = 32  # of one module, listed in the details of each call: a list of
 _OPEN_PICTURES = 4
 _THUMBNAIL = 448  # pixels a side
 _MOST_STEPS = 8  # ways in which inputs were prepared
-# Flags that call for a look; the others say how a layer works.
-_NOTABLE = frozenset({"non-finite", "constant", "all zero", "dead channels", "massive activations", "unmeasured"})
+
+NOTABLE_FLAGS: Mapping[Flag, tuple[Level, str]] = {
+    "non-finite": ("fail", "NaN or Inf in"),
+    "all zero": ("warn", "All zero:"),
+    "constant": ("warn", "The same value everywhere:"),
+    "dead channels": ("warn", "Half of the channels or more are dead in"),
+    "unmeasured": ("warn", "Not measured:"),
+}
+"""Flags that call for a look, the most severe first, each with the level of its rows and the words before their names.
+
+The other flags say how a layer works."""
 
 # The highest ranks of columns that a page shows at first: of outputs, gradients and costs.
 _VALUE_RANK, _GRADIENT_RANK, _COST_RANK = 16, 4, 6
@@ -103,26 +113,24 @@ def names_of(inputs: Sequence[InputRecord]) -> str:
 def sections_of(
     result: Inspection,
     record: RunRecord | None,
-    before: Sequence[tuple[str, str, Sequence[Part]]],
+    before: Sequence[Section],
     layers: Sequence[Part],
-    after: Sequence[tuple[str, str, Sequence[Part]]] = (),
+    after: Sequence[Section] = (),
 ) -> list[Section]:
-    """Return the sections of a document: findings, inputs, the layers, what edits changed, and others around them.
-
-    `before` and `after` are keys, titles and parts. Sections without parts are left out.
-    """
+    """Return the sections of a document: findings, inputs, the layers, what edits changed, and others around them."""
     inputs = "Inputs and predictions" if result.predictions else "Inputs"
     findings = [line_of(verdict, where=verdict.where) for verdict in result.verdicts]
     changes = [] if result.comparison is None else comparison_parts(result.comparison)
-    sections: list[tuple[str, str, Sequence[Part]]] = [
-        ("findings", "Findings", [Findings(findings=findings)] if findings else []),
-        ("inputs", inputs, [*_inputs(result, record)]),
+    lines = [f"{layer.layer or '(model)'} ({layer.kind}): {layer.reason}" for layer in result.uncalled]
+    uncalled = Listing(title=f"Without a row: {counted(len(lines), 'selected layer')}", lines=lines)
+    return [
+        Section("findings", "Findings", [Findings(findings=findings)]),
+        Section("inputs", inputs, [*_inputs(result, record)]),
         *before,
-        ("layers", "Layers", [*layers, *_uncalled(result)]),
+        Section("layers", "Layers", [*layers, uncalled]),
         *after,
-        ("edits", "What the edits changed", changes),
+        Section("edits", "What the edits changed", changes),
     ]
-    return [Section(key, title, title, parts) for key, title, parts in sections if parts]
 
 
 def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
@@ -134,18 +142,17 @@ def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
     for seen, file in zip(result.inputs, files, strict=False):
         if not file:
             others[size_words(seen)].append(short_name(seen))
-    if pictured:
-        pictures = [
-            Picture(
-                name=seen.name,
-                remark=size_words(seen),
-                caption=f"{seen.name}, as the network saw it",
-                file=str(file),
-                is_open=place < _OPEN_PICTURES,
-            )
-            for place, (seen, file) in enumerate(pictured)
-        ]
-        yield Pictures("Inputs", "", pictures, side=_THUMBNAIL)
+    pictures = [
+        Picture(
+            name=seen.name,
+            remark=size_words(seen),
+            caption=f"{seen.name}, as the network saw it",
+            file=str(file),
+            is_open=place < _OPEN_PICTURES,
+        )
+        for place, (seen, file) in enumerate(pictured)
+    ]
+    yield Pictures("Inputs", "", pictures, side=_THUMBNAIL)
     prepared = {"; ".join(seen.steps): seen for seen in reversed(result.inputs) if seen.steps}
     counts = {size: f" ({counted(len(same), 'input')})" if len(same) > 1 else "" for size, same in others.items()}
     yield Text(
@@ -155,9 +162,8 @@ def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
         ],
         is_extra=True,
     )
-    if result.predictions:
-        lines = [f"{names[prediction.input_index]}: {prediction_text(prediction)}" for prediction in result.predictions]
-        yield Listing(title="Best classes", lines=lines)
+    lines = [f"{names[prediction.input_index]}: {prediction_text(prediction)}" for prediction in result.predictions]
+    yield Listing(title="Best classes", lines=lines)
 
 
 def first_words(result: Inspection) -> str:
@@ -165,17 +171,11 @@ def first_words(result: Inspection) -> str:
     return f"{short_name(result.inputs[0])}: {size_words(result.inputs[0])}" if result.inputs else "no input"
 
 
-def _uncalled(result: Inspection) -> Iterator[Listing]:
-    if result.uncalled:
-        lines = [f"{layer.layer or '(model)'} ({layer.kind}): {layer.reason}" for layer in result.uncalled]
-        yield Listing(title=f"Without a row: {counted(len(result.uncalled), 'selected layer')}", lines=lines)
-
-
-def folded_text(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> Iterator[Text]:
-    """Yield a line on the rows that repeat others and are not shown."""
-    if count := sum(len(row.duplicates) for row in rows):
-        words = "row repeats another and is" if count == 1 else "rows repeat others and are"
-        yield Text([f"{count:,} {words} not shown: --repeats, or repeats=True, shows all"])
+def folded_words(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[str]:
+    """Return a line on the rows that repeat others and are not shown; none if there are none."""
+    count = sum(len(row.duplicates) for row in rows)
+    words = "row repeats another and is" if count == 1 else "rows repeat others and are"
+    return [f"{count:,} {words} not shown: {arg('repeats')} shows all"] if count else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class _Layer:
     def flags(self) -> list[tuple[str, bool]]:
         """Each flag, and whether it calls for a look; rules that name the layer among them."""
         named = [(rule, True) for rule in dict.fromkeys(finding.rule for finding in self.findings)]
-        return named + [(flag, flag in _NOTABLE) for flag in self.row.flags]
+        return named + [(flag, flag in (*NOTABLE_FLAGS, "massive activations")) for flag in self.row.flags]
 
 
 def detailed_layers(result: Inspection, record: RunRecord | None, tables: Sequence[Table]) -> DetailedTable:
@@ -204,7 +204,6 @@ def detailed_layers(result: Inspection, record: RunRecord | None, tables: Sequen
         columns=[*_page_columns(result)],
         rows=lambda: _detailed_rows(result, record),
         tables=tables,
-        example="layer1 conv",
         strips="Gradient maps" if is_backward else "Feature maps",
     )
 

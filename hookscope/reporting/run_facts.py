@@ -3,11 +3,13 @@
 from collections import Counter
 from pathlib import PurePath
 
+from hookscope.reporting.columns import share_in_words
 from hookscope.reporting.document import Level
-from hookscope.reporting.terminal import inputs_words, model_subject, model_words
+from hookscope.reporting.terminal import inputs_words, model_subject, model_words, verified
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
-from hookscope.results.attributions import Attributions
+from hookscope.results.attributions import Attributions, input_word
+from hookscope.results.concentration import Box, Concentration
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
@@ -42,8 +44,11 @@ def first_name(result: Inspected) -> str:
 
 
 def subject_of(result: Inspected) -> list[tuple[str, Level]]:
-    """Return the network and its inputs in one line, and a warning about random weights."""
-    return model_subject(result.model, inputs_words(result.inputs), result.dtype, result.device)
+    """Return the network and its inputs in one line, a warning about random weights, and the self-check."""
+    lines = model_subject(result.model, inputs_words(result.inputs), result.dtype, result.device)
+    if isinstance(result, Gradients):
+        return lines + verified(result.verification, "output, loss and parameter gradients")
+    return lines + verified(result.verification) if isinstance(result, Activations) else lines
 
 
 def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
@@ -68,3 +73,25 @@ def making_of(result: Inspected) -> list[tuple[str, str]]:
     weights = [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
     inputs = [(f"SHA-256 of {short_name(record)}", record.sha256) for record in result.inputs[:8] if record.sha256]
     return [*weights, *inputs, ("Seed", str(result.seed))]
+
+
+def share_text(share: float) -> str:
+    """Return a share of an input in percent."""
+    return f"{share:.0%}" if share >= 0.01 else "<1%"
+
+
+def where_words(box: Concentration, record: InputRecord) -> str:
+    """Return where half of a map lies: "in the central 33% of the crop", "in 6% of the picture, at the upper left"."""
+    share, seen = share_in_words(share_text(box.share)), record.region
+    if isinstance(box.region, Box):
+        noun = input_word(len(box.region.size))
+        return f"spread over {share} of the {noun}" if box.words == "spread out" else f"in {box.words} ({share})"
+    is_cropped = seen is not None and (seen.bottom - seen.top < seen.height or seen.right - seen.left < seen.width)
+    noun = "crop" if is_cropped else "picture"
+    match box.words:
+        case "spread out":
+            return f"spread over {share} of the {noun}"
+        case "centre":
+            return f"in the central {share} of the {noun}"
+        case words:
+            return f"in {share} of the {noun}, at the {words}"

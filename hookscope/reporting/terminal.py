@@ -26,14 +26,15 @@ def warnings_panel(warnings: Sequence[str]) -> RenderableType:
     return Panel(lines, title="Warning" if len(warnings) == 1 else "Warnings", title_align="left", style="yellow")
 
 
-def verified(verification: Verification, *, with_loss: bool) -> tuple[str, Level]:
-    """Return whether hooks changed what the network computes: "verified: the same output as ...", and its level."""
-    compared = "output, loss and parameter gradients" if with_loss else "output"
+def verified(verification: Verification | None, compared: str = "output") -> list[tuple[str, Level]]:
+    """Return a line on whether hooks changed what the network computes, with its level; none if not looked at."""
+    if verification is None:
+        return []
     if verification.status == "same":
-        return f"verified: the same {compared} as without hooks", "good"
+        return [(f"verified: the same {compared} as without hooks", "good")]
     if verification.status == "not repeatable":
-        return f"not verified: two passes without hooks differ as well ({verification.difference})", "warn"
-    return "not the same as without hooks: see the warning", "fail"
+        return [(f"not verified: two passes without hooks differ as well ({verification.difference})", "warn")]
+    return [("not the same as without hooks: see the warning", "fail")]
 
 
 def failure_panel(failure: Failure) -> RenderableType:

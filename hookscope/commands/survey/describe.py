@@ -55,34 +55,29 @@ def describe_survey(
     `limit_bars` names a picture of the outputs nearest to float16's limit, which replaces the chart of the ranges.
     """
     crops, wrong = (record.crops, record.wrong) if record is not None else (crops, wrong)
-    verification = [] if result.verification is None else [verified(result.verification, with_loss=False)]
     channels = f"{counted(channel_counts(result.rows), 'channel')} of {counted(len(result.rows), 'output')}"
-    parts: dict[tuple[str, str, str], list[Part]] = {
-        ("wrong", "Wrong inputs", wrong_title(result.failures) if result.failures else ""): [*_wrong(result, wrong)],
-        ("depth", "Over depth", "Over depth"): [*_charts(result, limit_bars)],
-        ("layers", "Layers", "Layers"): [_layers(result)],
-        ("channels", "Channels", "Channels"): [
-            ChannelSearch(
-                rows=result.rows,
-                columns=CHANNELS,
-                sheets=crops,
-                has_classes=bool(result.classes),
-                all_in="channels.csv",
-            )
-        ],
-        ("left-out", "Left out", "Left out"): [*_left_out(result)],
-    }
+    search = ChannelSearch(
+        rows=result.rows, columns=CHANNELS, sheets=crops, has_classes=bool(result.classes), all_in="channels.csv"
+    )
+    wrong_inputs = wrong_title(result.failures) if result.failures else ""
+    subject = model_subject(result.model, inputs_text(result), result.dtype, result.device)
     return Document(
         title=f"{result.model.name} over {inputs_text(result)}",
         subtitle=channels,
         page_title=f"{result.model.name} · survey",
-        about=[*model_subject(result.model, inputs_text(result), result.dtype, result.device), *verification],
+        about=subject + verified(result.verification),
         answer=answer(result),
-        level=level_of(result),
+        level=_level(result),
         warnings=[("", warning) for warning in result.warnings],
         notes=result.notes,
         facts=_facts(result),
-        sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
+        sections=[
+            Section("wrong", wrong_inputs, [*_wrong(result, wrong)], "Wrong inputs"),
+            Section("depth", "Over depth", [*_charts(result, limit_bars)]),
+            Section("layers", "Layers", [_layers(result) if result.rows else Text(["No layer finished."])]),
+            Section("channels", "Channels", [search]),
+            Section("left-out", "Left out", [*_left_out(result)]),
+        ],
         making=_making(result, record),
         main="channels",
     )
@@ -169,8 +164,7 @@ def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
 
 def _layers(result: Survey) -> Table:
     levels = [_level_of_row(row) for row in result.rows]
-    remark = "" if result.rows else "No layer finished."
-    return Table(title="Layers", columns=LAYERS, rows=result.rows, levels=levels, remark=remark)
+    return Table(title="Layers", columns=LAYERS, rows=result.rows, levels=levels)
 
 
 def _level_of_row(row: SurveyRow) -> Level:
@@ -182,10 +176,10 @@ def _level_of_row(row: SurveyRow) -> Level:
 
 
 def _left_out(result: Survey) -> Iterator[Listing]:
-    if silent := [f"{layer.layer or '(model)'}: {layer.reason}" for layer in result.uncalled]:
-        yield Listing(title=f"{counted(len(silent), 'selected layer')} without a row", lines=silent)
-    if unusable := [failed.message for failed in result.unusable]:
-        yield Listing(title=f"{counted(len(unusable), 'input')} left out", lines=unusable)
+    silent = [f"{layer.layer or '(model)'}: {layer.reason}" for layer in result.uncalled]
+    yield Listing(title=f"{counted(len(silent), 'selected layer')} without a row", lines=silent)
+    unusable = [failed.message for failed in result.unusable]
+    yield Listing(title=f"{counted(len(unusable), 'input')} left out", lines=unusable)
 
 
 def answer(result: Survey) -> list[str]:
@@ -211,11 +205,10 @@ def inputs_text(result: Survey) -> str:
     return counted(result.input_count, "input")
 
 
-def level_of(result: Survey) -> Level:
-    """Return the level of the answer: "fail", "warn", "good", or "" if inputs are classified wrong."""
-    if any(True for _ in (*_nonfinite(result), *_overflowing(result))):
+def _level(result: Survey) -> Level:
+    if [*_nonfinite(result), *_overflowing(result)]:
         return "fail"
-    if any(True for _ in _dead(result)):
+    if [*_dead(result)]:
         return "warn"
     return "good" if result.accuracy is None or result.accuracy.right == result.accuracy.count else ""
 
