@@ -5,15 +5,16 @@ from pathlib import PurePath
 
 from hookscope.reporting.columns import share_in_words
 from hookscope.reporting.document import Level
-from hookscope.reporting.terminal import inputs_words, model_subject, model_words, verified
-from hookscope.results.activations import Activations
+from hookscope.reporting.terminal import inputs_words, model_words
+from hookscope.results.activations import Activations, Verification
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions, input_word
 from hookscope.results.concentration import Box, Concentration
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
-from hookscope.text import input_shape_text, some_of
+from hookscope.results.survey import Survey
+from hookscope.text import counted, input_shape_text, some_of
 
 Inspected = Activations | Gradients | Attributions | Attention
 
@@ -43,12 +44,33 @@ def first_name(result: Inspected) -> str:
     return some_of([*dict.fromkeys(map(short_name, result.inputs))], 1)
 
 
-def subject_of(result: Inspected) -> list[tuple[str, Level]]:
+def subject_of(result: Inspected | Survey) -> list[tuple[str, Level]]:
     """Return the network and its inputs in one line, a warning about random weights, and the self-check."""
-    lines = model_subject(result.model, inputs_words(result.inputs), result.dtype, result.device)
+    model = result.model
+    inputs = counted(result.input_count, "input") if isinstance(result, Survey) else inputs_words(result.inputs)
+    placed = ((result.dtype, ("float32", "none")), (result.device, ("cpu",)))
+    unusual = [name for name, usual in placed if name not in usual]
+    lines: list[tuple[str, Level]] = [
+        (" · ".join((model_words(model), f"weights: {model.weights}", inputs, *unusual)), "")
+    ]
+    if model.random:
+        lines.append(("RANDOM WEIGHTS: this network is untrained, nothing here was learned", "fail"))
     if isinstance(result, Gradients):
-        return lines + verified(result.verification, "output, loss and parameter gradients")
-    return lines + verified(result.verification) if isinstance(result, Activations) else lines
+        lines += _verified(result.verification, "output, loss and parameter gradients")
+    elif isinstance(result, Activations | Survey):
+        lines += _verified(result.verification, "output")
+    return lines
+
+
+def _verified(verification: Verification | None, compared: str) -> list[tuple[str, Level]]:
+    """Return a line on whether hooks changed what the network computes, with its level; none if not looked at."""
+    if verification is None:
+        return []
+    if verification.status == "same":
+        return [(f"verified: the same {compared} as without hooks", "good")]
+    if verification.status == "not repeatable":
+        return [(f"not verified: two passes without hooks differ as well ({verification.difference})", "warn")]
+    return [("not the same as without hooks: see the warning", "fail")]
 
 
 def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
