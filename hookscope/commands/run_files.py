@@ -22,7 +22,13 @@ from hookscope.reporting import tables
 from hookscope.reporting.columns import Column
 from hookscope.reporting.comparison import CHANGES
 from hookscope.reporting.cost_text import COSTS
-from hookscope.reporting.layer_columns import gradient_columns, parameter_columns
+from hookscope.reporting.layer_columns import (
+    gradient_columns,
+    input_columns,
+    parameter_columns,
+    token_columns,
+    token_rows,
+)
 from hookscope.reporting.overviews.document import draw_document
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
@@ -119,11 +125,11 @@ def _tables(result: Activations | Gradients) -> dict[str, str]:
         texts["gradients.csv"] = tables.csv_text(gradient_columns(result), result.gradients)
         texts["parameters.csv"] = tables.csv_text(parameter_columns(result), result.parameters)
         if result.inputs_alone:
-            texts["inputs.csv"] = tables.inputs_to_csv(result.inputs_alone)
+            texts["inputs.csv"] = tables.csv_text(input_columns(result.inputs_alone), result.inputs_alone)
     elif result.cost is not None:
         texts["cost.csv"] = tables.csv_text((Column("layer"), *COSTS), result.cost.modules)
     if isinstance(result, Activations) and any(row.tokens and row.tokens.stands_out for row in result.rows):
-        texts["tokens.csv"] = tables.tokens_to_csv(result)
+        texts["tokens.csv"] = tables.csv_text(token_columns(result.inputs), token_rows(result.rows))
     if result.comparison is not None:
         texts["changes.csv"] = tables.csv_text(CHANGES, result.comparison.changes)
     return texts

@@ -69,7 +69,7 @@ def total_seconds(report: CheckReport) -> float:
     return report.seconds.get("total", 0.0)
 
 
-def untold_error(report: CheckReport) -> str:
+def unreported_error(report: CheckReport) -> str:
     """Return why a checkpoint could not be checked, unless a finding reports it, as for a corrupt file."""
     messages = {finding.message for finding in report.findings}
     return "" if report.error in messages else report.error

@@ -101,7 +101,7 @@ def cost_lines(cost: NetworkCost) -> list[str]:
         f"{scaled_text(whole.output_bytes, 'B')} of output",
         *(timed if whole.seconds is not None else []),
     ]
-    lines = [f"a pass of {_given_words(cost)}: {' · '.join(parts)}"]
+    lines = [f"a pass of {_input_words(cost)}: {' · '.join(parts)}"]
     if cost.outside != CostSums():
         split = (("leaf modules", cost.leaves), ("other modules", cost.outside))
         lines.append("; ".join(f"{where}: {', '.join(_sums_words(sums))}" for where, sums in split))
@@ -120,10 +120,10 @@ def cost_lines(cost: NetworkCost) -> list[str]:
 def whole_words(cost: NetworkCost) -> str:
     """Return in words what a pass costs: "A pass of 1x3x224x224 takes 1.81 G multiply-adds"."""
     time = "" if cost.whole.seconds is None else f" and {seconds_text(cost.whole.seconds)} on this machine"
-    return f"A pass of {_given_words(cost)} takes {scaled_text(cost.whole.total.multiply_adds)} multiply-adds{time}"
+    return f"A pass of {_input_words(cost)} takes {scaled_text(cost.whole.total.multiply_adds)} multiply-adds{time}"
 
 
-def _given_words(cost: NetworkCost) -> str:
+def _input_words(cost: NetworkCost) -> str:
     return " and ".join(map(shape_text, cost.input_shapes)) or "the network"
 
 

@@ -13,7 +13,7 @@ from hookscope.reporting.check_report import (
     repository_file,
     summary,
     total_seconds,
-    untold_error,
+    unreported_error,
     verdict,
 )
 from hookscope.results.check import CheckReport
@@ -74,7 +74,7 @@ def _commands(report: CheckReport, file: str) -> dict[str, list[str]]:
         listed = ",".join(f"{key}={escaped_property(value)}" for key, value in properties.items())
         return f"::{name} {listed}::{escaped_data(message)}"
 
-    error = untold_error(report)
+    error = unreported_error(report)
     lines = {
         "error": [line("error", "could not be checked", error)] if error else [],
         "warning": [],
@@ -147,7 +147,7 @@ def _row(report: CheckReport) -> str:
 
 
 def _items(report: CheckReport) -> Iterator[str]:
-    if error := untold_error(report):
+    if error := unreported_error(report):
         yield f"- **error**: {_sentence(error)}"
     for finding in report.findings:
         where = f" · {_code(finding.where)}" if finding.where else ""

@@ -36,7 +36,7 @@ from hookscope.reporting.document import (
     Text,
     line_of,
 )
-from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns
+from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns, token_columns, token_rows
 from hookscope.reporting.run_facts import input_names, model_facts, short_name, size_words
 from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.cost import ModuleCost
@@ -48,7 +48,6 @@ from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.results.token_norms import TokenNorms
 from hookscope.text import counted, shape_text, some_of
 
 Inspection = Activations | Gradients
@@ -137,28 +136,28 @@ def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
     """Yield the inputs as the network saw them, how they were prepared, and the best classes of each."""
     names = input_names(result.inputs)
     files = [*(record.thumbnails if record is not None else ()), *[None] * len(result.inputs)]
-    pictured = [(seen, file) for seen, file in zip(result.inputs, files, strict=False) if file]
+    pictured = [(item, file) for item, file in zip(result.inputs, files, strict=False) if file]
     others: dict[str, list[str]] = defaultdict(list)
-    for seen, file in zip(result.inputs, files, strict=False):
+    for item, file in zip(result.inputs, files, strict=False):
         if not file:
-            others[size_words(seen)].append(short_name(seen))
+            others[size_words(item)].append(short_name(item))
     pictures = [
         Picture(
-            name=seen.name,
-            remark=size_words(seen),
-            caption=f"{seen.name}, as the network saw it",
+            name=item.name,
+            remark=size_words(item),
+            caption=f"{item.name}, as the network saw it",
             file=str(file),
             is_open=place < _OPEN_PICTURES,
         )
-        for place, (seen, file) in enumerate(pictured)
+        for place, (item, file) in enumerate(pictured)
     ]
     yield Pictures("Inputs", "", pictures, side=_THUMBNAIL)
-    prepared = {"; ".join(seen.steps): seen for seen in reversed(result.inputs) if seen.steps}
+    prepared = {"; ".join(item.steps): item for item in reversed(result.inputs) if item.steps}
     counts = {size: f" ({counted(len(same), 'input')})" if len(same) > 1 else "" for size, same in others.items()}
     yield Text(
         [
             *(f"{some_of([*dict.fromkeys(same)], 3)}{counts[size]}: {size}." for size, same in others.items()),
-            *(f"{short_name(seen)}: {steps}." for steps, seen in [*prepared.items()][::-1][:_MOST_STEPS]),
+            *(f"{short_name(item)}: {steps}." for steps, item in [*prepared.items()][::-1][:_MOST_STEPS]),
         ],
         is_extra=True,
     )
@@ -259,7 +258,7 @@ def _detailed_rows(result: Inspection, record: RunRecord | None) -> list[Detaile
         first = min(max(place - _MOST_CALLS // 2, 0), max(len(calls[row.layer]) - _MOST_CALLS, 0))
         others = [other for other in calls[row.layer][first : first + _MOST_CALLS] if other is not row]
         near += [("another call", other.label, other) for other in others]
-        details = _details(layer, near, len(calls[row.layer]), len(result.inputs))
+        details = _details(layer, near, len(calls[row.layer]), result.inputs)
         rows.append(
             DetailedRow(
                 name=row.label or "(model)",
@@ -323,7 +322,9 @@ _INPUTS = (Column("slot", "input", "input", 0, shown=lambda row: row.slot or "in
 _STATUS = Column("status", "gradient", "status", 1, words=True)
 
 
-def _details(layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: int, input_count: int) -> RowDetails:
+def _details(
+    layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: int, inputs: Sequence[InputRecord]
+) -> RowDetails:
     row, gradient = layer.row, layer.gradient
     kind = [row.kind, f"{shape_text(row.activation.shape)} {row.activation.dtype}"]
     norms = [STATISTICS[key].on(attrgetter("gradient"), rank=2) for key in ("mean_abs", "l2")]
@@ -341,13 +342,14 @@ def _details(layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: in
         _statistics(row.activation, gradient),
         Table(title="Gradients of inputs", columns=(*_INPUTS, _STATUS, *norms), rows=layer.input_gradients),
         Table(title="Parameters", columns=parameters, rows=layer.parameters),
+        Table(title="Tokens that stand out", columns=token_columns(inputs), rows=token_rows([row])),
         Table(title=_connected_title(near, call_count), columns=_CONNECTED, rows=near),
     ]
     return RowDetails(
         kind=" · ".join([*kind, counted(row.parameter_count, "parameter")]),
         findings=[line_of(finding, where=finding.where) for finding in layer.findings],
         facts_title="Facts",
-        facts=[(term, words) for term, words in _facts(row, gradient, input_count) if words],
+        facts=[(term, words) for term, words in _facts(row, gradient) if words],
         tables=[table for table in tables if table.rows],
         grids=layer.grids,
     )
@@ -360,13 +362,13 @@ def _connected_title(near: Sequence[tuple[str, str, Any]], call_count: int) -> s
 
 def _statistics(statistics: TensorStatistics, gradient: GradientRow | None) -> Table:
     titles = {0.01: "1st percentile", 0.5: "median"}
-    read: dict[str, Callable[[TensorStatistics], str]] = {HIST: lambda held: sparkline(held.distribution, BIN_COUNT)}
+    read: dict[str, Callable[[TensorStatistics], str]] = {HIST: lambda stats: sparkline(stats.distribution, BIN_COUNT)}
     read |= {STATISTICS[key].title: STATISTICS[key].cell for key in NUMBERS if not key.endswith("_count")}
-    read["NaN, Inf"] = lambda held: f"{integer_text(held.nan_count)}, {integer_text(held.inf_count)}"
+    read["NaN, Inf"] = lambda stats: f"{integer_text(stats.nan_count)}, {integer_text(stats.inf_count)}"
     for place, level in enumerate(QUANTILE_LEVELS) if statistics.quantiles else ():
         title = titles.get(level, f"{level * 100:.0f}th percentile")
-        read[title] = lambda held, at=place: quantile_text(  # type: ignore[misc]
-            held.quantiles[at] if held.quantiles else None, held.element_count
+        read[title] = lambda stats, at=place: quantile_text(  # type: ignore[misc]
+            stats.quantiles[at] if stats.quantiles else None, stats.element_count
         )
     columns = [Column("", "statistic", "", 0, value=itemgetter(0), words=True)]
     columns.append(Column("", "output", "", 1, shown=lambda pair: pair[1](statistics)))
@@ -375,31 +377,19 @@ def _statistics(statistics: TensorStatistics, gradient: GradientRow | None) -> T
     return Table(title="Statistics", columns=columns, rows=[*read.items()])
 
 
-def _facts(row: LayerRow, gradient: GradientRow | None, input_count: int) -> Iterator[tuple[str, str]]:
+def _facts(row: LayerRow, gradient: GradientRow | None) -> Iterator[tuple[str, str]]:
     activation = row.activation
     yield "not measured", activation.unmeasured or ""
     exact = activation.quantiles is None or activation.element_count <= EXACT_LIMIT
     error = "" if exact else f"; quantiles within {QUANTILE_ERROR:.0%} of the value or 0.5% of its rank"
     yield "values", f"{activation.element_count:,}{error}"
-    if row.tokens is not None:
-        yield from _token_facts(row.tokens, input_count)
+    if (tokens := row.tokens) is not None:
+        counts = ((tokens.high_count, "high"), (tokens.massive_count, "with a massive activation"))
+        odd = ", ".join(f"{count:,} {words}" for count, words in counts if count) or "none is high"
+        norms = f"median {number_text(tokens.median)}, greatest {number_text(tokens.max)}"
+        yield "norms of tokens", f"{counted(tokens.token_count, 'token')}: {norms}, {odd}"
     if gradient is not None and (gradient.remark or gradient.status != "gradient"):
         yield "gradient", f"{gradient.status}{f' ({gradient.remark})' if gradient.remark else ''}"
     yield "called at", row.source
     yield "output also of", ", ".join(row.duplicates)
     yield "also known as", ", ".join(row.aliases)
-
-
-def _token_facts(tokens: TokenNorms, input_count: int) -> Iterator[tuple[str, str]]:
-    def place(token: Any) -> str:
-        return tokens.place(token.token) + (f" of input {token.input_index + 1}" if input_count > 1 else "")
-
-    norms = f"median {number_text(tokens.median)}, greatest {number_text(tokens.max)}"
-    yield "norms of tokens", f"{counted(tokens.token_count, 'token')}: {norms}{'' if tokens.high else ', none is high'}"
-    high = [f"{place(token)}: {number_text(token.norm)}, limit {number_text(token.limit)}" for token in tokens.high]
-    yield "high tokens", "; ".join([f"{tokens.high_count:,}", *high] if high else [])
-    massive = [
-        f"{place(at)}, channel {at.channel}: {number_text(at.value)}, median magnitude {number_text(at.median)}"
-        for at in tokens.massive
-    ]
-    yield "massive activations", "; ".join([f"{tokens.massive_count:,}", *massive] if massive else [])

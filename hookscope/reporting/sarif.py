@@ -15,7 +15,7 @@ from hookscope.reporting.check_report import (
     readable,
     remarks,
     repository_file,
-    untold_error,
+    unreported_error,
 )
 from hookscope.results.check import CheckReport
 from hookscope.results.findings import Level
@@ -123,7 +123,7 @@ def _results_and_notes(
     identity = file or (checkpoint.name if checkpoint.is_absolute() else str(checkpoint))
     subject = "" if file else f"{report.checkpoint}: "
     results = []
-    if error := untold_error(report):
+    if error := unreported_error(report):
         rule = _EXAMINATION.identifier
         results.append(_result(rule, "error", subject + error, location, places, f"{identity}\0{rule}"))
     for finding in report.findings:

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hookscope.commands.check.describe import describe_checks
-from hookscope.reporting.check_report import by_severity, finding_text, remarks, summary, untold_error, verdict
+from hookscope.reporting.check_report import by_severity, finding_text, remarks, summary, unreported_error, verdict
 from hookscope.reporting.document_text import printed
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.text import safe_text
@@ -93,9 +93,9 @@ def test_the_most_severe_comes_first_in_the_order_of_the_exit_codes() -> None:
 
 
 def test_an_error_that_a_finding_says_is_not_said_again() -> None:
-    assert untold_error(CORRUPT) == ""
-    assert untold_error(KILLED) == KILLED.error
-    assert untold_error(PASSING) == ""
+    assert unreported_error(CORRUPT) == ""
+    assert unreported_error(KILLED) == KILLED.error
+    assert unreported_error(PASSING) == ""
 
 
 def test_rules_skipped_for_the_same_reason_are_named_together_or_counted() -> None:

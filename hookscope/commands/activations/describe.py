@@ -148,21 +148,22 @@ def _layers(result: Activations) -> Table:
 def token_sentences(result: Activations) -> Iterator[str]:
     """Yield a line on tokens of high norm and one on massive activations, with the row that has the greatest."""
     rows = [(row, row.tokens) for row in result.rows if row.tokens is not None]
+    names = [f" of {name}" if len(result.inputs) > 1 else "" for name in input_names(result.inputs)]
     high = [(row, tokens) for row, tokens in rows if tokens.high]
     if high:
         row, tokens = max(high, key=lambda pair: pair[1].high[0].norm / pair[1].median if pair[1].median else 0)
         first = tokens.high[0]
         words = f"high-norm tokens in {counted(len(high), 'row')}, most in {row.label or '(model)'}: "
         words += f"{counted(tokens.high_count, 'token')}, above all {tokens.place(first.token)}"
-        words += f" of {input_names(result.inputs)[first.input_index]}" if len(result.inputs) > 1 else ""
+        words += names[first.input_index]
         yield f"{words} (norm {number_text(first.norm)}, median {number_text(tokens.median)})"
     massive = [(row, tokens) for row, tokens in rows if tokens.massive]
     if massive:
         row, tokens = massive[0]
         largest = tokens.massive[0]
         words = f"massive activations in {counted(len(massive), 'row')}, first in {row.label or '(model)'}: "
-        words += f"{number_text(largest.value)} in channel {largest.channel} of {tokens.place(largest.token)}, "
-        yield f"{words}median magnitude {number_text(largest.median)}"
+        words += f"{number_text(largest.value)} in channel {largest.channel} of {tokens.place(largest.token)}"
+        yield f"{words}{names[largest.input_index]}, median magnitude {number_text(largest.median)}"
 
 
 def describe_token_norms(result: Activations, photographs: Sequence[Photograph]) -> Document:
@@ -186,7 +187,7 @@ def _high_words(result: Activations) -> str:
 
 
 def _token_norms(result: Activations, photographs: Sequence[Photograph] = ()) -> Iterator[Part]:
-    """Yield the maps of the tokens of each input that has any; those of a picture with its photograph."""
+    """Yield the maps of the tokens of each input that has any, over the photographs if they are given."""
     if not result.token_maps:
         return
     yield Text([_high_words(result)], is_extra=True)

@@ -169,7 +169,7 @@ def _over_blocks(result: Attention) -> StepCharts:
 
 
 def block_columns(result: Attention) -> tuple[Column, ...]:
-    """Return the columns of `result.blocks`; those of heads have the least and the greatest value."""
+    """Return the columns of `result.blocks`; numbers of heads are shown as the least and the greatest."""
     rows = {block.label: [row for row in result.rows if row.block == block.label] for block in result.blocks}
     places = {block.label: place for place, block in enumerate(result.blocks)}
 

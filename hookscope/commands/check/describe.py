@@ -17,7 +17,7 @@ from hookscope.reporting.check_report import (
     remarks,
     summary,
     total_seconds,
-    untold_error,
+    unreported_error,
     verdict,
 )
 from hookscope.reporting.columns import Column, integer_text, percent_text, probability_text
@@ -109,7 +109,7 @@ def _each_error_once(reports: Sequence[CheckReport]) -> Iterator[CheckReport]:
     """Yield reports; an error that differs from an earlier one only in the checkpoint's name refers to it."""
     names: dict[str, str] = {}
     for report in reports:
-        error = untold_error(report).replace(PurePath(report.checkpoint).name, "")
+        error = unreported_error(report).replace(PurePath(report.checkpoint).name, "")
         first = names.setdefault(error, report.checkpoint)
         is_repeated = error and first != report.checkpoint
         yield replace(report, error=f"the same as for {first}") if is_repeated else report
@@ -120,7 +120,7 @@ def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Doc
     folder, parts = report.evidence, report.overview_parts or OverviewParts()
     report = readable(report)
     name = _seen(report.checkpoint)
-    error, failing = untold_error(report), {row.label for row in parts.failing}
+    error, failing = unreported_error(report), {row.label for row in parts.failing}
     maps = [Maps(maps=lambda: parts.summaries)] if parts.summaries else []
     pointed_at = ("fails a rule", [row.label in failing for row in parts.rows])
     described: dict[str, list[Part]] = {

@@ -17,7 +17,7 @@ from hookscope.reporting.inspected import (
     names_of,
     sections_of,
 )
-from hookscope.reporting.layer_columns import gradient_columns, parameter_columns, verdicts_on
+from hookscope.reporting.layer_columns import gradient_columns, input_columns, parameter_columns, verdicts_on
 from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.run_facts import first_name, making_of, subject_of
 from hookscope.results.findings import Finding
@@ -27,11 +27,6 @@ from hookscope.rules import GRADS_RULES
 
 Row = GradientRow | ParameterRow
 
-_ALONE = (
-    Column("name", "input alone", "input", 0, words=True),
-    Column("loss", "loss", "its loss", 1),
-    Column("parameters_l2", "‖g‖ of parameters", "L2 norm of the gradients of all parameters", 2),
-)
 _SPREAD = (
     Column("", "grad_output over inputs", "layer", 0, value=itemgetter(0), words=True),
     Column("", "least ‖g‖", "smallest norm over inputs", 2, value=lambda row: min(row[1], default=None)),
@@ -41,7 +36,7 @@ _SPREAD = (
 
 
 def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Document:
-    """Describe the gradients of a run; `record` is that of its directory."""
+    """Describe the gradients of a run; `record` names the grids of its directory."""
     answer, level = _answer(result)
     loss = result.loss
     outputs = [row for row in result.gradients if row.role == "output"]
@@ -171,6 +166,6 @@ def _per_input(result: Gradients) -> list[Table]:
     labels = list(dict.fromkeys(label for gradients in inputs for label in gradients.rows_l2))
     norms = [[norm for gradients in inputs if (norm := gradients.rows_l2.get(label)) is not None] for label in labels]
     return [
-        Table(title="Gradients of each input alone", columns=_ALONE, rows=inputs),
+        Table(title="Gradients of each input alone", columns=input_columns(inputs), rows=inputs),
         Table(title="Norms over the inputs, by layer", columns=_SPREAD, rows=[*zip(labels, norms, strict=True)]),
     ]
