@@ -435,16 +435,6 @@ Part = (
 )
 
 
-# What a part has nothing to show without.
-_CONTENT: Mapping[type, str] = {
-    Findings: "findings",
-    Table: "rows",
-    Listing: "lines",
-    Text: "sentences",
-    Pictures: "pictures",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Section:
     """Parts under a title.
@@ -524,5 +514,5 @@ class Document:
 
 
 def _has_content(part: Part) -> bool:
-    name = _CONTENT.get(type(part))
-    return name is None or bool(getattr(part, name))
+    names = {Findings: "findings", Table: "rows", Listing: "lines", Text: "sentences", Pictures: "pictures"}
+    return type(part) not in names or bool(getattr(part, names[type(part)]))

@@ -36,7 +36,7 @@ from hookscope.reporting.document import (
     Text,
     line_of,
 )
-from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns, token_columns, token_rows
+from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns, token_table_of
 from hookscope.reporting.run_facts import input_names, model_facts, short_name, size_words
 from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.cost import ModuleCost
@@ -338,11 +338,12 @@ def _details(
         *(shape, Column("weight_l2", "‖w‖"), norms[1], Column("ratio", "‖g‖/‖w‖")),
         replace(_STATUS, shown=lambda parameter: f"{parameter.status}{'' if parameter.trainable else ', frozen'}"),
     )
+    token_columns, tokens = token_table_of([row], inputs)
     tables = [
         _statistics(row.activation, gradient),
         Table(title="Gradients of inputs", columns=(*_INPUTS, _STATUS, *norms), rows=layer.input_gradients),
         Table(title="Parameters", columns=parameters, rows=layer.parameters),
-        Table(title="Tokens that stand out", columns=token_columns(inputs), rows=token_rows([row])),
+        Table(title="Tokens that stand out", columns=token_columns, rows=tokens),
         Table(title=_connected_title(near, call_count), columns=_CONNECTED, rows=near),
     ]
     return RowDetails(

@@ -172,13 +172,8 @@ def input_columns(inputs: Sequence[InputGradients]) -> tuple[Column, ...]:
     )
 
 
-def token_rows(rows: Sequence[LayerRow]) -> list[tuple[LayerRow, Any]]:
-    """Return the high-norm tokens and the massive activations of each row."""
-    return [(row, token) for row in rows if row.tokens for token in (*row.tokens.high, *row.tokens.massive)]
-
-
-def token_columns(inputs: Sequence[InputRecord]) -> tuple[Column, ...]:
-    """Return the columns of `token_rows`."""
+def token_table_of(rows: Sequence[LayerRow], inputs: Sequence[InputRecord]) -> tuple[Sequence[Column], Sequence[Any]]:
+    """Return the columns of tokens that stand out, and of each row those of high norm or with a massive activation."""
 
     def kind(pair: Any) -> str:
         return "high norm" if isinstance(pair[1], HighToken) else "massive activation"
@@ -192,12 +187,10 @@ def token_columns(inputs: Sequence[InputRecord]) -> tuple[Column, ...]:
     def number(key: str, meaning: str, text: Callable[[Any], str] | None = None) -> Column:
         return Column(key, key, meaning, 3, text, lambda pair: getattr(pair[1], key, None), usual="-")
 
-    return (
+    columns = (
         Column("label").on(itemgetter(0)),
         Column("what", "what", "why it stands out", 1, value=kind, words=True),
-        Column(
-            "input", "input", "input", 2, value=lambda pair: inputs[pair[1].input_index].name, words=True, varies=True
-        ),
+        Column("input", "input", "input", 2, value=name, words=True, varies=True),
         Column("token").on(itemgetter(1)),
         Column("place", "token", "where it is", 0, value=lambda pair: pair[0].tokens.place(pair[1].token), words=True),
         number("channel", "channel of the value", str),
@@ -205,6 +198,7 @@ def token_columns(inputs: Sequence[InputRecord]) -> tuple[Column, ...]:
         number("limit", "norm beyond which a token is high"),
         number("median", "median magnitude of the input's values"),
     )
+    return columns, [(row, token) for row in rows if row.tokens for token in (*row.tokens.high, *row.tokens.massive)]
 
 
 def _shape(row: LayerRow) -> str | None:

@@ -82,9 +82,11 @@ def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
     ]
 
 
-def machine_facts(result: Inspected) -> list[tuple[str, str, bool]]:
-    """Return where it ran, and how long."""
+def all_facts(result: Inspected, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
+    """Return which network it is, `more`, where it ran, and how long."""
     return [
+        *model_facts(result.model),
+        *more,
         ("Device", f"{result.device}, {result.dtype}", False),
         ("Time", f"{sum(result.timings.values()):.2f} s", False),
     ]

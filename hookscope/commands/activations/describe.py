@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from hookscope.reporting.columns import SPARKLINE_MEANING, number_text
-from hookscope.reporting.cost_text import cost_lines, dearest_sentence, whole_words
+from hookscope.reporting.cost_text import cost_lines, cost_sentences
 from hookscope.reporting.depth_charts import depth_charts
 from hookscope.reporting.document import (
     MAP_LEGEND,
@@ -52,7 +52,6 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
     shown = sorted({summary.input_index for summary in result.map_summaries}) or [0]
     chosen = chosen_maps([summary for summary in result.map_summaries if summary.input_index == shown[0]])
     letters = dict(zip([summary.row for summary in chosen], _LETTERS, strict=False))
-    dearest = [] if result.cost is None else [f"{whole_words(result.cost)}.", dearest_sentence(result)]
     cost = [] if result.cost is None else cost_lines(result.cost)
     maps = [_maps(result, index, letters, is_last=index == shown[-1]) for index in shown] if letters else []
     return Document(
@@ -60,7 +59,7 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
         subtitle=f"{first_words(result)}  ·  {counted(len(result.rows), 'output')} of layers",
         page_title=f"{result.model.name} · activations · {first_name(result)}",
         about=subject_of(result),
-        answer=[*answer, *filter(None, dearest)],
+        answer=answer if result.cost is None else [*answer, *cost_sentences(result.cost, result.rows)],
         level=level,
         input=partial(input_picture, result, shown[0]) if result.inputs else None,
         warnings=[("", warning) for warning in result.warnings],

@@ -21,15 +21,7 @@ from hookscope.reporting.document import (
     StepCharts,
     Table,
 )
-from hookscope.reporting.run_facts import (
-    first_name,
-    input_names,
-    machine_facts,
-    making_of,
-    model_facts,
-    subject_of,
-    where_words,
-)
+from hookscope.reporting.run_facts import all_facts, first_name, input_names, making_of, subject_of, where_words
 from hookscope.reporting.steps import as_floats
 from hookscope.results.attention import ROLLOUT, Attention, AttentionBlock, AttentionMap, HeadMaps, HeadRow
 from hookscope.results.concentration import concentration
@@ -62,7 +54,7 @@ def describe_attention(result: Attention, only: int | None = None, photograph: P
         level="warn" if result.unseen else "",
         warnings=[("", warning) for warning in result.warnings],
         notes=result.notes,
-        facts=[*model_facts(result.model), ("Blocks", result.census, bool(result.unseen)), *machine_facts(result)],
+        facts=all_facts(result, ("Blocks", result.census, bool(result.unseen))),
         sections=[
             Section("maps", place, [PhotographMaps(inputs)]),
             Section("heads", "Blocks and heads", [*_numbers(result, shown)]),

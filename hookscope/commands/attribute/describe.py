@@ -11,11 +11,10 @@ from hookscope.parameters import arg
 from hookscope.reporting.columns import Column, machine_columns, number_text, probability_text
 from hookscope.reporting.document import Document, InputMap, Level, MappedInput, PhotographMaps, Section, Table, Text
 from hookscope.reporting.run_facts import (
+    all_facts,
     first_name,
     input_names,
-    machine_facts,
     making_of,
-    model_facts,
     share_text,
     subject_of,
     where_words,
@@ -47,12 +46,11 @@ def describe_attributions(
         answer=[finding_of(maps[0], result) if maps else "No input has a map.", *_looked_at(result)],
         warnings=[("", warning) for warning in result.warnings],
         notes=[*result.notes, *left],
-        facts=[
-            *model_facts(result.model),
+        facts=all_facts(
+            result,
             ("Method", result.method, False),
             *([] if result.layers else [("Looked at", "the input itself", False)]),
-            *machine_facts(result),
-        ],
+        ),
         sections=[
             Section("maps", f"Over the {over}", [PhotographMaps(inputs)]),
             Section("numbers", "Numbers", [Table(title="Every map", columns=map_columns(result), rows=maps)]),
