@@ -74,7 +74,7 @@ def finding_of(first: AttentionMap, result: Attention) -> str:
     if box is None:
         has_nan = not np.isfinite(first.values).all()
         return f"{subject}{'its weights are NaN' if has_nan else f'nothing on the picture{rest}'}."
-    return f"{subject}half of the attention to the picture is {where_words(box, record)}{rest}."
+    return f"{subject}half of the attention to patches is {where_words(box, record)}{rest}."
 
 
 def _flagged_heads(result: Attention) -> Iterator[str]:
