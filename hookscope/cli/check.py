@@ -203,13 +203,10 @@ def _show(reports: "Sequence[CheckReport]", ci: CiOutput, tables: "Console", job
 
         typer.echo(checks_to_json(reports), nl=False)
     elif ci.format != "markdown":
-        from rich.console import Group
-
         from hookscope.commands.check.describe import describe_checks
-        from hookscope.reporting.document_text import document_text, unbroken
+        from hookscope.reporting.document_text import printed
 
-        document = describe_checks(reports, seconds=seconds)
-        text = Group(*unbroken(document_text(document, width=tables.width), tables.width))
+        text = printed(describe_checks(reports, seconds=seconds), width=tables.width)
         tables.print(text, overflow="ignore", crop=False)  # no name is broken
     ci.print(reports, seconds=seconds, job=job)
 

@@ -18,11 +18,10 @@ from hookscope.commands.grid_files import write_grids
 from hookscope.commands.history.save import write_history
 from hookscope.commands.survey.save import write_survey
 from hookscope.errors import UsageError
-from hookscope.reporting import tables
+from hookscope.reporting import layer_columns, tables
 from hookscope.reporting.columns import Column
 from hookscope.reporting.comparison import CHANGES
 from hookscope.reporting.cost_text import COSTS
-from hookscope.reporting.layer_columns import gradient_columns, parameter_columns
 from hookscope.reporting.overviews.document import draw_document
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
@@ -116,14 +115,14 @@ def _write_inspection(
 def _tables(result: Activations | Gradients) -> dict[str, str]:
     texts = {"layers.csv": tables.rows_to_csv(result)}
     if isinstance(result, Gradients):
-        texts["gradients.csv"] = tables.csv_text(gradient_columns(result), result.gradients)
-        texts["parameters.csv"] = tables.csv_text(parameter_columns(result), result.parameters)
+        texts["gradients.csv"] = tables.csv_text(layer_columns.gradient_columns(result), result.gradients)
+        texts["parameters.csv"] = tables.csv_text(layer_columns.parameter_columns(result), result.parameters)
         if result.inputs_alone:
-            texts["inputs.csv"] = tables.inputs_to_csv(result.inputs_alone)
+            texts["inputs.csv"] = tables.csv_text(layer_columns.input_columns(result.inputs_alone), result.inputs_alone)
     elif result.cost is not None:
         texts["cost.csv"] = tables.csv_text((Column("layer"), *COSTS), result.cost.modules)
     if isinstance(result, Activations) and any(row.tokens and row.tokens.stands_out for row in result.rows):
-        texts["tokens.csv"] = tables.tokens_to_csv(result)
+        texts["tokens.csv"] = tables.csv_text(*layer_columns.token_table_of(result.rows, result.inputs))
     if result.comparison is not None:
         texts["changes.csv"] = tables.csv_text(CHANGES, result.comparison.changes)
     return texts

@@ -1,6 +1,6 @@
 """Reports on checkpoints: the words that all formats share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -69,22 +69,24 @@ def total_seconds(report: CheckReport) -> float:
     return report.seconds.get("total", 0.0)
 
 
-def untold_error(report: CheckReport) -> str:
+def unreported_error(report: CheckReport) -> str:
     """Return why a checkpoint could not be checked, unless a finding reports it, as for a corrupt file."""
     messages = {finding.message for finding in report.findings}
     return "" if report.error in messages else report.error
 
 
-def skipped_rules(report: CheckReport) -> Mapping[str, str]:
-    """Return the skipped rules by reason: "drift, expectation", or "12 rules" for many."""
+def remarks(report: CheckReport) -> Iterator[tuple[str, str]]:
+    """Yield what a reader should see besides findings, each with its kind: "data", "note", "skipped 12 rules"."""
+    if words := accuracy_line(report):
+        yield "data", words
+    for warning in report.warnings:
+        yield "note", warning
     by_reason: dict[str, list[str]] = {}
     for outcome in report.outcomes:
         if outcome.status == "skipped":
             by_reason.setdefault(outcome.reason, []).append(outcome.rule)
-    return {
-        reason: ", ".join(rules) if len(rules) <= _FEW_RULES else counted(len(rules), "rule")
-        for reason, rules in by_reason.items()
-    }
+    for reason, rules in by_reason.items():
+        yield f"skipped {', '.join(rules) if len(rules) <= _FEW_RULES else counted(len(rules), 'rule')}", reason
 
 
 def accuracy_line(report: CheckReport) -> str:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from hookscope.parameters import shows_all
 from hookscope.results.comparison import Prediction
+from hookscope.results.contents import StoredTensor
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, Distribution, histogram
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.token_norms import TokenNorms
@@ -151,11 +152,8 @@ class Drawn:
         return min(self.max_width, max(cell_len(self.header), *map(cell_len, lines)))
 
 
-def drawn_columns(
-    columns: Sequence[Column], rows: Sequence[Any], styles: Sequence[str] = (), *, full: bool = True
-) -> list[Drawn]:
+def drawn_columns(columns: Sequence[Column], rows: Sequence[Any], styles: Sequence[str], *, full: bool) -> list[Drawn]:
     """Return columns with their cells; the last is of remarks, empty if the last declared column is not of words."""
-    styles = styles or [""] * len(rows)
     drawn = []
     columns = [replace(column, shown=column.in_full) if full and column.in_full else column for column in columns]
     for column, texts in telling(columns, rows):
@@ -169,31 +167,16 @@ def drawn_columns(
     return drawn if drawn[-1].words else [*drawn, Drawn("", [Text()] * len(rows), 99, words=True)]
 
 
-def draw(
-    columns: Sequence[Drawn],
-    width: int,
-    styles: Sequence[str] = (),
-    notable: Sequence[int] = (),
-    *,
-    full: bool = True,
-    most: int | None = None,
-) -> RenderableType:
-    """Return a table of the columns that fit `width`; a line replaces rows that are folded.
-
-    The remarks of the last column join the names if it has no room. Folding keeps the most `notable` rows, else rows
-    with a style; see `kept_positions`.
-    """
-    count = len(columns[0].cells)
-    columns = fitted(columns, width)
+def draw(columns: Sequence[Drawn], width: int, styles: Sequence[str], positions: Iterable[int]) -> RenderableType:
+    """Return a table of `fitted` columns with the rows at some positions; a line replaces each gap."""
     name = next((position for position, column in enumerate(columns) if column.rank == 0), 0)
     begin = sum(column.width + _gap(width) for column in columns[:name])
-    styles = styles or [""] * count
     parts: list[RenderableType] = [_section(columns, width, show_header=True)]
     shown_until = 0
-    for position in (*kept_positions(notable or [bool(style) for style in styles], full=full, most=most), count):
+    for position in (*positions, len(styles)):
         if position > shown_until:
             parts.append(Text(f"… {position - shown_until} rows not shown, {shows_all()}", style="dim italic"))
-        if position < count:
+        if position < len(styles):
             cells = [column.cells[position] for column in columns]
             section = parts[-1]
             if not isinstance(section, Table):
@@ -279,11 +262,6 @@ def number_text(value: float | None, digits: int = 4) -> str:
     return f"{mantissa}e{int(power)}"
 
 
-def rate_text(rate: float) -> str:
-    """Return a learning rate as people write it, in four digits: "0.1", "3e-4"."""
-    return figure(rate, 4)
-
-
 def quantile_text(value: float | None, count: int) -> str:
     """Return a quantile of `count` values: in four digits if it is exact, else in the two that its error leaves."""
     return number_text(value, 4 if count <= EXACT_LIMIT else 2)
@@ -332,7 +310,7 @@ def integer_text(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-def non_finite_text(statistics: TensorStatistics) -> str:
+def non_finite_text(statistics: TensorStatistics | StoredTensor) -> str:
     """Return how many values are not finite: "130,310 NaN, 2 Inf"; "" for none."""
     counts = ((statistics.nan_count, "NaN"), (statistics.inf_count, "Inf"))
     return ", ".join(f"{count:,} {kind}" for count, kind in counts if count)

@@ -35,9 +35,8 @@ def comparison_parts(comparison: Comparison) -> list[Part]:
 def describe_comparison(comparison: Comparison) -> Document:
     """Describe what edits changed."""
     title = f"Effect of {', '.join(comparison.edits)}"
-    sections = [Section("edits", title, title, comparison_parts(comparison))]
-    answer = [f"{_changed_words(comparison)}."]
-    return Document(title=title, page_title=title, answer=answer, level="", sections=sections, main="edits")
+    sections = [Section("edits", title, comparison_parts(comparison))]
+    return Document(title=title, answer=[f"{_changed_words(comparison)}."], sections=sections)
 
 
 def _changed_words(comparison: Comparison) -> str:

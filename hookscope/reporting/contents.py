@@ -9,6 +9,7 @@ from hookscope.reporting.columns import (
     REMARK_WIDTH,
     Column,
     machine_columns,
+    non_finite_text,
     number_text,
     percent_text,
     statistics,
@@ -37,11 +38,9 @@ def describe_contents(contents: CheckpointContents) -> Document:
     parts += [_tensors(part) for part in contents.parts if not part.is_weights]
     return Document(
         title=contents.name,
-        page_title=contents.name,
         answer=[_total(contents.parts)],
         level="fail" if contents.nonfinite_count else "",
-        sections=[Section("contents", "Contents", "Contents", parts)],
-        main="contents",
+        sections=[Section("contents", "Contents", parts)],
     )
 
 
@@ -84,10 +83,7 @@ def _remark(tensor: StoredTensor) -> str:
 
 
 def _oddity(tensor: StoredTensor) -> str:
-    if tensor.nan_count is None or tensor.inf_count is None:
-        return "not counted"
-    counts = ((tensor.nan_count, "NaN"), (tensor.inf_count, "Inf"))
-    return ", ".join(f"{count} {kind}" for count, kind in counts if count)
+    return "not counted" if tensor.nan_count is None else non_finite_text(tensor)
 
 
 def _total(parts: Sequence[StoredPart]) -> str:

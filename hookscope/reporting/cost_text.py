@@ -1,12 +1,12 @@
 """What modules cost, as columns and lines for people, and the part that takes most of the time in a sentence."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
 from hookscope.reporting.columns import Column
-from hookscope.results.activations import Activations
+from hookscope.results.activations import LayerRow
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField
 from hookscope.results.costs_of_rows import dearest_part
 from hookscope.text import counted, printable, shape_text, some_of
@@ -101,7 +101,7 @@ def cost_lines(cost: NetworkCost) -> list[str]:
         f"{scaled_text(whole.output_bytes, 'B')} of output",
         *(timed if whole.seconds is not None else []),
     ]
-    lines = [f"a pass of {_given_words(cost)}: {' · '.join(parts)}"]
+    lines = [f"a pass of {_input_words(cost)}: {' · '.join(parts)}"]
     if cost.outside != CostSums():
         split = (("leaf modules", cost.leaves), ("other modules", cost.outside))
         lines.append("; ".join(f"{where}: {', '.join(_sums_words(sums))}" for where, sums in split))
@@ -117,13 +117,15 @@ def cost_lines(cost: NetworkCost) -> list[str]:
     return lines + [f"note: {note}" for note in cost.notes]
 
 
-def whole_words(cost: NetworkCost) -> str:
-    """Return in words what a pass costs: "A pass of 1x3x224x224 takes 1.81 G multiply-adds"."""
+def cost_sentences(cost: NetworkCost, rows: Sequence[LayerRow]) -> Iterator[str]:
+    """Yield what a pass costs, and with times the part that takes most of them, with its dead channels."""
     time = "" if cost.whole.seconds is None else f" and {seconds_text(cost.whole.seconds)} on this machine"
-    return f"A pass of {_given_words(cost)} takes {scaled_text(cost.whole.total.multiply_adds)} multiply-adds{time}"
+    yield f"A pass of {_input_words(cost)} takes {scaled_text(cost.whole.total.multiply_adds)} multiply-adds{time}."
+    if part := dearest_part(cost, rows):
+        yield f"{part[0].upper()}{part[1:]}."
 
 
-def _given_words(cost: NetworkCost) -> str:
+def _input_words(cost: NetworkCost) -> str:
     return " and ".join(map(shape_text, cost.input_shapes)) or "the network"
 
 
@@ -134,9 +136,3 @@ def _sums_words(sums: CostSums) -> list[str]:
         f"{counted(sums.parameter_count, 'parameter')} ({scaled_text(sums.parameter_bytes, 'B')}{trainable})",
         f"{scaled_text(sums.saved_bytes, 'B')} saved for backward",
     ]
-
-
-def dearest_sentence(result: Activations) -> str:
-    """Return which part takes most of the time, and its dead channels: one sentence, "" without times."""
-    part = "" if result.cost is None else dearest_part(result.cost, result.rows)
-    return part and f"{part[0].upper()}{part[1:]}."

@@ -36,7 +36,7 @@ class FindingLine:
 
     Attributes:
         where: The places in a few words.
-        places: The name of each place, and when the finding ended there, in words; "" if it did not.
+        places: The name of each place.
         when: When the finding held: "from step 38 on".
         spans: Starts and lengths of the times at which it held, in thousandths of the time line.
     """
@@ -45,14 +45,14 @@ class FindingLine:
     rule: str
     message: str
     where: str = ""
-    places: Sequence[tuple[str, str]] = ()
+    places: Sequence[str] = ()
     when: str = ""
     spans: Sequence[tuple[float, float]] = ()
 
 
 def line_of(finding: Finding, **more: Any) -> FindingLine:
     """Return a finding with its places; `more` are further fields of the line."""
-    places = [(place, "") for place in finding.places if place]
+    places = [*filter(None, finding.places)]
     return FindingLine(level=finding.level, rule=finding.rule, message=finding.message, places=places, **more)
 
 
@@ -221,14 +221,12 @@ class DetailedTable:
         columns: Columns other than name and flags, and whether each is visible at first.
         rows: Returns the rows.
         tables: The tables that a terminal prints.
-        example: A search that finds rows.
         strips: Title of the first channels of a few grids; "" to show none.
     """
 
     columns: Sequence[tuple[Column, bool]]
     rows: Callable[[], Sequence[DetailedRow]]
     tables: Sequence[Table]
-    example: str
     strips: str = ""
 
 
@@ -242,7 +240,6 @@ class HeatMaps:
         legend: What columns and colours mean.
         empty: Text in the place of no maps.
         all_in: The file that has all rows.
-        example: A search that finds rows.
         drawn: The keys of the maps in a picture; empty for all.
     """
 
@@ -251,7 +248,6 @@ class HeatMaps:
     legend: str
     empty: str
     all_in: str
-    example: str
     drawn: Sequence[str] = ()
 
 
@@ -445,13 +441,13 @@ class Section:
 
     Attributes:
         key: Its anchor on the page.
-        name: Its title in the list of sections.
+        name: Its title in the list of sections; "" for the title.
     """
 
     key: str
-    name: str
     title: str
     parts: Sequence[Part]
+    name: str = ""
 
     @property
     def is_extra(self) -> bool:
@@ -461,10 +457,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A result as people read it.
+    """A result as people read it; parts and sections with nothing to show are left out.
 
     Attributes:
-        title: What it is about; the picture has `subtitle` below it.
+        title: What it is about; the picture has `subtitle` below it, a page has `page_title`.
         about: Lines on what was looked at, each with its level, in a terminal and a picture; a page has `facts`.
         answer: The answer in sentences, the headline first; `level` is the headline's level.
         took: How long it took: the end of the headline, but small in a picture.
@@ -473,26 +469,33 @@ class Document:
         warnings: Sentences, each with a name in front or "".
         facts: What was looked at, and how.
         making: Terms and words that are needed to reproduce it, besides the entries of `RunRecord`.
-        main: Key of the section that a keyboard user skips to.
+        main: Key of the section that a keyboard user skips to; the answer if that section is left out.
         documents: Documents of the parts of a result: a terminal prints them before the whole, a page after it. On a
             page, a table's cell with the title of a document links to it.
     """
 
     title: str
     subtitle: str = ""
-    page_title: str
+    page_title: str = ""
     about: Sequence[tuple[str, Level]] = ()
     answer: Sequence[str]
     took: str = ""
-    level: Level
+    level: Level = ""
     input: Callable[[int, int], Image.Image | None] | None = None
     warnings: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
     facts: Facts = ()
     sections: Sequence[Section]
     making: Sequence[tuple[str, str]] = ()
-    main: str
+    main: str = ""
     documents: Sequence["Document"] = ()
+
+    def __post_init__(self) -> None:
+        parts = [[part for part in section.parts if _has_content(part)] for section in self.sections]
+        kept = [replace(section, parts=shown) for section, shown in zip(self.sections, parts, strict=True) if shown]
+        object.__setattr__(self, "sections", kept)
+        if self.main not in [section.key for section in kept]:
+            object.__setattr__(self, "main", "answer")
 
     @property
     def headline(self) -> str:
@@ -508,3 +511,8 @@ class Document:
     def lines(self) -> list[Part]:
         """The parts as a terminal prints them: tables in the place of a detailed one."""
         return [line for part in self.parts for line in (part.tables if isinstance(part, DetailedTable) else [part])]
+
+
+def _has_content(part: Part) -> bool:
+    names = {Findings: "findings", Table: "rows", Listing: "lines", Text: "sentences", Pictures: "pictures"}
+    return type(part) not in names or bool(getattr(part, names[type(part)]))

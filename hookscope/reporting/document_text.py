@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from hookscope.parameters import shows_all
-from hookscope.reporting.columns import broken, draw, drawn_columns, fitted, safe_line
+from hookscope.reporting.columns import broken, draw, drawn_columns, fitted, kept_positions, safe_line
 from hookscope.reporting.document import Document, FindingLine, Findings, Listing, Pictures, Table
 from hookscope.reporting.document import Text as Sentences
 from hookscope.reporting.terminal import LEVEL_STYLES, about_lines
@@ -22,21 +22,19 @@ _INDENT = "  "  # of inner documents, and of continued lines
 def printed(document: Document, *, width: int, full: bool = False, height: int | None = None) -> RenderableType:
     """Return a document for a terminal; the headline comes again at the end if it has left the screen.
 
-    Without a height, tables are as long as two screens.
+    Without a height, tables are as long as two screens. `full` shows every finding and every row.
     """
-    lines = [*unbroken(document_text(document, width=width, full=full, height=height), width)]
+    most = None if height is None else max(_LEAST_ROWS, height - _OTHER_LINES)
+    lines = [*unbroken(_text(document, width, full=full, most=most), width)]
     console = Console(width=width, file=StringIO())
     if height is not None and len(console.render_lines(Group(*lines), pad=False)) >= height:
         lines += unbroken([_headline(document)], width)
     return Group(*lines)
 
 
-def document_text(
-    document: Document, *, width: int, full: bool = False, height: int | None = None
-) -> Iterator[RenderableType]:
-    """Yield what a terminal of a size shows; `full` shows every finding and every row."""
+def _text(document: Document, width: int, *, full: bool, most: int | None) -> Iterator[RenderableType]:
     for inner in document.documents:
-        headline, *below = document_text(inner, width=width - len(_INDENT), full=full, height=height)
+        headline, *below = _text(inner, width - len(_INDENT), full=full, most=most)
         yield headline
         yield from (Text(_INDENT).append_text(line) if isinstance(line, Text) else line for line in below)
     yield _headline(document)
@@ -45,7 +43,6 @@ def document_text(
     yield from finding_lines(document, full=full)
     for note in document.notes:
         yield safe_line(f"note: {note}", style="dim")
-    most = None if height is None else max(_LEAST_ROWS, height - _OTHER_LINES)
     yield from _parts(document, width, full=full, most=most)
 
 
@@ -67,10 +64,10 @@ def unbroken(lines: Iterable[RenderableType], width: int) -> Iterator[Renderable
 def _parts(document: Document, width: int, *, full: bool, most: int | None) -> Iterator[RenderableType]:
     is_first = True
     for part in document.lines:
-        if isinstance(part, Table) and part.rows and (full or not part.is_extra):
+        if isinstance(part, Table) and (full or not part.is_extra):
             yield from _table(part, width, is_first=is_first, full=full, most=most)
             is_first = False
-        elif isinstance(part, Listing) and part.lines:
+        elif isinstance(part, Listing):
             yield from _lines(part.title, [(line, ()) for line in part.lines], full=full)
         elif isinstance(part, Pictures) and any(picture.lines for picture in part.pictures):
             yield from _lines(part.title, [(picture.name, picture.lines) for picture in part.pictures], full=full)
@@ -91,12 +88,13 @@ def _table(table: Table, width: int, *, is_first: bool, full: bool, most: int | 
         yield safe_line(table.remark)
     shown = table if full else table.of_interest()
     if shown.rows:
-        styles = [LEVEL_STYLES[level] for level in shown.levels]
-        drawn = drawn_columns(shown.columns, shown.rows, styles, full=full)
-        notes = shown.notable or [bool(style) for style in styles]
-        notable = [(1 + (level == "fail")) * note for level, note in zip(shown.levels, notes, strict=False)]
-        yield draw(drawn, width, styles, notable or notes, full=full, most=most)
-        headers = {column.header for column in fitted(drawn, width)} if shown.legends else ()
+        levels = shown.levels or [""] * len(shown.rows)
+        styles = [LEVEL_STYLES[level] for level in levels]
+        columns = fitted(drawn_columns(shown.columns, shown.rows, styles, full=full), width)
+        notes = zip(levels, shown.notable or levels, strict=True)
+        notable = [(1 + (level == "fail")) * bool(note) for level, note in notes]
+        yield draw(columns, width, styles, kept_positions(notable, full=full, most=most))
+        headers = [column.header for column in columns]
         yield from (safe_line(words, style="dim") for title, words in shown.legends.items() if title in headers)
     if len(shown.rows) < len(table.rows):
         yield Text(f"… {counted(len(table.rows) - len(shown.rows), 'row')} not shown, {shows_all()}", style=_LESS)

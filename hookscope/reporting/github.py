@@ -6,15 +6,14 @@ from itertools import zip_longest
 from pathlib import Path
 
 from hookscope.reporting.check_report import (
-    accuracy_line,
     by_severity,
     finding_text,
     readable,
+    remarks,
     repository_file,
-    skipped_rules,
     summary,
     total_seconds,
-    untold_error,
+    unreported_error,
     verdict,
 )
 from hookscope.results.check import CheckReport
@@ -75,7 +74,7 @@ def _commands(report: CheckReport, file: str) -> dict[str, list[str]]:
         listed = ",".join(f"{key}={escaped_property(value)}" for key, value in properties.items())
         return f"::{name} {listed}::{escaped_data(message)}"
 
-    error = untold_error(report)
+    error = unreported_error(report)
     lines = {
         "error": [line("error", "could not be checked", error)] if error else [],
         "warning": [],
@@ -148,17 +147,13 @@ def _row(report: CheckReport) -> str:
 
 
 def _items(report: CheckReport) -> Iterator[str]:
-    if error := untold_error(report):
+    if error := unreported_error(report):
         yield f"- **error**: {_sentence(error)}"
     for finding in report.findings:
         where = f" · {_code(finding.where)}" if finding.where else ""
         yield f"- **{finding.level}** {_code(finding.rule)}{where}: {_sentence(finding.message)}"
-    if words := accuracy_line(report):
-        yield f"- data: {_sentence(words)}"
-    for warning in report.warnings:
-        yield f"- note: {_sentence(warning)}"
-    for reason, rules in skipped_rules(report).items():
-        yield f"- skipped {rules}: {_sentence(reason)}"
+    for kind, words in remarks(report):
+        yield f"- {kind}: {_sentence(words)}"
     if report.evidence:
         yield f"- evidence: {_code(report.evidence)}"
 

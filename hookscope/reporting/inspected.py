@@ -2,11 +2,12 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from hookscope.parameters import arg
 from hookscope.reporting.check_report import level_counts
 from hookscope.reporting.columns import (
     NUMBERS,
@@ -35,9 +36,9 @@ from hookscope.reporting.document import (
     Text,
     line_of,
 )
-from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns
+from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns, token_table_of
 from hookscope.reporting.run_facts import input_names, model_facts, short_name, size_words
-from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.cost import ModuleCost
 from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, QUANTILE_ERROR
@@ -47,7 +48,6 @@ from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.results.token_norms import TokenNorms
 from hookscope.text import counted, shape_text, some_of
 
 Inspection = Activations | Gradients
@@ -56,8 +56,17 @@ _MOST_CALLS = 32  # of one module, listed in the details of each call: a list of
 _OPEN_PICTURES = 4
 _THUMBNAIL = 448  # pixels a side
 _MOST_STEPS = 8  # ways in which inputs were prepared
-# Flags that call for a look; the others say how a layer works.
-_NOTABLE = frozenset({"non-finite", "constant", "all zero", "dead channels", "massive activations", "unmeasured"})
+
+NOTABLE_FLAGS: Mapping[Flag, tuple[Level, str]] = {
+    "non-finite": ("fail", "NaN or Inf in"),
+    "all zero": ("warn", "All zero:"),
+    "constant": ("warn", "The same value everywhere:"),
+    "dead channels": ("warn", "Half of the channels or more are dead in"),
+    "unmeasured": ("warn", "Not measured:"),
+}
+"""Flags that call for a look, the most severe first, each with the level of its rows and the words before their names.
+
+The other flags say how a layer works."""
 
 # The highest ranks of columns that a page shows at first: of outputs, gradients and costs.
 _VALUE_RANK, _GRADIENT_RANK, _COST_RANK = 16, 4, 6
@@ -103,61 +112,57 @@ def names_of(inputs: Sequence[InputRecord]) -> str:
 def sections_of(
     result: Inspection,
     record: RunRecord | None,
-    before: Sequence[tuple[str, str, Sequence[Part]]],
+    before: Sequence[Section],
     layers: Sequence[Part],
-    after: Sequence[tuple[str, str, Sequence[Part]]] = (),
+    after: Sequence[Section] = (),
 ) -> list[Section]:
-    """Return the sections of a document: findings, inputs, the layers, what edits changed, and others around them.
-
-    `before` and `after` are keys, titles and parts. Sections without parts are left out.
-    """
+    """Return the sections of a document: findings, inputs, the layers, what edits changed, and others around them."""
     inputs = "Inputs and predictions" if result.predictions else "Inputs"
     findings = [line_of(verdict, where=verdict.where) for verdict in result.verdicts]
     changes = [] if result.comparison is None else comparison_parts(result.comparison)
-    sections: list[tuple[str, str, Sequence[Part]]] = [
-        ("findings", "Findings", [Findings(findings=findings)] if findings else []),
-        ("inputs", inputs, [*_inputs(result, record)]),
+    lines = [f"{layer.layer or '(model)'} ({layer.kind}): {layer.reason}" for layer in result.uncalled]
+    uncalled = Listing(title=f"Without a row: {counted(len(lines), 'selected layer')}", lines=lines)
+    return [
+        Section("findings", "Findings", [Findings(findings=findings)]),
+        Section("inputs", inputs, [*_inputs(result, record)]),
         *before,
-        ("layers", "Layers", [*layers, *_uncalled(result)]),
+        Section("layers", "Layers", [*layers, uncalled]),
         *after,
-        ("edits", "What the edits changed", changes),
+        Section("edits", "What the edits changed", changes),
     ]
-    return [Section(key, title, title, parts) for key, title, parts in sections if parts]
 
 
 def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
     """Yield the inputs as the network saw them, how they were prepared, and the best classes of each."""
     names = input_names(result.inputs)
     files = [*(record.thumbnails if record is not None else ()), *[None] * len(result.inputs)]
-    pictured = [(seen, file) for seen, file in zip(result.inputs, files, strict=False) if file]
+    pictured = [(item, file) for item, file in zip(result.inputs, files, strict=False) if file]
     others: dict[str, list[str]] = defaultdict(list)
-    for seen, file in zip(result.inputs, files, strict=False):
+    for item, file in zip(result.inputs, files, strict=False):
         if not file:
-            others[size_words(seen)].append(short_name(seen))
-    if pictured:
-        pictures = [
-            Picture(
-                name=seen.name,
-                remark=size_words(seen),
-                caption=f"{seen.name}, as the network saw it",
-                file=str(file),
-                is_open=place < _OPEN_PICTURES,
-            )
-            for place, (seen, file) in enumerate(pictured)
-        ]
-        yield Pictures("Inputs", "", pictures, side=_THUMBNAIL)
-    prepared = {"; ".join(seen.steps): seen for seen in reversed(result.inputs) if seen.steps}
+            others[size_words(item)].append(short_name(item))
+    pictures = [
+        Picture(
+            name=item.name,
+            remark=size_words(item),
+            caption=f"{item.name}, as the network saw it",
+            file=str(file),
+            is_open=place < _OPEN_PICTURES,
+        )
+        for place, (item, file) in enumerate(pictured)
+    ]
+    yield Pictures("Inputs", "", pictures, side=_THUMBNAIL)
+    prepared = {"; ".join(item.steps): item for item in reversed(result.inputs) if item.steps}
     counts = {size: f" ({counted(len(same), 'input')})" if len(same) > 1 else "" for size, same in others.items()}
     yield Text(
         [
             *(f"{some_of([*dict.fromkeys(same)], 3)}{counts[size]}: {size}." for size, same in others.items()),
-            *(f"{short_name(seen)}: {steps}." for steps, seen in [*prepared.items()][::-1][:_MOST_STEPS]),
+            *(f"{short_name(item)}: {steps}." for steps, item in [*prepared.items()][::-1][:_MOST_STEPS]),
         ],
         is_extra=True,
     )
-    if result.predictions:
-        lines = [f"{names[prediction.input_index]}: {prediction_text(prediction)}" for prediction in result.predictions]
-        yield Listing(title="Best classes", lines=lines)
+    lines = [f"{names[prediction.input_index]}: {prediction_text(prediction)}" for prediction in result.predictions]
+    yield Listing(title="Best classes", lines=lines)
 
 
 def first_words(result: Inspection) -> str:
@@ -165,17 +170,11 @@ def first_words(result: Inspection) -> str:
     return f"{short_name(result.inputs[0])}: {size_words(result.inputs[0])}" if result.inputs else "no input"
 
 
-def _uncalled(result: Inspection) -> Iterator[Listing]:
-    if result.uncalled:
-        lines = [f"{layer.layer or '(model)'} ({layer.kind}): {layer.reason}" for layer in result.uncalled]
-        yield Listing(title=f"Without a row: {counted(len(result.uncalled), 'selected layer')}", lines=lines)
-
-
-def folded_text(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> Iterator[Text]:
-    """Yield a line on the rows that repeat others and are not shown."""
-    if count := sum(len(row.duplicates) for row in rows):
-        words = "row repeats another and is" if count == 1 else "rows repeat others and are"
-        yield Text([f"{count:,} {words} not shown: --repeats, or repeats=True, shows all"])
+def folded_words(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[str]:
+    """Return a line on the rows that repeat others and are not shown; none if there are none."""
+    count = sum(len(row.duplicates) for row in rows)
+    words = "row repeats another and is" if count == 1 else "rows repeat others and are"
+    return [f"{count:,} {words} not shown: {arg('repeats')} shows all"] if count else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,7 @@ class _Layer:
     def flags(self) -> list[tuple[str, bool]]:
         """Each flag, and whether it calls for a look; rules that name the layer among them."""
         named = [(rule, True) for rule in dict.fromkeys(finding.rule for finding in self.findings)]
-        return named + [(flag, flag in _NOTABLE) for flag in self.row.flags]
+        return named + [(flag, flag in (*NOTABLE_FLAGS, "massive activations")) for flag in self.row.flags]
 
 
 def detailed_layers(result: Inspection, record: RunRecord | None, tables: Sequence[Table]) -> DetailedTable:
@@ -204,7 +203,6 @@ def detailed_layers(result: Inspection, record: RunRecord | None, tables: Sequen
         columns=[*_page_columns(result)],
         rows=lambda: _detailed_rows(result, record),
         tables=tables,
-        example="layer1 conv",
         strips="Gradient maps" if is_backward else "Feature maps",
     )
 
@@ -260,7 +258,7 @@ def _detailed_rows(result: Inspection, record: RunRecord | None) -> list[Detaile
         first = min(max(place - _MOST_CALLS // 2, 0), max(len(calls[row.layer]) - _MOST_CALLS, 0))
         others = [other for other in calls[row.layer][first : first + _MOST_CALLS] if other is not row]
         near += [("another call", other.label, other) for other in others]
-        details = _details(layer, near, len(calls[row.layer]), len(result.inputs))
+        details = _details(layer, near, len(calls[row.layer]), result.inputs)
         rows.append(
             DetailedRow(
                 name=row.label or "(model)",
@@ -324,7 +322,9 @@ _INPUTS = (Column("slot", "input", "input", 0, shown=lambda row: row.slot or "in
 _STATUS = Column("status", "gradient", "status", 1, words=True)
 
 
-def _details(layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: int, input_count: int) -> RowDetails:
+def _details(
+    layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: int, inputs: Sequence[InputRecord]
+) -> RowDetails:
     row, gradient = layer.row, layer.gradient
     kind = [row.kind, f"{shape_text(row.activation.shape)} {row.activation.dtype}"]
     norms = [STATISTICS[key].on(attrgetter("gradient"), rank=2) for key in ("mean_abs", "l2")]
@@ -338,17 +338,19 @@ def _details(layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: in
         *(shape, Column("weight_l2", "‖w‖"), norms[1], Column("ratio", "‖g‖/‖w‖")),
         replace(_STATUS, shown=lambda parameter: f"{parameter.status}{'' if parameter.trainable else ', frozen'}"),
     )
+    token_columns, tokens = token_table_of([row], inputs)
     tables = [
         _statistics(row.activation, gradient),
         Table(title="Gradients of inputs", columns=(*_INPUTS, _STATUS, *norms), rows=layer.input_gradients),
         Table(title="Parameters", columns=parameters, rows=layer.parameters),
+        Table(title="Tokens that stand out", columns=token_columns, rows=tokens),
         Table(title=_connected_title(near, call_count), columns=_CONNECTED, rows=near),
     ]
     return RowDetails(
         kind=" · ".join([*kind, counted(row.parameter_count, "parameter")]),
         findings=[line_of(finding, where=finding.where) for finding in layer.findings],
         facts_title="Facts",
-        facts=[(term, words) for term, words in _facts(row, gradient, input_count) if words],
+        facts=[(term, words) for term, words in _facts(row, gradient) if words],
         tables=[table for table in tables if table.rows],
         grids=layer.grids,
     )
@@ -361,13 +363,13 @@ def _connected_title(near: Sequence[tuple[str, str, Any]], call_count: int) -> s
 
 def _statistics(statistics: TensorStatistics, gradient: GradientRow | None) -> Table:
     titles = {0.01: "1st percentile", 0.5: "median"}
-    read: dict[str, Callable[[TensorStatistics], str]] = {HIST: lambda held: sparkline(held.distribution, BIN_COUNT)}
+    read: dict[str, Callable[[TensorStatistics], str]] = {HIST: lambda stats: sparkline(stats.distribution, BIN_COUNT)}
     read |= {STATISTICS[key].title: STATISTICS[key].cell for key in NUMBERS if not key.endswith("_count")}
-    read["NaN, Inf"] = lambda held: f"{integer_text(held.nan_count)}, {integer_text(held.inf_count)}"
+    read["NaN, Inf"] = lambda stats: f"{integer_text(stats.nan_count)}, {integer_text(stats.inf_count)}"
     for place, level in enumerate(QUANTILE_LEVELS) if statistics.quantiles else ():
         title = titles.get(level, f"{level * 100:.0f}th percentile")
-        read[title] = lambda held, at=place: quantile_text(  # type: ignore[misc]
-            held.quantiles[at] if held.quantiles else None, held.element_count
+        read[title] = lambda stats, at=place: quantile_text(  # type: ignore[misc]
+            stats.quantiles[at] if stats.quantiles else None, stats.element_count
         )
     columns = [Column("", "statistic", "", 0, value=itemgetter(0), words=True)]
     columns.append(Column("", "output", "", 1, shown=lambda pair: pair[1](statistics)))
@@ -376,31 +378,19 @@ def _statistics(statistics: TensorStatistics, gradient: GradientRow | None) -> T
     return Table(title="Statistics", columns=columns, rows=[*read.items()])
 
 
-def _facts(row: LayerRow, gradient: GradientRow | None, input_count: int) -> Iterator[tuple[str, str]]:
+def _facts(row: LayerRow, gradient: GradientRow | None) -> Iterator[tuple[str, str]]:
     activation = row.activation
     yield "not measured", activation.unmeasured or ""
     exact = activation.quantiles is None or activation.element_count <= EXACT_LIMIT
     error = "" if exact else f"; quantiles within {QUANTILE_ERROR:.0%} of the value or 0.5% of its rank"
     yield "values", f"{activation.element_count:,}{error}"
-    if row.tokens is not None:
-        yield from _token_facts(row.tokens, input_count)
+    if (tokens := row.tokens) is not None:
+        counts = ((tokens.high_count, "high"), (tokens.massive_count, "with a massive activation"))
+        odd = ", ".join(f"{count:,} {words}" for count, words in counts if count) or "none is high"
+        norms = f"median {number_text(tokens.median)}, greatest {number_text(tokens.max)}"
+        yield "norms of tokens", f"{counted(tokens.token_count, 'token')}: {norms}, {odd}"
     if gradient is not None and (gradient.remark or gradient.status != "gradient"):
         yield "gradient", f"{gradient.status}{f' ({gradient.remark})' if gradient.remark else ''}"
     yield "called at", row.source
     yield "output also of", ", ".join(row.duplicates)
     yield "also known as", ", ".join(row.aliases)
-
-
-def _token_facts(tokens: TokenNorms, input_count: int) -> Iterator[tuple[str, str]]:
-    def place(token: Any) -> str:
-        return tokens.place(token.token) + (f" of input {token.input_index + 1}" if input_count > 1 else "")
-
-    norms = f"median {number_text(tokens.median)}, greatest {number_text(tokens.max)}"
-    yield "norms of tokens", f"{counted(tokens.token_count, 'token')}: {norms}{'' if tokens.high else ', none is high'}"
-    high = [f"{place(token)}: {number_text(token.norm)}, limit {number_text(token.limit)}" for token in tokens.high]
-    yield "high tokens", "; ".join([f"{tokens.high_count:,}", *high] if high else [])
-    massive = [
-        f"{place(at)}, channel {at.channel}: {number_text(at.value)}, median magnitude {number_text(at.median)}"
-        for at in tokens.massive
-    ]
-    yield "massive activations", "; ".join([f"{tokens.massive_count:,}", *massive] if massive else [])

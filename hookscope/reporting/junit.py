@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from hookscope.reporting.check_report import accuracy_line, finding_text, readable, total_seconds
+from hookscope.reporting.check_report import finding_text, readable, remarks, total_seconds
 from hookscope.results.check import CheckReport, RuleOutcome
 
 # The test case for whether a checkpoint could be checked at all. It has all of the time: rules are judged afterwards.
@@ -46,9 +46,7 @@ def _examination(report: CheckReport) -> Element:
     test = Element("testcase", name=_EXAMINATION, time=f"{total_seconds(report):.3f}")
     if report.error:
         SubElement(test, "error", type=f"exit code {report.error_code}", message=report.error).text = report.error
-    words = accuracy_line(report)
-    notes = [f"data: {words}"] if words else []
-    notes += [f"note: {warning}" for warning in report.warnings]
+    notes = [f"{kind}: {words}" for kind, words in remarks(report) if kind in ("data", "note")]
     notes += [f"evidence: {report.evidence}"] if report.evidence else []
     _add_output(test, notes)
     return test

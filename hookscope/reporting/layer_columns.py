@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
 from hookscope.reporting.columns import (
@@ -21,8 +21,10 @@ from hookscope.reporting.cost_text import COSTS
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.findings import Finding
-from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
+from hookscope.results.inputs import InputRecord
 from hookscope.results.statistics import QUANTILE_NAMES, TensorStatistics
+from hookscope.results.token_norms import HighToken
 from hookscope.text import shape_text
 
 HIST, TOKENS = "hist", "token L2"
@@ -157,6 +159,46 @@ def parameter_columns(inspection: Gradients) -> tuple[Column, ...]:
         *machine_columns("aliases"),
         remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),
     )
+
+
+def input_columns(inputs: Sequence[InputGradients]) -> tuple[Column, ...]:
+    """Return the columns of gradients of inputs alone; machines get the norm of each layer's output too."""
+    labels = dict.fromkeys(label for gradients in inputs for label in gradients.rows_l2)
+    return (
+        Column("name", "input alone", "input", 0, words=True),
+        Column("loss", "loss", "its loss", 1),
+        Column("parameters_l2", "‖g‖ of parameters", "L2 norm of the gradients of all parameters", 2),
+        *(Column(f"l2 {label}", value=methodcaller("get", label)).on(attrgetter("rows_l2")) for label in labels),
+    )
+
+
+def token_table_of(rows: Sequence[LayerRow], inputs: Sequence[InputRecord]) -> tuple[Sequence[Column], Sequence[Any]]:
+    """Return the columns of tokens that stand out, and of each row those of high norm or with a massive activation."""
+
+    def kind(pair: Any) -> str:
+        return "high norm" if isinstance(pair[1], HighToken) else "massive activation"
+
+    def value(pair: Any) -> float:
+        return pair[1].norm if isinstance(pair[1], HighToken) else pair[1].value
+
+    def name(pair: Any) -> Any:
+        return inputs[pair[1].input_index].name
+
+    def number(key: str, meaning: str, text: Callable[[Any], str] | None = None) -> Column:
+        return Column(key, key, meaning, 3, text, lambda pair: getattr(pair[1], key, None), usual="-")
+
+    columns = (
+        Column("label").on(itemgetter(0)),
+        Column("what", "what", "why it stands out", 1, value=kind, words=True),
+        Column("input", "input", "input", 2, value=name, words=True, varies=True),
+        Column("token").on(itemgetter(1)),
+        Column("place", "token", "where it is", 0, value=lambda pair: pair[0].tokens.place(pair[1].token), words=True),
+        number("channel", "channel of the value", str),
+        Column("value", "value", "norm of the token, or the activation", 2, value=value),
+        number("limit", "norm beyond which a token is high"),
+        number("median", "median magnitude of the input's values"),
+    )
+    return columns, [(row, token) for row in rows if row.tokens for token in (*row.tokens.high, *row.tokens.massive)]
 
 
 def _shape(row: LayerRow) -> str | None:

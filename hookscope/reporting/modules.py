@@ -40,13 +40,10 @@ def describe_modules(result: ModuleTable) -> Document:
     title = model_words(result.model)
     return Document(
         title=title,
-        page_title=title,
         about=[(title, "")],
         answer=[" · ".join(totals), *lines[:1]],
-        level="",
         notes=result.notes,
-        sections=[Section("modules", "Modules", "Modules", [table, Text(lines[1:])])],
-        main="modules",
+        sections=[Section("modules", "Modules", [table, Text(lines[1:])])],
     )
 
 

@@ -3,15 +3,18 @@
 from collections import Counter
 from pathlib import PurePath
 
+from hookscope.reporting.columns import share_in_words
 from hookscope.reporting.document import Level
-from hookscope.reporting.terminal import inputs_words, model_subject, model_words
-from hookscope.results.activations import Activations
+from hookscope.reporting.terminal import inputs_words, model_words
+from hookscope.results.activations import Activations, Verification
 from hookscope.results.attention import Attention
-from hookscope.results.attributions import Attributions
+from hookscope.results.attributions import Attributions, input_word
+from hookscope.results.concentration import Box, Concentration
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
-from hookscope.text import input_shape_text, some_of
+from hookscope.results.survey import Survey
+from hookscope.text import counted, input_shape_text, some_of
 
 Inspected = Activations | Gradients | Attributions | Attention
 
@@ -41,9 +44,33 @@ def first_name(result: Inspected) -> str:
     return some_of([*dict.fromkeys(map(short_name, result.inputs))], 1)
 
 
-def subject_of(result: Inspected) -> list[tuple[str, Level]]:
-    """Return the network and its inputs in one line, and a warning about random weights."""
-    return model_subject(result.model, inputs_words(result.inputs), result.dtype, result.device)
+def subject_of(result: Inspected | Survey) -> list[tuple[str, Level]]:
+    """Return the network and its inputs in one line, a warning about random weights, and the self-check."""
+    model = result.model
+    inputs = counted(result.input_count, "input") if isinstance(result, Survey) else inputs_words(result.inputs)
+    placed = ((result.dtype, ("float32", "none")), (result.device, ("cpu",)))
+    unusual = [name for name, usual in placed if name not in usual]
+    lines: list[tuple[str, Level]] = [
+        (" · ".join((model_words(model), f"weights: {model.weights}", inputs, *unusual)), "")
+    ]
+    if model.random:
+        lines.append(("RANDOM WEIGHTS: this network is untrained, nothing here was learned", "fail"))
+    if isinstance(result, Gradients):
+        lines += _verified(result.verification, "output, loss and parameter gradients")
+    elif isinstance(result, Activations | Survey):
+        lines += _verified(result.verification, "output")
+    return lines
+
+
+def _verified(verification: Verification | None, compared: str) -> list[tuple[str, Level]]:
+    """Return a line on whether hooks changed what the network computes, with its level; none if not looked at."""
+    if verification is None:
+        return []
+    if verification.status == "same":
+        return [(f"verified: the same {compared} as without hooks", "good")]
+    if verification.status == "not repeatable":
+        return [(f"not verified: two passes without hooks differ as well ({verification.difference})", "warn")]
+    return [("not the same as without hooks: see the warning", "fail")]
 
 
 def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
@@ -55,9 +82,11 @@ def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
     ]
 
 
-def machine_facts(result: Inspected) -> list[tuple[str, str, bool]]:
-    """Return where it ran, and how long."""
+def all_facts(result: Inspected, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
+    """Return which network it is, `more`, where it ran, and how long."""
     return [
+        *model_facts(result.model),
+        *more,
         ("Device", f"{result.device}, {result.dtype}", False),
         ("Time", f"{sum(result.timings.values()):.2f} s", False),
     ]
@@ -68,3 +97,25 @@ def making_of(result: Inspected) -> list[tuple[str, str]]:
     weights = [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
     inputs = [(f"SHA-256 of {short_name(record)}", record.sha256) for record in result.inputs[:8] if record.sha256]
     return [*weights, *inputs, ("Seed", str(result.seed))]
+
+
+def share_text(share: float) -> str:
+    """Return a share of an input in percent."""
+    return f"{share:.0%}" if share >= 0.01 else "<1%"
+
+
+def where_words(box: Concentration, record: InputRecord) -> str:
+    """Return where half of a map lies: "in the central 33% of the crop", "in 6% of the picture, at the upper left"."""
+    share, seen = share_in_words(share_text(box.share)), record.region
+    if isinstance(box.region, Box):
+        noun = input_word(len(box.region.size))
+        return f"spread over {share} of the {noun}" if box.words == "spread out" else f"in {box.words} ({share})"
+    is_cropped = seen is not None and (seen.bottom - seen.top < seen.height or seen.right - seen.left < seen.width)
+    noun = "crop" if is_cropped else "picture"
+    match box.words:
+        case "spread out":
+            return f"spread over {share} of the {noun}"
+        case "centre":
+            return f"in the central {share} of the {noun}"
+        case words:
+            return f"in {share} of the {noun}, at the {words}"

@@ -11,12 +11,11 @@ from urllib.parse import quote
 
 from hookscope.errors import most_severe
 from hookscope.reporting.check_report import (
-    accuracy_line,
     finding_text,
     readable,
+    remarks,
     repository_file,
-    skipped_rules,
-    untold_error,
+    unreported_error,
 )
 from hookscope.results.check import CheckReport
 from hookscope.results.findings import Level
@@ -124,7 +123,7 @@ def _results_and_notes(
     identity = file or (checkpoint.name if checkpoint.is_absolute() else str(checkpoint))
     subject = "" if file else f"{report.checkpoint}: "
     results = []
-    if error := untold_error(report):
+    if error := unreported_error(report):
         rule = _EXAMINATION.identifier
         results.append(_result(rule, "error", subject + error, location, places, f"{identity}\0{rule}"))
     for finding in report.findings:
@@ -132,9 +131,7 @@ def _results_and_notes(
         message, level = subject + finding_text(finding), _LEVELS[finding.level]
         parts = f"{identity}\0{finding.rule}\0{finding.where}"
         results.append(_result(finding.rule, level, message, {**location, **layer}, places, parts))
-    data = accuracy_line(report)
-    notes = [*([f"data: {data}"] if data else []), *report.warnings]
-    notes += [f"skipped {rules}: {reason}" for reason, rules in skipped_rules(report).items()]
+    notes = [words if kind == "note" else f"{kind}: {words}" for kind, words in remarks(report)]
     errors = [_notification("error", subject + report.error, location)] if report.error else []
     return results, [*errors, *(_notification("note", subject + note, location) for note in notes)]
 

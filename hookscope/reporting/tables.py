@@ -3,15 +3,13 @@
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter, itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
-from hookscope.reporting.columns import Column, machine_columns
+from hookscope.reporting.columns import Column
 from hookscope.reporting.layer_columns import layer_table_of
 from hookscope.results.activations import Activations
-from hookscope.results.gradients import Gradients, InputGradients
-from hookscope.results.token_norms import HighToken
+from hookscope.results.gradients import Gradients
 from hookscope.text import safe_text
 
 # Characters that start a formula in a spreadsheet (OWASP, "CSV Injection"), full-width forms included.
@@ -32,32 +30,6 @@ def rows_to_csv(inspection: Activations | Gradients) -> str:
     out, so the exact names of hostile layers are in the JSON only.
     """
     return csv_text(*layer_table_of(inspection))
-
-
-def tokens_to_csv(inspection: Activations) -> str:
-    """Return high-norm tokens and massive activations as CSV with a header, one line each, as `rows_to_csv` does."""
-    rows = [(row, token) for row in inspection.rows if row.tokens for token in (*row.tokens.high, *row.tokens.massive)]
-    return csv_text(
-        (
-            Column("label").on(itemgetter(0)),
-            Column("what", value=lambda pair: "high norm" if isinstance(pair[1], HighToken) else "massive activation"),
-            Column("input", value=lambda pair: inspection.inputs[pair[1].input_index].name),
-            Column("token").on(itemgetter(1)),
-            Column("place", value=lambda pair: pair[0].tokens.place(pair[1].token)),
-            Column("channel", value=lambda pair: getattr(pair[1], "channel", None)),
-            Column("value", value=lambda pair: pair[1].norm if isinstance(pair[1], HighToken) else pair[1].value),
-            Column("limit", value=lambda pair: getattr(pair[1], "limit", None)),
-            Column("median", value=lambda pair: getattr(pair[1], "median", None)),
-        ),
-        rows,
-    )
-
-
-def inputs_to_csv(inputs: Sequence[InputGradients]) -> str:
-    """Return gradient norms of inputs alone as CSV with a header, one line an input, one column a layer's output."""
-    labels = dict.fromkeys(label for gradients in inputs for label in gradients.rows_l2)
-    norms = [Column(f"l2 {label}", value=methodcaller("get", label)).on(attrgetter("rows_l2")) for label in labels]
-    return csv_text([*machine_columns("name", "loss", "parameters_l2"), *norms], inputs)
 
 
 def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from hookscope.reporting.columns import safe_line
 from hookscope.reporting.document import Level
-from hookscope.results.activations import Verification
 from hookscope.results.inputs import CLIP_STEP, InputRecord
 from hookscope.results.network import Failure, ModelInfo
 from hookscope.text import shape_text
@@ -24,16 +23,6 @@ def warnings_panel(warnings: Sequence[str]) -> RenderableType:
         return Group()
     lines = Text("\n", overflow="fold").join(safe_line(f"• {warning}") for warning in warnings)
     return Panel(lines, title="Warning" if len(warnings) == 1 else "Warnings", title_align="left", style="yellow")
-
-
-def verified(verification: Verification, *, with_loss: bool) -> tuple[str, Level]:
-    """Return whether hooks changed what the network computes: "verified: the same output as ...", and its level."""
-    compared = "output, loss and parameter gradients" if with_loss else "output"
-    if verification.status == "same":
-        return f"verified: the same {compared} as without hooks", "good"
-    if verification.status == "not repeatable":
-        return f"not verified: two passes without hooks differ as well ({verification.difference})", "warn"
-    return "not the same as without hooks: see the warning", "fail"
 
 
 def failure_panel(failure: Failure) -> RenderableType:
@@ -52,17 +41,6 @@ def failure_panel(failure: Failure) -> RenderableType:
 def about_lines(about: Sequence[tuple[str, Level]]) -> list[Text]:
     """Return lines with their levels, bold."""
     return [safe_line(words, style=LEVEL_STYLES[level] or "bold", overflow="fold") for words, level in about]
-
-
-def model_subject(model: ModelInfo, inputs: str, dtype: str, device: str) -> list[tuple[str, Level]]:
-    """Return the model, its weights and its inputs in one line, and a warning about random weights."""
-    unusual = [name for name, usual in ((dtype, ("float32", "none")), (device, ("cpu",))) if name not in usual]
-    lines: list[tuple[str, Level]] = [
-        (" · ".join((model_words(model), f"weights: {model.weights}", inputs, *unusual)), "")
-    ]
-    if model.random:
-        lines.append(("RANDOM WEIGHTS: this network is untrained, nothing here was learned", "fail"))
-    return lines
 
 
 def model_words(model: ModelInfo, *more: str) -> str:

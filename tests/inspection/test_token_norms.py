@@ -255,12 +255,16 @@ def test_without_high_tokens_the_last_block_is_drawn_and_one_that_ends_in_a_norm
 
 def test_tokens_have_a_picture_and_a_place_on_the_page(pictures: Tensor, tmp_path: Path) -> None:
     run = hookscope.activations(vision(Planted(9, 3, 900.0)), pictures, layer="planted.0")
+    massive = str(run).partition("massive activations in ")[2].partition(", median")[0]
+    at = run["planted.0"].tokens.massive[0].input_index
+    assert "".join(massive.split()).endswith(f"token9(row1,column2)oftensor[{at}]")
     folder = run.save(tmp_path / "run")
     with Image.open(folder / "tokens.png") as drawn:
         assert drawn.width == 1200
     page = report_html(read_run(folder))
     assert "in layers with high tokens" in page
     assert page.count("row 1, column 2</dd>") == 3
+    assert page.count("massive activation</td>") == 3
     record = json.loads((folder / "result.json").read_text())
     record["token_maps"][0]["norms"].pop()
     (folder / "result.json").write_text(json.dumps(record))

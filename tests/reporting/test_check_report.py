@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console, Group
+from rich.console import Console
 
 from hookscope.commands.check.describe import describe_checks
-from hookscope.reporting.check_report import by_severity, finding_text, skipped_rules, summary, untold_error, verdict
-from hookscope.reporting.document_text import document_text, unbroken
+from hookscope.reporting.check_report import by_severity, finding_text, remarks, summary, unreported_error, verdict
+from hookscope.reporting.document_text import printed
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.text import safe_text
 from tests.reporting.checked import (
@@ -93,18 +93,18 @@ def test_the_most_severe_comes_first_in_the_order_of_the_exit_codes() -> None:
 
 
 def test_an_error_that_a_finding_says_is_not_said_again() -> None:
-    assert untold_error(CORRUPT) == ""
-    assert untold_error(KILLED) == KILLED.error
-    assert untold_error(PASSING) == ""
+    assert unreported_error(CORRUPT) == ""
+    assert unreported_error(KILLED) == KILLED.error
+    assert unreported_error(PASSING) == ""
 
 
 def test_rules_skipped_for_the_same_reason_are_named_together_or_counted() -> None:
     def skipped(*rules: str) -> CheckReport:
         return replace(PASSING, outcomes=tuple(RuleOutcome(rule, "skipped", reason="No file.") for rule in rules))
 
-    assert skipped_rules(skipped("a", "b", "c", "d")) == {"No file.": "a, b, c, d"}
-    assert skipped_rules(skipped("a", "b", "c", "d", "e")) == {"No file.": "5 rules"}
-    assert skipped_rules(PASSING) == {}
+    assert [*remarks(skipped("a", "b", "c", "d"))] == [("skipped a, b, c, d", "No file.")]
+    assert [*remarks(skipped("a", "b", "c", "d", "e"))] == [("skipped 5 rules", "No file.")]
+    assert [*remarks(PASSING)] == []
 
 
 def test_a_place_stands_before_a_message_unless_the_message_quotes_it() -> None:
@@ -131,8 +131,7 @@ def shown(*reports: CheckReport, width: int = 80, colour: bool = False) -> str:
         force_terminal=colour,
         color_system="standard" if colour else None,
     )
-    text = unbroken(document_text(describe_checks(reports), width=width), width)
-    console.print(Group(*text), overflow="ignore", crop=False)
+    console.print(printed(describe_checks(reports), width=width), overflow="ignore", crop=False)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 

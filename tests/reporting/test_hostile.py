@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from matplotlib import get_data_path
 from matplotlib.ft2font import FT2Font
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 
 from hookscope.commands.check.page import checks_html
 from hookscope.commands.conversion import summary
@@ -27,7 +27,7 @@ from hookscope.reporting.comparison import CHANGES
 from hookscope.reporting.github import annotations, checks_to_markdown
 from hookscope.reporting.grids import draw_for_run, encode_png
 from hookscope.reporting.junit import checks_to_junit
-from hookscope.reporting.layer_columns import gradient_columns, parameter_columns
+from hookscope.reporting.layer_columns import gradient_columns, input_columns, parameter_columns
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, UncalledLayer, Verification
 from hookscope.results.check import checks_to_json
 from hookscope.results.comparison import Change, Comparison, Prediction
@@ -117,11 +117,16 @@ def page(name: str) -> str:
     return report_html(StoredRun(Path(), record, gradients(name)))
 
 
+def inputs_alone(name: str) -> str:
+    inputs = [InputGradients(name, 1.0, 1.0, {name: 1.0})]
+    return tables.csv_text(input_columns(inputs), inputs)
+
+
 TERMINAL: Mapping[str, Callable[[str, int], RenderableType]] = {
     "activations": lambda name, width: summary(activations(name), width=width, full=True),
     "warnings": lambda name, _: terminal.warnings_panel((name, name)),
-    "verification": lambda name, _: Group(
-        *terminal.about_lines([terminal.verified(Verification("not repeatable", name), with_loss=True)])
+    "verification": lambda name, width: summary(
+        replace(gradients(name), verification=Verification("not repeatable", name)), width=width
     ),
     "failure": lambda name, _: terminal.failure_panel(Failure(name, name, (name,), name)),
     "modules": lambda name, width: summary(
@@ -140,7 +145,7 @@ CSV: Mapping[str, Callable[[str], str]] = {
     "gradients": lambda name: tables.csv_text(gradient_columns(gradients(name)), gradients(name).gradients),
     "parameters": lambda name: tables.csv_text(parameter_columns(gradients(name)), gradients(name).parameters),
     "changes": lambda name: tables.csv_text(CHANGES, comparison(name).changes),
-    "inputs": lambda name: tables.inputs_to_csv([InputGradients(name, 1.0, 1.0, {name: 1.0})]),
+    "inputs": inputs_alone,
 }
 
 JSON: Mapping[str, Callable[[str], str]] = {

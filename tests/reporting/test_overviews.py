@@ -564,12 +564,10 @@ def test_every_name_in_a_picture_is_drawn_in_a_font_that_has_its_letters(monkeyp
     finding = FindingLine(level="warn", rule="rule", message="", where="é", spans=[(0, 1000)])
     parts: list[Part] = [
         Findings(findings=[finding], ends=("début", "finí")),
-        HeatMaps(
-            maps=lambda *_: [heat], details=lambda _: RowDetails(kind=""), legend="", empty="", all_in="", example=""
-        ),
+        HeatMaps(maps=lambda *_: [heat], details=lambda _: RowDetails(kind=""), legend="", empty="", all_in=""),
         DepthChart(title="Profondeur é", labels=["ж"], series=[Series("série", [1.0])], letters=[("ñ", 0)]),
     ]
-    section = Section("all", "All", "All", parts)
+    section = Section("all", "All", parts)
     draw_document(Document(title="T", page_title="T", answer=["A"], level="", sections=[section], main="all"))
     foreign = {words: name for words, name in fonts.items() if not words.isascii()}
     expected = {"Größe", "première.pt", "dernière.pt", "début", "finí", "Profondeur é", "ж", "série", "ñ"}

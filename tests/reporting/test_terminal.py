@@ -158,7 +158,7 @@ def test_rows_that_were_folded_into_others_are_counted_and_in_full_named() -> No
         replace(ROWS[0], duplicates=("pool", "[red]\x1b")), replace(ROWS[1], duplicate_of="stem"), *ROWS[2:]
     )
     short, full = (table_text(folded, 300, full=full) for full in (False, True))
-    assert "2 rows repeat others and are not shown: --repeats, or repeats=True, shows all" in short
+    assert "2 rows repeat others and are not shown: --repeats shows all" in short
     assert "also" not in short
     assert r"also pool, [red]\x1b" in full
     assert "repeats stem" in full

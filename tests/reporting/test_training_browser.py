@@ -164,9 +164,8 @@ def test_the_pointer_reads_100_percent_only_where_that_is_exact(open_html: Open)
         legend="",
         empty="",
         all_in="",
-        example="",
     )
-    section = Section("rows", "Rows", "Rows", [part])
+    section = Section("rows", "Rows", [part])
     page = open_html(
         document_html(Document(title="a", page_title="a", answer=["a"], level="", sections=[section], main="rows"))
     ).page

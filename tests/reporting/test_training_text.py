@@ -57,7 +57,7 @@ def test_the_table_fits_and_hostile_names_are_spelled_out(width: int) -> None:
     log = log_of(
         verdict(5, "a-rule", HOSTILE_NAME), verdict(9, "a-rule", "blocks.0.attention.proj.weight", level="fail")
     )
-    text = "".join(printed(part, width) for part in training_summary(log, width=width))
+    text = printed(training_summary(log, width=width), width)
     assert max(map(len, text.splitlines())) <= width
     assert "\x1b" not in text
     assert "\n::error::" not in text

@@ -1,7 +1,7 @@
 """Watched trainings for the renderers: small networks trained here, measured by hand with torch alone."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from torch import nn
 
 from hookscope.commands.watch.describe import describe_training
-from hookscope.reporting.document_text import document_text
+from hookscope.reporting.document_text import printed
 from hookscope.reporting.html.document import document_html
 from hookscope.reporting.overviews.document import draw_document
 from hookscope.results.training import (
@@ -44,8 +44,8 @@ def draw_training(log: TrainingLog) -> Image.Image:
     return draw_document(describe_training(log))
 
 
-def training_summary(log: TrainingLog, width: int) -> Iterator[RenderableType]:
-    return document_text(describe_training(log), width=width)
+def training_summary(log: TrainingLog, width: int) -> RenderableType:
+    return printed(describe_training(log), width=width)
 
 
 def train(steps: int, *, every: int = 10, broken_at: int | None = None) -> TrainingLog:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from hookscope.reporting.columns import SPARKLINE_MEANING, number_text
-from hookscope.reporting.cost_text import cost_lines, dearest_sentence, whole_words
+from hookscope.reporting.cost_text import cost_lines, cost_sentences
 from hookscope.reporting.depth_charts import depth_charts
 from hookscope.reporting.document import (
     MAP_LEGEND,
@@ -20,10 +20,11 @@ from hookscope.reporting.document import (
     Text,
 )
 from hookscope.reporting.inspected import (
+    NOTABLE_FLAGS,
     detailed_layers,
     facts_of,
     first_words,
-    folded_text,
+    folded_words,
     headline_of,
     names_of,
     sections_of,
@@ -32,8 +33,7 @@ from hookscope.reporting.layer_columns import HIST, TOKENS, layer_table_of
 from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.overviews.maps import chosen_maps, is_strip
 from hookscope.reporting.run_facts import first_name, input_names, making_of, subject_of
-from hookscope.reporting.terminal import verified
-from hookscope.results.activations import Activations, Flag, LayerRow
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.findings import Finding
 from hookscope.results.inputs import Photograph
 from hookscope.results.runs.record import RunRecord
@@ -45,23 +45,6 @@ _MOST_HIGH = 8  # tokens that are named of a map
 _FEW = 3  # layers that a sentence about a flag names
 _VOLUME_AXES = 5  # N, C, D or T, H, W
 
-# Levels of whole rows. Other flags describe a layer; these indicate problems, so folding keeps their rows.
-_ALARMS: dict[Flag, Level] = {
-    "non-finite": "fail",
-    "all zero": "warn",
-    "constant": "warn",
-    "dead channels": "warn",
-    "unmeasured": "warn",
-}
-_CALL_FOR_A_LOOK: tuple[tuple[Flag, str], ...] = (
-    ("non-finite", "NaN or Inf in"),
-    ("all zero", "All zero:"),
-    ("constant", "The same value everywhere:"),
-    ("dead channels", "Half of the channels or more are dead in"),
-    ("unmeasured", "Not measured:"),
-)
-"""Flags that call for a look, the most severe first."""
-
 
 def describe_activations(result: Activations, record: RunRecord | None = None) -> Document:
     """Describe the outputs of layers; `record` names the pictures of the run."""
@@ -69,17 +52,14 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
     shown = sorted({summary.input_index for summary in result.map_summaries}) or [0]
     chosen = chosen_maps([summary for summary in result.map_summaries if summary.input_index == shown[0]])
     letters = dict(zip([summary.row for summary in chosen], _LETTERS, strict=False))
-    cost = [] if result.cost is None else [f"{whole_words(result.cost)}.", dearest_sentence(result)]
+    cost = [] if result.cost is None else cost_lines(result.cost)
     maps = [_maps(result, index, letters, is_last=index == shown[-1]) for index in shown] if letters else []
     return Document(
         title=f"What the layers of {result.model.name} see in {names_of(result.inputs)}",
         subtitle=f"{first_words(result)}  ·  {counted(len(result.rows), 'output')} of layers",
         page_title=f"{result.model.name} · activations · {first_name(result)}",
-        about=[
-            *subject_of(result),
-            *([] if result.verification is None else [verified(result.verification, with_loss=False)]),
-        ],
-        answer=[*answer, *filter(None, cost)],
+        about=subject_of(result),
+        answer=answer if result.cost is None else [*answer, *cost_sentences(result.cost, result.rows)],
         level=level,
         input=partial(input_picture, result, shown[0]) if result.inputs else None,
         warnings=[("", warning) for warning in result.warnings],
@@ -89,12 +69,12 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
             result,
             record,
             [
-                ("tokens", "Norms of tokens", [*_token_norms(result)]),
-                ("depth", "Over depth", [*maps, *depth_charts(result.rows, letters=letters)]),
+                Section("tokens", "Norms of tokens", [*_token_norms(result)]),
+                Section("depth", "Over depth", [*maps, *depth_charts(result.rows, letters=letters)]),
             ],
             [
                 detailed_layers(result, record, [_layers(result)]) if result.rows else Text(["No layer finished."]),
-                Text(_sentences_below(result)),
+                Text([*folded_words(result.rows), *token_sentences(result), *cost]),
             ],
         ),
         making=making_of(result),
@@ -133,7 +113,7 @@ def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> lis
     judged = {place for verdict in verdicts for place in verdict.places}
     labels = {
         words: [row.label or "(model)" for row in rows if flag in row.flags and row.label not in judged]
-        for flag, words in _CALL_FOR_A_LOOK
+        for flag, (_, words) in NOTABLE_FLAGS.items()
     }
     return [f"{words} {some_of(flagged, _FEW)}." for words, flagged in labels.items() if flagged]
 
@@ -157,52 +137,43 @@ def _maps(result: Activations, index: int, letters: dict[int, str], *, is_last: 
 def _layers(result: Activations) -> Table:
     columns, rows = layer_table_of(result)
     levels: list[Level] = [
-        next((level for flag, level in _ALARMS.items() if flag in row.flags), "") for row in result.rows
+        next((level for flag, (level, _) in NOTABLE_FLAGS.items() if flag in row.flags), "") for row in result.rows
     ]
     norms = f"{TOKENS}: median to maximum norm of the tokens"
     legends = {HIST: SPARKLINE_MEANING, TOKENS: norms}
     return Table(title="Layers", columns=columns, rows=rows, levels=levels, legends=legends, all_in="layers.csv")
 
 
-def _sentences_below(result: Activations) -> list[str]:
-    folded = [sentence for text in folded_text(result.rows) for sentence in text.sentences]
-    cost = [] if result.cost is None else cost_lines(result.cost)
-    return [*folded, *token_sentences(result), *cost]
-
-
 def token_sentences(result: Activations) -> Iterator[str]:
     """Yield a line on tokens of high norm and one on massive activations, with the row that has the greatest."""
     rows = [(row, row.tokens) for row in result.rows if row.tokens is not None]
+    names = [f" of {name}" if len(result.inputs) > 1 else "" for name in input_names(result.inputs)]
     high = [(row, tokens) for row, tokens in rows if tokens.high]
     if high:
         row, tokens = max(high, key=lambda pair: pair[1].high[0].norm / pair[1].median if pair[1].median else 0)
         first = tokens.high[0]
         words = f"high-norm tokens in {counted(len(high), 'row')}, most in {row.label or '(model)'}: "
         words += f"{counted(tokens.high_count, 'token')}, above all {tokens.place(first.token)}"
-        words += f" of {input_names(result.inputs)[first.input_index]}" if len(result.inputs) > 1 else ""
+        words += names[first.input_index]
         yield f"{words} (norm {number_text(first.norm)}, median {number_text(tokens.median)})"
     massive = [(row, tokens) for row, tokens in rows if tokens.massive]
     if massive:
         row, tokens = massive[0]
         largest = tokens.massive[0]
         words = f"massive activations in {counted(len(massive), 'row')}, first in {row.label or '(model)'}: "
-        words += f"{number_text(largest.value)} in channel {largest.channel} of {tokens.place(largest.token)}, "
-        yield f"{words}median magnitude {number_text(largest.median)}"
+        words += f"{number_text(largest.value)} in channel {largest.channel} of {tokens.place(largest.token)}"
+        yield f"{words}{names[largest.input_index]}, median magnitude {number_text(largest.median)}"
 
 
 def describe_token_norms(result: Activations, photographs: Sequence[Photograph]) -> Document:
     """Describe the norms of tokens over the photographs of the first inputs."""
-    parts = [*_token_norms(result, photographs)]
     title = f"Token norms of {result.model.name}"
     return Document(
         title=title,
         subtitle="L2 norm over channels; each map has its own scale, from 0.",
-        page_title=title,
         about=subject_of(result),
         answer=[_high_words(result)],
-        level="",
-        sections=[Section("tokens", title, title, parts)],
-        main="tokens",
+        sections=[Section("tokens", title, [*_token_norms(result, photographs)])],
     )
 
 
@@ -215,7 +186,7 @@ def _high_words(result: Activations) -> str:
 
 
 def _token_norms(result: Activations, photographs: Sequence[Photograph] = ()) -> Iterator[Part]:
-    """Yield the maps of the tokens of each input that has any; those of a picture with its photograph."""
+    """Yield the maps of the tokens of each input that has any, over the photographs if they are given."""
     if not result.token_maps:
         return
     yield Text([_high_words(result)], is_extra=True)

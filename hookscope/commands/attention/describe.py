@@ -21,7 +21,7 @@ from hookscope.reporting.document import (
     StepCharts,
     Table,
 )
-from hookscope.reporting.run_facts import first_name, input_names, machine_facts, making_of, model_facts, subject_of
+from hookscope.reporting.run_facts import all_facts, first_name, input_names, making_of, subject_of, where_words
 from hookscope.reporting.steps import as_floats
 from hookscope.results.attention import ROLLOUT, Attention, AttentionBlock, AttentionMap, HeadMaps, HeadRow
 from hookscope.results.concentration import concentration
@@ -54,10 +54,10 @@ def describe_attention(result: Attention, only: int | None = None, photograph: P
         level="warn" if result.unseen else "",
         warnings=[("", warning) for warning in result.warnings],
         notes=result.notes,
-        facts=[*model_facts(result.model), ("Blocks", result.census, bool(result.unseen)), *machine_facts(result)],
+        facts=all_facts(result, ("Blocks", result.census, bool(result.unseen))),
         sections=[
-            Section("maps", place, place, [PhotographMaps(inputs)]),
-            Section("heads", "Blocks and heads", "Blocks and heads", [*_numbers(result, shown)]),
+            Section("maps", place, [PhotographMaps(inputs)]),
+            Section("heads", "Blocks and heads", [*_numbers(result, shown)]),
         ],
         making=making_of(result),
         main="maps",
@@ -74,9 +74,7 @@ def finding_of(first: AttentionMap, result: Attention) -> str:
     if box is None:
         has_nan = not np.isfinite(first.values).all()
         return f"{subject}{'its weights are NaN' if has_nan else f'nothing on the picture{rest}'}."
-    share = f"{box.share:.0%}" if box.share >= 0.01 else "less than 1%"
-    words = "spread out" if box.words == "spread out" else f"at: {box.words}"
-    return f"{subject}half of the attention to the picture is on {share} of it, {words}{rest}."
+    return f"{subject}half of the attention to patches is {where_words(box, record)}{rest}."
 
 
 def _flagged_heads(result: Attention) -> Iterator[str]:
@@ -118,8 +116,7 @@ def _numbers(result: Attention, shown: Sequence[int]) -> Iterator[Part]:
     if len(result.blocks) > 1 and result.rows:
         yield _over_blocks(result)
     yield Table(title="Blocks", columns=block_columns(result), rows=result.blocks)
-    if result.rows:
-        yield Table(title="Every head", columns=HEADS, rows=result.rows, is_extra=True)
+    yield Table(title="Every head", columns=HEADS, rows=result.rows, is_extra=True)
 
 
 def _every_head(maps: Sequence[HeadMaps], result: Attention) -> SmallMaps:
@@ -164,7 +161,7 @@ def _over_blocks(result: Attention) -> StepCharts:
 
 
 def block_columns(result: Attention) -> tuple[Column, ...]:
-    """Return the columns of `result.blocks`; those of heads have the least and the greatest value."""
+    """Return the columns of `result.blocks`; numbers of heads are shown as the least and the greatest."""
     rows = {block.label: [row for row in result.rows if row.block == block.label] for block in result.blocks}
     places = {block.label: place for place, block in enumerate(result.blocks)}
 

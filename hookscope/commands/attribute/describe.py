@@ -8,11 +8,19 @@ import numpy as np
 
 from hookscope.commands.attribute.draw_maps import draw_given
 from hookscope.parameters import arg
-from hookscope.reporting.columns import Column, machine_columns, number_text, probability_text, share_in_words
+from hookscope.reporting.columns import Column, machine_columns, number_text, probability_text
 from hookscope.reporting.document import Document, InputMap, Level, MappedInput, PhotographMaps, Section, Table, Text
-from hookscope.reporting.run_facts import first_name, input_names, machine_facts, making_of, model_facts, subject_of
+from hookscope.reporting.run_facts import (
+    all_facts,
+    first_name,
+    input_names,
+    making_of,
+    share_text,
+    subject_of,
+    where_words,
+)
 from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck, Target, input_word
-from hookscope.results.concentration import Box, Concentration, concentration
+from hookscope.results.concentration import Concentration, concentration
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
 from hookscope.text import some_of, told_apart
 
@@ -28,7 +36,7 @@ def describe_attributions(
     maps = [heat_map for heat_map in result.maps if only in (None, heat_map.input_index)]
     over = "photograph" if all(heat_map.values.ndim == PICTURE_AXES for heat_map in maps) else "input"
     left = [f"Left as it is: {labels}, {reason}." for reason, labels in _by_reason(result.unchanged)]
-    by_layer = Table(title="Every map", columns=map_columns(result), rows=maps)
+    inputs = [_mapped_input(index, result, photograph) for index in shown]
     where = "" if only is None or not result.inputs[1:] else f" in {input_names(result.inputs)[only]}"
     return Document(
         title=f"Where {result.model.name} looks{where}: {result.method}",
@@ -36,24 +44,17 @@ def describe_attributions(
         page_title=f"{result.model.name} · where it looks · {first_name(result)}",
         about=subject_of(result),
         answer=[finding_of(maps[0], result) if maps else "No input has a map.", *_looked_at(result)],
-        level="",
         warnings=[("", warning) for warning in result.warnings],
         notes=[*result.notes, *left],
-        facts=[
-            *model_facts(result.model),
+        facts=all_facts(
+            result,
             ("Method", result.method, False),
             *([] if result.layers else [("Looked at", "the input itself", False)]),
-            *machine_facts(result),
-        ],
+        ),
         sections=[
-            Section(
-                "maps",
-                f"Over the {over}",
-                f"Over the {over}",
-                [PhotographMaps([_mapped_input(index, result, photograph) for index in shown])],
-            ),
-            Section("numbers", "Numbers", "Numbers", [by_layer]),
-            Section("belief", "Can it be believed?", "Can it be believed?", [*_belief(result)]),
+            Section("maps", f"Over the {over}", [PhotographMaps(inputs)]),
+            Section("numbers", "Numbers", [Table(title="Every map", columns=map_columns(result), rows=maps)]),
+            Section("belief", "Can it be believed?", [*_belief(result)]),
         ],
         making=making_of(result),
         main="maps",
@@ -71,7 +72,7 @@ def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
     if box is None:
         noun = input_word(heat_map.values.ndim)
         return f"{subject}nothing in the {noun} speaks for it, the {result.method} map is nowhere above 0."
-    return f"{subject}half of the {result.method} heat is {_where_words(box, record)}."
+    return f"{subject}half of the {result.method} heat is {where_words(box, record)}."
 
 
 def _looked_at(result: Attributions) -> Iterator[str]:
@@ -98,7 +99,7 @@ def _map(number: int, heat_map: AttributionMap, result: Attributions) -> InputMa
     box = concentration(heat_map, result.inputs[heat_map.input_index])
     facts = [("score", number_text(heat_map.target.score)), ("cells", " × ".join(map(str, heat_map.values.shape)))]
     if box is not None:
-        facts.append(("half of the heat is", _where_words(box, result.inputs[heat_map.input_index])))
+        facts.append(("half of the heat is", where_words(box, result.inputs[heat_map.input_index])))
     values = result.input_values.get(heat_map.input_index)
     drawn = None if heat_map.values.ndim == PICTURE_AXES else partial(draw_given, values, heat_map)
     title = _target_words(heat_map.target)
@@ -121,9 +122,7 @@ def _belief(result: Attributions) -> Iterator[Table | Text]:
     else:
         was_tried = any(note.startswith("Sanity") for note in result.notes)
         yield Text(["No checks were made." if was_tried else f"No checks were made: {arg('sanity')} quick makes them."])
-    if result.unchanged:
-        rows = [*result.unchanged.items()]
-        yield Table(title="Left as they are", columns=_UNCHANGED, rows=rows, is_extra=True)
+    yield Table(title="Left as they are", columns=_UNCHANGED, rows=[*result.unchanged.items()], is_extra=True)
 
 
 def verdict(check: SanityCheck) -> str:
@@ -189,7 +188,7 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
             "half of the heat",
             "the smallest part of the input that holds half of the map",
             4,
-            shown=lambda box: f"{_share(box.share)} {box.words}",
+            shown=lambda box: f"{share_text(box.share)} {box.words}",
             words=True,
         ).on(half, blank=""),
     )
@@ -197,24 +196,3 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
 
 def _end(at: int, heat_map: AttributionMap) -> float | None:
     return None if heat_map.range is None else heat_map.range[at]
-
-
-def _share(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.01 else "<1%"
-
-
-def _where_words(box: Concentration, record: InputRecord) -> str:
-    """Return where half of a map lies: "in the central 33% of the crop", "in 6% of the picture, at the upper left"."""
-    share, seen = share_in_words(_share(box.share)), record.region
-    if isinstance(box.region, Box):
-        noun = input_word(len(box.region.size))
-        return f"spread over {share} of the {noun}" if box.words == "spread out" else f"in {box.words} ({share})"
-    is_cropped = seen is not None and (seen.bottom - seen.top < seen.height or seen.right - seen.left < seen.width)
-    noun = "crop" if is_cropped else "picture"
-    match box.words:
-        case "spread out":
-            return f"spread over {share} of the {noun}"
-        case "centre":
-            return f"in the central {share} of the {noun}"
-        case words:
-            return f"in {share} of the {noun}, at the {words}"

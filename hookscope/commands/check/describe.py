@@ -14,10 +14,10 @@ from hookscope.reporting.check_report import (
     by_severity,
     level_counts,
     readable,
-    skipped_rules,
+    remarks,
     summary,
     total_seconds,
-    untold_error,
+    unreported_error,
     verdict,
 )
 from hookscope.reporting.columns import Column, integer_text, percent_text, probability_text
@@ -36,14 +36,14 @@ from hookscope.reporting.document import (
     Text,
     line_of,
 )
-from hookscope.reporting.run_facts import model_facts
+from hookscope.reporting.run_facts import model_facts, size_words
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
 from hookscope.results.binomial import interval
 from hookscope.results.check import CheckReport, OverviewParts, RuleOutcome
 from hookscope.results.grids import Grid
 from hookscope.results.runs.directory import OVERVIEW
 from hookscope.rules import RULES
-from hookscope.text import counted, input_shape_text, shape_text
+from hookscope.text import counted, shape_text
 
 _MOST_INPUTS = 32  # described one by one; the others are counted
 _ACROSS = 4  # wrong pictures side by side
@@ -98,9 +98,9 @@ def describe_checks(
         page_title=f"{counted(len(ordered), 'checkpoint')} · check",
         answer=[summary(reports, seconds)],
         level="good" if all(report.passed for report in reports) else "fail",
-        sections=[Section("verdicts", "Verdicts", "Verdicts", [table])] if rows else [],
+        sections=[Section("verdicts", "Verdicts", [table])],
         making=[("Time", f"{total:.2f} s")],
-        main="verdicts" if rows else "answer",
+        main="verdicts",
         documents=documents,
     )
 
@@ -109,7 +109,7 @@ def _each_error_once(reports: Sequence[CheckReport]) -> Iterator[CheckReport]:
     """Yield reports; an error that differs from an earlier one only in the checkpoint's name refers to it."""
     names: dict[str, str] = {}
     for report in reports:
-        error = untold_error(report).replace(PurePath(report.checkpoint).name, "")
+        error = unreported_error(report).replace(PurePath(report.checkpoint).name, "")
         first = names.setdefault(error, report.checkpoint)
         is_repeated = error and first != report.checkpoint
         yield replace(report, error=f"the same as for {first}") if is_repeated else report
@@ -120,7 +120,7 @@ def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Doc
     folder, parts = report.evidence, report.overview_parts or OverviewParts()
     report = readable(report)
     name = _seen(report.checkpoint)
-    error, failing = untold_error(report), {row.label for row in parts.failing}
+    error, failing = unreported_error(report), {row.label for row in parts.failing}
     maps = [Maps(maps=lambda: parts.summaries)] if parts.summaries else []
     pointed_at = ("fails a rule", [row.label in failing for row in parts.rows])
     described: dict[str, list[Part]] = {
@@ -128,12 +128,9 @@ def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Doc
         "Labelled pictures": [*_labelled(report.accuracy, folder)] if report.accuracy else [],
         "Evidence": [*_evidence(report, folder, evidence or Evidence())],
         "Over depth": [*maps, *depth_charts(parts.rows, ground=pointed_at)],
-        "Rules": [_rules(report.outcomes)] if report.outcomes else [],
+        "Rules": [_rules(report.outcomes)],
     }
-    sections = [
-        Section(title.lower().replace(" ", "-"), title, title, shown) for title, shown in described.items() if shown
-    ]
-    skipped = [f"skipped {names}: {reason}" for reason, names in skipped_rules(report).items()]
+    sections = [Section(title.lower().replace(" ", "-"), title, shown) for title, shown in described.items()]
     model = report.model
     return Document(
         title=name,
@@ -143,11 +140,11 @@ def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Doc
         answer=[_headline(report, name), *filter(None, [accuracy_line(report)])],
         took=f"{total_seconds(report):.1f} s",
         level="fail" if not report.passed else "warn" if report.findings else "good",
-        notes=[*report.warnings, *skipped],
+        notes=[words if kind == "note" else f"{kind}: {words}" for kind, words in remarks(report) if kind != "data"],
         facts=_facts(report),
         sections=sections,
         making=_making(report),
-        main=sections[0].key if sections else "answer",
+        main="findings" if report.findings else "rules",
     )
 
 
@@ -195,7 +192,7 @@ def _inputs(report: CheckReport) -> str:
 def _findings(report: CheckReport) -> list[Part]:
     findings = [line_of(finding, where=f"'{finding.where}'" if finding.where else "") for finding in report.findings]
     json = "--format json"
-    return [Findings(findings=findings, all_in=json, shown_by=shows_all(f"{json} lists all"))] if findings else []
+    return [Findings(findings=findings, all_in=json, shown_by=shows_all(f"{json} lists all"))]
 
 
 def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
@@ -220,7 +217,7 @@ def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
         for place, wrong in enumerate(accuracy.worst)
     ]
     legend = "The most confident first, as the network got them."
-    yield from [Pictures("Wrong pictures", legend, pictures, _ACROSS)] if pictures else []
+    yield Pictures("Wrong pictures", legend, pictures, _ACROSS)
 
 
 def wrong_pictures(report: CheckReport) -> dict[str, Image.Image]:
@@ -250,14 +247,13 @@ def _wrong_lines(wrong: WrongPicture, *, multi_label: bool) -> list[str]:
 def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[Part]:
     if report.evidence:
         yield Text([f"See {PurePath(report.evidence, OVERVIEW)}"])
-    if evidence.remarks:
-        yield Text(evidence.remarks, is_extra=True)
+    yield Text(evidence.remarks, is_extra=True)
     pictures = []
     for grid in evidence.grids:
         name = readable(grid.label) or "(model)"
         caption = f"Feature maps of {name}: {', '.join(grid.caption)}"
         pictures.append(Picture(name=name, remark="feature maps", caption=caption, file=f"{folder}/{grid.path}"))
-    yield from [Pictures("Feature maps", "", pictures)] if pictures else []
+    yield Pictures("Feature maps", "", pictures)
 
 
 def _rules(outcomes: Sequence[RuleOutcome]) -> Table:
@@ -295,10 +291,8 @@ def _facts(report: CheckReport) -> Facts:
 def _making(report: CheckReport) -> list[tuple[str, str]]:
     made = [("Weights SHA-256", report.model.sha256)] if report.model and report.model.sha256 else []
     for record in report.inputs[:_MOST_INPUTS]:
-        size = f"{record.size[0]} × {record.size[1]} pixels" if record.size else ""
-        network = f"to the network as {input_shape_text(record.shape)}"
-        sha256 = f"SHA-256 {record.sha256}" if record.sha256 else ""
-        made.append((record.name, ", ".join(filter(None, (size, *record.steps, network, sha256)))))
+        sha256 = [f"SHA-256 {record.sha256}"] if record.sha256 else []
+        made.append((record.name, ", ".join([size_words(record), *record.steps, *sha256])))
     if len(report.inputs) > _MOST_INPUTS:
         made.append(("More inputs", f"{len(report.inputs) - _MOST_INPUTS:,}"))
     phases = ", ".join(f"{name} {spent:.2f}" for name, spent in report.seconds.items() if name != "total")

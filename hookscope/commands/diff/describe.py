@@ -83,7 +83,7 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
         warnings=[*(("", warning) for warning in result.warnings), *untrained],
         notes=result.notes,
         facts=[*facts, *reference],
-        sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
+        sections=[Section(key, title, shown, name) for (key, name, title), shown in parts.items()],
         making=_making(result),
         main="rows",
     )

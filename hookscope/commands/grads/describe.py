@@ -7,20 +7,19 @@ from statistics import median
 from typing import Any
 
 from hookscope.reporting.columns import Column, number_text
-from hookscope.reporting.document import DepthChart, Document, Level, Part, Series, Table, Text
+from hookscope.reporting.document import DepthChart, Document, Level, Part, Section, Series, Table, Text
 from hookscope.reporting.inspected import (
     detailed_layers,
     facts_of,
     first_words,
-    folded_text,
+    folded_words,
     headline_of,
     names_of,
     sections_of,
 )
-from hookscope.reporting.layer_columns import gradient_columns, parameter_columns, verdicts_on
+from hookscope.reporting.layer_columns import gradient_columns, input_columns, parameter_columns, verdicts_on
 from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.run_facts import first_name, making_of, subject_of
-from hookscope.reporting.terminal import verified
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
 from hookscope.results.runs.record import RunRecord
@@ -28,11 +27,6 @@ from hookscope.rules import GRADS_RULES
 
 Row = GradientRow | ParameterRow
 
-_ALONE = (
-    Column("name", "input alone", "input", 0, words=True),
-    Column("loss", "loss", "its loss", 1),
-    Column("parameters_l2", "‖g‖ of parameters", "L2 norm of the gradients of all parameters", 2),
-)
 _SPREAD = (
     Column("", "grad_output over inputs", "layer", 0, value=itemgetter(0), words=True),
     Column("", "least ‖g‖", "smallest norm over inputs", 2, value=lambda row: min(row[1], default=None)),
@@ -42,7 +36,7 @@ _SPREAD = (
 
 
 def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Document:
-    """Describe the gradients of a run; `record` is that of its directory."""
+    """Describe the gradients of a run; `record` names the grids of its directory."""
     answer, level = _answer(result)
     loss = result.loss
     outputs = [row for row in result.gradients if row.role == "output"]
@@ -51,7 +45,7 @@ def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Do
     if loss is not None:
         words = f"Gradients of the loss by layer, {result.mode} mode, in forward order"
         table = _table("Gradients of outputs", gradient_columns, result.gradients, result, words)
-        rows = [detailed_layers(result, record, [table]), *folded_text(result.gradients)]
+        rows = [detailed_layers(result, record, [table]), Text(folded_words(result.gradients))]
         rows = rows if result.gradients else [Text(["No layer finished."])]
         table = _table("Gradients of the loss by parameter", parameter_columns, result.parameters, result)
         parameters = [table if result.parameters else Text(["The network has no parameters."])]
@@ -61,10 +55,7 @@ def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Do
         title=f"Gradients of {result.model.name}, {names_of(result.inputs)}",
         subtitle=f"{first_words(result)}  ·  {result.mode} mode",
         page_title=f"{result.model.name} · gradients · {first_name(result)}",
-        about=[
-            *subject_of(result),
-            *([] if result.verification is None else [verified(result.verification, with_loss=True)]),
-        ],
+        about=subject_of(result),
         answer=answer,
         level=level,
         input=partial(input_picture, result, 0) if result.inputs else None,
@@ -74,9 +65,12 @@ def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Do
         sections=sections_of(
             result,
             record,
-            [("depth", "Over depth", [chart for chart in charts if chart.labels] if loss is not None else [])],
+            [Section("depth", "Over depth", [chart for chart in charts if chart.labels] if loss is not None else [])],
             rows,
-            [("parameters", "Parameters", parameters), ("alone", "Gradients of each input alone", _per_input(result))],
+            [
+                Section("parameters", "Parameters", parameters),
+                Section("alone", "Gradients of each input alone", _per_input(result)),
+            ],
         ),
         making=making_of(result),
         main="layers",
@@ -171,8 +165,7 @@ def _per_input(result: Gradients) -> list[Table]:
     inputs = result.inputs_alone
     labels = list(dict.fromkeys(label for gradients in inputs for label in gradients.rows_l2))
     norms = [[norm for gradients in inputs if (norm := gradients.rows_l2.get(label)) is not None] for label in labels]
-    tables = [
-        Table(title="Gradients of each input alone", columns=_ALONE, rows=inputs),
+    return [
+        Table(title="Gradients of each input alone", columns=input_columns(inputs), rows=inputs),
         Table(title="Norms over the inputs, by layer", columns=_SPREAD, rows=[*zip(labels, norms, strict=True)]),
     ]
-    return [table for table in tables if table.rows]

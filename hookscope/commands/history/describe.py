@@ -87,7 +87,6 @@ def describe_history(result: History) -> Document:
     findings = Findings(
         findings=[_finding(verdict, result) for verdict in verdicts], ends=(first, last), all_in="verdicts.csv"
     )
-    tables = [_files_table(result), *_layers_table(result), *_classes_table(result)]
     return Document(
         title=f"From {first} to {last}",
         subtitle=f"{len(result.read)} of {counted(len(files), 'file')} read",
@@ -98,9 +97,9 @@ def describe_history(result: History) -> Document:
         notes=result.notes,
         facts=_facts(result),
         sections=[
-            *([Section("verdicts", "Verdicts", "Verdicts over files", [findings])] if verdicts else []),
-            Section("layers", "Layers", "Layers over files", [_maps(result)]),
-            Section("tables", "Tables", "Tables", tables),
+            Section("verdicts", "Verdicts over files", [findings], "Verdicts"),
+            Section("layers", "Layers over files", [_maps(result)], "Layers"),
+            Section("tables", "Tables", [_files_table(result), _layers_table(result), _classes_table(result)]),
         ],
         making=_making(result),
         main="layers",
@@ -157,7 +156,6 @@ def _maps(result: History) -> HeatMaps:
         "compare.",
         empty="No file could be read.",
         all_in="weights.csv",
-        example="layer1 conv",
     )
 
 
@@ -237,22 +235,20 @@ def _files_table(result: History) -> Table:
     )
 
 
-def _layers_table(result: History) -> Iterator[Table]:
-    if rows := [*by_layer(result).items()]:
-        about = [verdicts_on(layer, result) for layer, _ in rows]
-        levels: list[Level] = [verdicts[0].level if verdicts else "" for verdicts in about]
-        yield Table(
-            title="Parameters by layer", columns=layer_columns(result), rows=rows, levels=levels, all_in="weights.csv"
-        )
+def _layers_table(result: History) -> Table:
+    rows = [*by_layer(result).items()]
+    about = [verdicts_on(layer, result) for layer, _ in rows]
+    levels: list[Level] = [verdicts[0].level if verdicts else "" for verdicts in about]
+    columns = layer_columns(result)
+    return Table(title="Parameters by layer", columns=columns, rows=rows, levels=levels, all_in="weights.csv")
 
 
-def _classes_table(result: History) -> Iterator[Table]:
+def _classes_table(result: History) -> Table:
     files = [file for file in result.files if file.predictions]
-    if files:
-        inputs = enumerate(input_names(result.inputs)[:_MOST_POINTS])
-        best = [Column("", name, shown=partial(_best_class, at), words=True) for at, name in inputs]
-        label = Column("label", "file", rank=0, words=True)
-        yield Table(title="Best class of each input", columns=[label, *best], rows=files, is_extra=True)
+    inputs = enumerate(input_names(result.inputs)[:_MOST_POINTS])
+    best = [Column("", name, shown=partial(_best_class, at), words=True) for at, name in inputs]
+    columns = [Column("label", "file", rank=0, words=True), *best]
+    return Table(title="Best class of each input", columns=columns, rows=files, is_extra=True)
 
 
 def _best_class(at: int, file: HistoryFile) -> str:

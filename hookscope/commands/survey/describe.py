@@ -4,13 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, TIGHT, remarks_of, row_name
-from hookscope.commands.survey.describe_failures import (
-    failure_heading,
-    failure_reasons,
-    method_words,
-    neighbour_words,
-    wrong_title,
-)
+from hookscope.commands.survey.describe_failures import describe_failures
 from hookscope.reporting.columns import number_text, percent_bound, percent_text, share_in_words
 from hookscope.reporting.document import (
     ChannelSearch,
@@ -19,16 +13,12 @@ from hookscope.reporting.document import (
     Facts,
     Level,
     Listing,
-    Part,
-    Picture,
-    Pictures,
     Section,
     Series,
     Table,
     Text,
 )
-from hookscope.reporting.run_facts import model_facts
-from hookscope.reporting.terminal import model_subject, verified
+from hookscope.reporting.run_facts import model_facts, subject_of
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.headroom import FORMATS
 from hookscope.results.runs.record import RunRecord
@@ -48,41 +38,30 @@ def describe_survey(
     *,
     crops: Sequence[CropSheet] = (),
     wrong: Sequence[WrongStrip] = (),
-    limit_bars: str = "",
 ) -> Document:
-    """Describe a survey. The run's `record` lists the pictures; `crops` and `wrong` do so before it exists.
-
-    `limit_bars` names a picture of the outputs nearest to float16's limit, which replaces the chart of the ranges.
-    """
+    """Describe a survey. The run's `record` lists the pictures; `crops` and `wrong` do so before it exists."""
     crops, wrong = (record.crops, record.wrong) if record is not None else (crops, wrong)
-    verification = [] if result.verification is None else [verified(result.verification, with_loss=False)]
     channels = f"{counted(channel_counts(result.rows), 'channel')} of {counted(len(result.rows), 'output')}"
-    parts: dict[tuple[str, str, str], list[Part]] = {
-        ("wrong", "Wrong inputs", wrong_title(result.failures) if result.failures else ""): [*_wrong(result, wrong)],
-        ("depth", "Over depth", "Over depth"): [*_charts(result, limit_bars)],
-        ("layers", "Layers", "Layers"): [_layers(result)],
-        ("channels", "Channels", "Channels"): [
-            ChannelSearch(
-                rows=result.rows,
-                columns=CHANNELS,
-                sheets=crops,
-                has_classes=bool(result.classes),
-                all_in="channels.csv",
-            )
-        ],
-        ("left-out", "Left out", "Left out"): [*_left_out(result)],
-    }
+    search = ChannelSearch(
+        rows=result.rows, columns=CHANNELS, sheets=crops, has_classes=bool(result.classes), all_in="channels.csv"
+    )
     return Document(
         title=f"{result.model.name} over {inputs_text(result)}",
         subtitle=channels,
         page_title=f"{result.model.name} · survey",
-        about=[*model_subject(result.model, inputs_text(result), result.dtype, result.device), *verification],
+        about=subject_of(result),
         answer=answer(result),
-        level=level_of(result),
+        level=_level(result),
         warnings=[("", warning) for warning in result.warnings],
         notes=result.notes,
         facts=_facts(result),
-        sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
+        sections=[
+            describe_failures(result.failures, wrong),
+            Section("depth", "Over depth", [*_charts(result)]),
+            Section("layers", "Layers", [_layers(result) if result.rows else Text(["No layer finished."])]),
+            Section("channels", "Channels", [search]),
+            Section("left-out", "Left out", [*_left_out(result)]),
+        ],
         making=_making(result, record),
         main="channels",
     )
@@ -111,27 +90,7 @@ def _making(result: Survey, record: RunRecord | None) -> list[tuple[str, str]]:
     return [("Layers", " ".join(record.patterns) or "all"), *made, ("Threads", str(record.threads or ""))]
 
 
-def _wrong(result: Survey, strips: Sequence[WrongStrip]) -> Iterator[Part]:
-    failures = result.failures
-    if failures is None or not failures.inputs:
-        return
-    files = {strip.index: strip.path for strip in strips}
-    pictures = [
-        Picture(
-            name=failure_heading(failed),
-            caption="the input and those with near features",
-            file=files.get(place, ""),
-            lines=[*failure_reasons(failed, failures), *filter(None, [neighbour_words(failed, failures)])],
-        )
-        for place, failed in enumerate(failures.inputs)
-    ]
-    has_near = any(failed.neighbours for failed in failures.inputs)
-    legend = "On the left the wrong input, then correctly classified inputs with the nearest features."
-    yield Pictures(wrong_title(failures), legend if has_near and files else "", pictures)
-    yield Text(method_words(failures))
-
-
-def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
+def _charts(result: Survey) -> Iterator[DepthChart]:
     if not any(row.channels for row in result.rows):
         return
     rows, labels = result.rows, [row.label or "(model)" for row in result.rows]
@@ -149,28 +108,22 @@ def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
             axis="percent",
         )
     broken = [bool(row.activation.nan_count or row.activation.inf_count) for row in rows]
-    if not limit_bars or any(broken):
-        yield DepthChart(
-            title="Range of the values",
-            labels=labels,
-            series=[
-                Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red"),
-                Series("largest |x|", [row.activation.max_abs for row in rows], "orange"),
-                Series("std", [row.activation.std for row in rows], "grey"),
-                Series("mean |x|", [row.activation.mean_abs for row in rows]),
-            ],
-            marks=[("holds NaN or Inf", "fail", broken)],
-        )
-    if limit_bars:
-        caption = f"On a logarithmic scale from 1 to the limit, {FORMATS[FLOAT16].greatest:,.0f}."
-        bars = Picture(name=caption, caption=caption, file=limit_bars)
-        yield Pictures("Nearest to float16's limit", "Largest magnitude of each output.", [bars])
+    yield DepthChart(
+        title="Range of the values",
+        labels=labels,
+        series=[
+            Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red"),
+            Series("largest |x|", [row.activation.max_abs for row in rows], "orange"),
+            Series("std", [row.activation.std for row in rows], "grey"),
+            Series("mean |x|", [row.activation.mean_abs for row in rows]),
+        ],
+        marks=[("holds NaN or Inf", "fail", broken)],
+    )
 
 
 def _layers(result: Survey) -> Table:
     levels = [_level_of_row(row) for row in result.rows]
-    remark = "" if result.rows else "No layer finished."
-    return Table(title="Layers", columns=LAYERS, rows=result.rows, levels=levels, remark=remark)
+    return Table(title="Layers", columns=LAYERS, rows=result.rows, levels=levels)
 
 
 def _level_of_row(row: SurveyRow) -> Level:
@@ -182,10 +135,10 @@ def _level_of_row(row: SurveyRow) -> Level:
 
 
 def _left_out(result: Survey) -> Iterator[Listing]:
-    if silent := [f"{layer.layer or '(model)'}: {layer.reason}" for layer in result.uncalled]:
-        yield Listing(title=f"{counted(len(silent), 'selected layer')} without a row", lines=silent)
-    if unusable := [failed.message for failed in result.unusable]:
-        yield Listing(title=f"{counted(len(unusable), 'input')} left out", lines=unusable)
+    silent = [f"{layer.layer or '(model)'}: {layer.reason}" for layer in result.uncalled]
+    yield Listing(title=f"{counted(len(silent), 'selected layer')} without a row", lines=silent)
+    unusable = [failed.message for failed in result.unusable]
+    yield Listing(title=f"{counted(len(unusable), 'input')} left out", lines=unusable)
 
 
 def answer(result: Survey) -> list[str]:
@@ -211,11 +164,10 @@ def inputs_text(result: Survey) -> str:
     return counted(result.input_count, "input")
 
 
-def level_of(result: Survey) -> Level:
-    """Return the level of the answer: "fail", "warn", "good", or "" if inputs are classified wrong."""
-    if any(True for _ in (*_nonfinite(result), *_overflowing(result))):
+def _level(result: Survey) -> Level:
+    if [*_nonfinite(result), *_overflowing(result)]:
         return "fail"
-    if any(True for _ in _dead(result)):
+    if [*_dead(result)]:
         return "warn"
     return "good" if result.accuracy is None or result.accuracy.right == result.accuracy.count else ""
 

@@ -1,12 +1,13 @@
 """Why inputs are classified wrong, in sentences, and as strips of pictures: the input, and its neighbours."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from PIL import Image
 
 from hookscope.commands.survey.draw_crops import square_tile
 from hookscope.reporting.columns import number_text
+from hookscope.reporting.document import Picture, Pictures, Section, Text
 from hookscope.results.failures import FailedInput, Failures, OutsideRange
 from hookscope.results.survey import Survey, WrongStrip
 from hookscope.text import counted, printable
@@ -28,29 +29,38 @@ _OUTSIDE = {
 }
 
 
-def failure_heading(miss: FailedInput) -> str:
+def describe_failures(failures: Failures | None, strips: Sequence[WrongStrip]) -> Section:
+    """Describe the wrong inputs, each with possible reasons and its nearest neighbours; the strips are their pictures.
+
+    If no input has a reason, the title says so.
+    """
+    if failures is None or not failures.inputs:
+        return Section("wrong", "", [])
+    reasons = [_reasons(miss, failures) for miss in failures.inputs]
+    none = [] if any(reasons) else [f"no reason found{' in what could be looked at' if failures.remarks else ''}"]
+    title = ": ".join(["Wrong inputs, most confident first", *none])
+    files = {strip.index: strip.path for strip in strips}
+    pictures = [
+        Picture(
+            name=_heading(miss),
+            caption="the input and those with near features",
+            file=files.get(place, ""),
+            lines=[*(why if why or none else ["No reason found."]), *_neighbours(miss, failures)],
+        )
+        for place, (miss, why) in enumerate(zip(failures.inputs, reasons, strict=True))
+    ]
+    has_near = any(miss.neighbours for miss in failures.inputs)
+    legend = "On the left the wrong input, then correctly classified inputs with the nearest features."
+    shown = Pictures(title, legend if has_near and files else "", pictures)
+    return Section("wrong", title, [shown, Text(_method_words(failures))], "Wrong inputs")
+
+
+def _heading(miss: FailedInput) -> str:
     """Return "data/red/swapped.png: red (0.1%), taken for green (99.9%)"."""
     label, other = printable(miss.label, _MOST_NAME), printable(miss.taken_for, _MOST_NAME)
     if miss.probability is None or miss.label_probability is None:
         return f"{printable(miss.name)}: {label}, scores with NaN"
     return f"{printable(miss.name)}: {label} ({miss.label_probability:.1%}), taken for {other} ({miss.probability:.1%})"
-
-
-def failure_reasons(miss: FailedInput, failures: Failures) -> list[str]:
-    """Return the possible reasons, or "No reason found." unless `wrong_title` says that for all inputs."""
-    return _reasons(miss, failures) or ([] if _without_reasons(failures) else ["No reason found."])
-
-
-def wrong_title(failures: Failures) -> str:
-    """Return "Wrong inputs, most confident first"; if no input has a reason, that is part of the title."""
-    title = "Wrong inputs, most confident first"
-    if not _without_reasons(failures):
-        return title
-    return f"{title}: no reason found{' in what could be looked at' if failures.remarks else ''}"
-
-
-def _without_reasons(failures: Failures) -> bool:
-    return not any(_reasons(miss, failures) for miss in failures.inputs)
 
 
 def _reasons(miss: FailedInput, failures: Failures) -> list[str]:
@@ -71,20 +81,17 @@ def _reasons(miss: FailedInput, failures: Failures) -> list[str]:
     return sentences
 
 
-def neighbour_words(miss: FailedInput, failures: Failures) -> str:
-    """Return "Nearest at pool: data/green/1.png (green), …", "" without neighbours."""
-    if not miss.neighbours:
-        return ""
-    near = ", ".join(
-        f"{PurePath(printable(peer.input)).name} ({printable(peer.label, _MOST_NAME)})" for peer in miss.neighbours
-    )
-    return f"Nearest at {printable(failures.neighbour_row, _MOST_NAME)}: {near}."
+def _neighbours(miss: FailedInput, failures: Failures) -> Iterator[str]:
+    """Yield "Nearest at pool: 1.png (green), …"; nothing without neighbours."""
+    if miss.neighbours:
+        near = ", ".join(
+            f"{PurePath(printable(peer.input)).name} ({printable(peer.label, _MOST_NAME)})" for peer in miss.neighbours
+        )
+        yield f"Nearest at {printable(failures.neighbour_row, _MOST_NAME)}: {near}."
 
 
-def method_words(failures: Failures) -> list[str]:
+def _method_words(failures: Failures) -> list[str]:
     """Return how often ordinary inputs get a reason by chance, and what was not looked at."""
-    if not failures.inputs:
-        return []
     words = []
     if failures.range_rate <= failures.departure_rate:
         words.append(

@@ -12,7 +12,7 @@ import numpy as np
 
 from hookscope.commands.survey.describe import rows_used
 from hookscope.commands.watch.closing import Watched, not_judged
-from hookscope.reporting.columns import Column, integer_text, number_text, percent_text, rate_text
+from hookscope.reporting.columns import Column, integer_text, number_text, percent_text
 from hookscope.reporting.document import (
     Document,
     Facts,
@@ -20,17 +20,17 @@ from hookscope.reporting.document import (
     Findings,
     HeatMaps,
     Level,
-    Part,
     RowDetails,
     Section,
     StepChart,
     StepCharts,
     Table,
     Text,
+    line_of,
 )
 from hookscope.reporting.steps import Floats, HeatMap, as_floats, heat_map
 from hookscope.results.training import TrainingFinding, TrainingLog, TrainingStep, WatchedLayer, WatchedParameter
-from hookscope.text import are, counted, some_of
+from hookscope.text import are, counted, figure, some_of
 
 CLOSED = "closed"
 PROCESS_ENDED = "the process ended"
@@ -182,15 +182,8 @@ def describe_training(log: TrainingLog) -> Document:
     named = some_of(networks, 3) or "a network"
     watched = f"{counted(len(log.steps), 'step')}, {len(log.watched):,} measured in full"
     skipped = [f"{step.step:,}" for step in log.steps if step.skipped]
-    parts: dict[tuple[str, str, str], list[Part]] = {
-        ("verdicts", "Verdicts", "Verdicts on a time line"): [_findings(verdicts, low, high)] if verdicts else [],
-        ("before", "Before it", "The steps before it"): [_steps_before(log.steps, first.verdict)]
-        if first and log.steps
-        else [],
-        ("steps", "Over steps", "Over steps"): [_charts(log.steps, low, high)] if log.steps else [],
-        ("skipped", "Skipped steps", "Skipped steps"): [_skipped(skipped)] if skipped else [],
-        ("layers", "Layers", "Layers over steps"): [_maps(log, verdicts)],
-    }
+    lines = _findings(verdicts, low, high)
+    before = [_steps_before(log.steps, first.verdict)] if first else []
     return Document(
         title=f"Training of {named}",
         subtitle=" · ".join([*_optimizers(log)[:2], watched]),
@@ -198,7 +191,13 @@ def describe_training(log: TrainingLog) -> Document:
         answer=answer(log),
         level=first.verdict.level if first else "good",
         facts=_facts(log),
-        sections=[Section(*titles, shown) for titles, shown in parts.items() if shown],
+        sections=[
+            Section("verdicts", "Verdicts on a time line", [lines], "Verdicts"),
+            Section("before", "The steps before it", before, "Before it"),
+            Section("steps", "Over steps", [_charts(log.steps, low, high)] if log.steps else []),
+            Section("skipped", "Skipped steps", [_skipped(skipped)] if skipped else []),
+            Section("layers", "Layers over steps", [_maps(log, lines.findings)], "Layers"),
+        ],
         making=_making(log),
         main="layers",
     )
@@ -212,22 +211,12 @@ def _findings(verdicts: Sequence[Lasting], low: int, high: int) -> Findings:
     def line(verdict: TrainingFinding, over: int | None) -> FindingLine:
         unit = 1000 / (high - low + 1)
         width = ((high + 1 if over is None else over) - verdict.step) * unit
-        return FindingLine(
-            level=verdict.level,
-            rule=verdict.rule,
-            message=verdict.message,
-            where=verdict.where,
-            places=[(place, "") for place in verdict.places if place],
-            when=_when(verdict.step, over),
-            spans=[(round((verdict.step - low) * unit, 1), round(max(4.0, width), 1))],
-        )
+        spans = [(round((verdict.step - low) * unit, 1), round(max(4.0, width), 1))]
+        when = f"from step {verdict.step:,} {'on' if over is None else f'to {over:,}'}"
+        return line_of(verdict, where=verdict.where, when=when, spans=spans)
 
     ends = (f"step {low:,}", f"{high:,}")
     return Findings(findings=[line(*lasting) for lasting in verdicts], ends=ends, all_in="watch.jsonl")
-
-
-def _when(began: int, over: int | None) -> str:
-    return f"from step {began:,} on" if over is None else f"from step {began:,} to {over:,}"
 
 
 def _steps_before(steps: Sequence[TrainingStep], first: TrainingFinding) -> Table:
@@ -235,7 +224,7 @@ def _steps_before(steps: Sequence[TrainingStep], first: TrainingFinding) -> Tabl
 
     def rates(step: TrainingStep) -> str:
         more = ", …" if len(step.learning_rates) > 3 else ""
-        return ", ".join(map(rate_text, step.learning_rates[:3])) + more
+        return ", ".join(figure(rate, 4) for rate in step.learning_rates[:3]) + more
 
     def remarks(step: TrainingStep) -> str:
         return ", ".join(["skipped"] * step.skipped + [first.rule] * (step.step == first.step))
@@ -299,28 +288,27 @@ def _skipped(steps: Sequence[str]) -> Text:
     return Text([reason, ", ".join(steps[:_MOST_SKIPPED]) + more], is_extra=True)
 
 
-def _maps(log: TrainingLog, verdicts: Sequence[Lasting]) -> HeatMaps:
+def _maps(log: TrainingLog, lines: Sequence[FindingLine]) -> HeatMaps:
     parameters: dict[str, WatchedParameter] = {}
     layers: dict[str, WatchedLayer] = {}
     for step in log.watched:
         parameters |= {row.name: row for row in step.parameters}
         layers |= {row.label: row for row in step.layers}
     findings: dict[str, list[FindingLine]] = {}
-    for verdict, over in verdicts:
-        when = _when(verdict.step, over)
-        line = FindingLine(level=verdict.level, rule=verdict.rule, message=verdict.message, when=when)
-        for place in verdict.places:
+    for line in lines:
+        for place in line.places:
             findings.setdefault(place, []).append(line)
 
     def details(name: str) -> RowDetails:
         parameter, layer = parameters.get(name), layers.get(name)
+        seen = ((parameter, _PARAMETER), (layer, _LAYER))
         kinds = [f"output of {layer.kind}"] if layer else []
         return RowDetails(
             kind=", ".join([*kinds, *(["parameter"] if parameter else [])]),
             status=parameter.status if parameter else "",
             findings=findings.get(name, ()),
             facts_title="At the last step measured in full",
-            facts=[*(_parameter_facts(parameter) if parameter else ()), *(_layer_facts(layer) if layer else ())],
+            facts=[(column.title, column.cell(row)) for row, columns in seen if row for column in columns],
         )
 
     nothing = f"There is nothing to show of {counted(len(log.watched), 'step')} measured in full."
@@ -331,7 +319,6 @@ def _maps(log: TrainingLog, verdicts: Sequence[Lasting]) -> HeatMaps:
         " as for frozen parameters.",
         empty=nothing if log.watched else "No step was measured in full before the record stops.",
         all_in="watch.jsonl",
-        example="layer1 weight",
         drawn=("gradient-norm", "dead-share"),
     )
 
@@ -357,27 +344,20 @@ def heat_maps(
     return [drawn for drawn in maps if drawn is not None]
 
 
-def _parameter_facts(row: WatchedParameter) -> list[tuple[str, str]]:
-    return [
-        ("status", row.status),
-        ("‖w‖", number_text(row.weight_norm)),
-        ("‖g‖", number_text(row.gradient_norm)),
-        ("max |g|", number_text(row.gradient_max)),
-        ("exact zeros of g", percent_text(row.gradient_zero_fraction)),
-        ("‖Δw‖", number_text(row.update_norm)),
-    ]
-
-
-def _layer_facts(row: WatchedLayer) -> list[tuple[str, str]]:
-    return [
-        ("mean", number_text(row.mean)),
-        ("std", number_text(row.std)),
-        ("min", number_text(row.min)),
-        ("max", number_text(row.max)),
-        ("exact zeros", percent_text(row.zero_fraction)),
-        ("dead channels", percent_text(row.dead_channel_fraction)),
-        ("saturated", percent_text(row.saturated_fraction)),
-    ]
+_PARAMETER = (
+    Column("status", "status", words=True),
+    Column("weight_norm", "‖w‖"),
+    Column("gradient_norm", "‖g‖"),
+    Column("gradient_max", "max |g|"),
+    Column("gradient_zero_fraction", "exact zeros of g", text=percent_text),
+    Column("update_norm", "‖Δw‖"),
+)
+_LAYER = (
+    *(Column(key, key) for key in ("mean", "std", "min", "max")),
+    Column("zero_fraction", "exact zeros", text=percent_text),
+    Column("dead_channel_fraction", "dead channels", text=percent_text),
+    Column("saturated_fraction", "saturated", text=percent_text),
+)
 
 
 def _facts(log: TrainingLog) -> Facts:

@@ -110,7 +110,7 @@ def document_html(
         script=Markup(script),  # noqa: S704
         policy=_policy(style, script),
         version=version("hookscope"),
-        title=document.page_title,
+        title=document.page_title or document.title,
         document=document,
         documents=[(whole, key, _links(whole, shown)) for key, whole in inner.items()],
         details=detailed,
