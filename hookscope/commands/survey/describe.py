@@ -13,6 +13,8 @@ from hookscope.reporting.document import (
     Facts,
     Level,
     Listing,
+    Picture,
+    Pictures,
     Section,
     Series,
     Table,
@@ -38,8 +40,12 @@ def describe_survey(
     *,
     crops: Sequence[CropSheet] = (),
     wrong: Sequence[WrongStrip] = (),
+    limit_bars: str = "",
 ) -> Document:
-    """Describe a survey. The run's `record` lists the pictures; `crops` and `wrong` do so before it exists."""
+    """Describe a survey. The run's `record` lists the pictures; `crops` and `wrong` do so before it exists.
+
+    `limit_bars` names a picture of the outputs nearest to float16's limit, which replaces the chart of the ranges.
+    """
     crops, wrong = (record.crops, record.wrong) if record is not None else (crops, wrong)
     channels = f"{counted(channel_counts(result.rows), 'channel')} of {counted(len(result.rows), 'output')}"
     search = ChannelSearch(
@@ -57,7 +63,7 @@ def describe_survey(
         facts=_facts(result),
         sections=[
             describe_failures(result.failures, wrong),
-            Section("depth", "Over depth", [*_charts(result)]),
+            Section("depth", "Over depth", [*_charts(result, limit_bars)]),
             Section("layers", "Layers", [_layers(result) if result.rows else Text(["No layer finished."])]),
             Section("channels", "Channels", [search]),
             Section("left-out", "Left out", [*_left_out(result)]),
@@ -90,7 +96,7 @@ def _making(result: Survey, record: RunRecord | None) -> list[tuple[str, str]]:
     return [("Layers", " ".join(record.patterns) or "all"), *made, ("Threads", str(record.threads or ""))]
 
 
-def _charts(result: Survey) -> Iterator[DepthChart]:
+def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
     if not any(row.channels for row in result.rows):
         return
     rows, labels = result.rows, [row.label or "(model)" for row in result.rows]
@@ -108,17 +114,22 @@ def _charts(result: Survey) -> Iterator[DepthChart]:
             axis="percent",
         )
     broken = [bool(row.activation.nan_count or row.activation.inf_count) for row in rows]
-    yield DepthChart(
-        title="Range of the values",
-        labels=labels,
-        series=[
-            Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red"),
-            Series("largest |x|", [row.activation.max_abs for row in rows], "orange"),
-            Series("std", [row.activation.std for row in rows], "grey"),
-            Series("mean |x|", [row.activation.mean_abs for row in rows]),
-        ],
-        marks=[("holds NaN or Inf", "fail", broken)],
-    )
+    if not limit_bars or any(broken):
+        yield DepthChart(
+            title="Range of the values",
+            labels=labels,
+            series=[
+                Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red"),
+                Series("largest |x|", [row.activation.max_abs for row in rows], "orange"),
+                Series("std", [row.activation.std for row in rows], "grey"),
+                Series("mean |x|", [row.activation.mean_abs for row in rows]),
+            ],
+            marks=[("holds NaN or Inf", "fail", broken)],
+        )
+    if limit_bars:
+        caption = f"On a logarithmic scale from 1 to the limit, {FORMATS[FLOAT16].greatest:,.0f}."
+        bars = Picture(name=caption, caption=caption, file=limit_bars)
+        yield Pictures("Nearest to float16's limit", "Largest magnitude of each output.", [bars])
 
 
 def _layers(result: Survey) -> Table:
