@@ -40,7 +40,7 @@ from hookscope.inspection.device import full_float32
 from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg, listing
 from hookscope.results.accuracy import Accuracy
-from hookscope.results.activations import Activations
+from hookscope.results.activations import Run
 from hookscope.results.check import CheckMeasurements, CheckReport, OverviewParts, checks_to_json
 from hookscope.results.grids import Grid
 from hookscope.results.json_form import json_form
@@ -250,7 +250,7 @@ def _wrong_pictures(prepared: Prepared, accuracy: Accuracy) -> tuple[NDArray[np.
     return tuple(pictures)
 
 
-def _overview_parts(report: CheckReport, forward: Activations | None) -> OverviewParts:
+def _overview_parts(report: CheckReport, forward: Run[Any] | None) -> OverviewParts:
     """Return all rows, and the rows of layers with a finding of level "fail" about their outputs or parameters."""
     if forward is None:
         return OverviewParts()
