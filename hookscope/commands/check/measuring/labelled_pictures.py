@@ -19,7 +19,7 @@ from hookscope.inspection.losses.targets import Output
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.parameters import arg
-from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult, WrongPicture
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult, WrongPicture, folded
 from hookscope.results.comparison import Reading
 from hookscope.results.inputs import InputRecord
 from hookscope.rules.settings import CheckSettings
@@ -100,8 +100,8 @@ def classes_of(
     """
     by_name: dict[str, tuple[int, ...]] = {}
     for index, name in enumerate(categories):
-        by_name[_folded(name)] = (*by_name.get(_folded(name), ()), index)
-    matched = {label: by_name[_folded(label)] for label in labels if _folded(label) in by_name}
+        by_name[folded(name)] = (*by_name.get(folded(name), ()), index)
+    matched = {label: by_name[folded(label)] for label in labels if folded(label) in by_name}
     if len(matched) == len(labels):
         return matched, "labels are names of classes"
     are_numbers = all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels)
@@ -128,10 +128,6 @@ def classes_of(
         f"{counted(class_count, 'class', 'classes')}: {names}, indices are 0 to {class_count - 1}, "
         f"and for sorted order {folders}.{hint}"
     )
-
-
-def _folded(name: str) -> str:
-    return " ".join(name.replace("_", " ").casefold().split())
 
 
 @dataclass(slots=True)
