@@ -19,7 +19,7 @@ from hookscope.results.inputs import Preprocessing
 def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> Preprocessing:
     """Put the user's options over the preprocessing `base`; UsageError if one is malformed or cannot be right."""
     changes: dict[str, Any] = {}
-    # Neither this nor the next is part of what the network was trained with: the source stays.
+    # Neither this nor the next option changes what the network was trained with, so the source stays.
     if option.batch_axis is not None:
         base = replace(base, batch_axis=_axis(option.batch_axis))
     if option.max_pixels is not None:
@@ -48,7 +48,7 @@ def _within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tu
 
 
 def assumed_preparation(base: Preprocessing, inputs: Iterable[object], option: PictureOptions) -> tuple[str, ...]:
-    """Return a warning about assumed preprocessing of pictures, if neither weights nor options give that of training.
+    """Return a warning about assumed preprocessing of pictures, unless weights or options tell how training did it.
 
     There is none for tensor files and recordings.
     """

@@ -61,7 +61,7 @@ def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: Inspe
             scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
             countings = countings or _countings(data, subject.info.categories, scores.shape[1])
             if data.multi_label and len(countings) > 1 and bool(((scores < 0) | (scores > 1)).any()):
-                countings.pop()  # scores outside of 0 to 1 are no probabilities, so the earlier ones were none either
+                countings.pop()  # one score outside of 0 to 1 shows that no score is a probability
             for counting in countings:
                 counting.add(batch.records, scores)
     return countings[-1].result() if countings else None
@@ -78,7 +78,7 @@ def _run(subject: InspectedNetwork, batch: Batch) -> Mapping[str, Tensor]:
 
 
 def _countings(data: LabelledFiles, categories: Sequence[str], class_count: int) -> "list[_Counting]":
-    """Return a counting for each reading of the scores; the last reading is right if all scores lie in 0-1."""
+    """Return a counting for each possible reading of the scores; the last one holds if all scores lie in 0-1."""
     categories = categories if len(categories) == class_count else ()
     labels = [*dict.fromkeys(label for group in data.labels.values() for label in group)]
     classes, mapping = classes_of(labels, categories, class_count, in_folders=data.in_folders, columns=data.columns)

@@ -140,7 +140,7 @@ class _Search:
     """One pass that searches for the first module that makes NaN or Inf.
 
     The stack holds the calls that have begun, with the counts of their first input with NaN or +Inf, or else of their
-    last input with -Inf. Until there is an origin, these values come from the network's inputs.
+    last input with -Inf. As long as there is no origin, these values come from the network's inputs.
     """
 
     subject: InspectedNetwork
