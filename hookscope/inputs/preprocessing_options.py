@@ -27,7 +27,7 @@ def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> P
     if option.resize is not None:
         sizes = _sizes(arg("resize"), option.resize, base.max_pixels)
         changes["resize"] = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
-        changes["crop"] = _within(base.crop, sizes)
+        changes["crop"] = _crop_within(base.crop, sizes)
     if option.crop is not None:
         sizes = _sizes(arg("crop"), option.crop, base.max_pixels)
         changes["crop"] = sizes * 2 if sizes is not None and len(sizes) == 1 else sizes
@@ -41,7 +41,7 @@ def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> P
     return replace(base, **changes, source=f"options over {base.source}") if changes else base
 
 
-def _within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def _crop_within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tuple[int, ...] | None:
     if crop is None or resized is None:
         return crop
     return tuple(map(min, crop, resized * 2 if len(resized) == 1 else resized))

@@ -182,7 +182,8 @@ class _Search:
             self._stack.append((layer, _FINITE))
         if counts.broken and self.origin is None and layer:
             around = self._around(layer)
-            if not next((incoming for name, incoming in reversed(self._stack) if name == around), _FINITE).broken:
+            incoming = next((values for name, values in reversed(self._stack) if name == around), _FINITE)
+            if not incoming.broken:  # the code of the module around makes them, between its modules
                 self.origin = self._origin_at(around, self._ended.get(around, 0), counts, tensor)
         if counts.any and not self._stack[-1][1].broken:
             self._stack[-1] = (layer, counts)
