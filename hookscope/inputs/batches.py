@@ -1,4 +1,4 @@
-"""Read inputs ahead, and put those of equal shape together into what a model is called with."""
+"""Read inputs ahead, and stack inputs of equal shape into the batches that a model is called with."""
 
 import os
 import threading
@@ -41,7 +41,7 @@ class Batch:
         shared: Tensors that belong to all inputs: "mask", "views[1]" in `kwargs`, "[1]" in `args`.
         listed: Names in `kwargs` of lists with one entry for each input.
         exact: Arguments that keep their dtype, named as in `shared`.
-        broadcast_inputs: Tensors of which a single row was given for all inputs: "['meta']", "['views'][1]".
+        broadcast_inputs: Tensors with a single row for all inputs: "['meta']", "['views'][1]".
     """
 
     args: tuple[Any, ...]
@@ -71,8 +71,8 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Read files into batches in order, one batch in memory at a time and the next one being read by `readers` threads.
 
-    The first file is read without threads, so that a single one starts none. Only inputs of equal shape and dtype share
-    a batch, since padding would change what the network sees. A tensor file may hold several inputs, as
+    The first file is read without threads, so that a run over one file starts none. Only inputs of equal shape and
+    dtype share a batch, since padding would change what the network sees. A tensor file may hold several inputs, as
     `Preprocessing.batch_axis` says. For optical flow each frame is paired with the next, a single one with itself.
 
     `on_error` is called for a file that cannot be used, which is skipped but counts in the `indices` of batches;
@@ -115,7 +115,7 @@ class _Prefetcher:
         self._preprocessing = preprocessing
         self._depth = depth
         self._coming: deque[tuple[Source, Future[_Loaded] | None]] = deque()  # None: read when its turn comes
-        self._unread: deque[tuple[Source, Future[_Loaded]]] = deque()  # by any thread; those of `_coming`
+        self._unread: deque[tuple[Source, Future[_Loaded]]] = deque()  # files in `_coming`, for any thread
         self._reader_count = 0
         self._lock = threading.Lock()
 
@@ -125,8 +125,7 @@ class _Prefetcher:
         if path is None:
             return None
         if reading is None or reading.exception() is not None:
-            # `load_input` may read it in a forked process, or while stderr is closed: no other thread may run during
-            # either.
+            # `load_input` may read it in a forked process, or while stderr is closed: no other thread may run then.
             wait([other for _, other in self._coming if other is not None])
             loaded = load_input(path, self._preprocessing)
         else:
@@ -160,7 +159,7 @@ class _Prefetcher:
                     return
             try:
                 reading.set_result(load_quietly(path, self._preprocessing))
-            except BaseException as error:  # noqa: BLE001 - raised again, or something else, when its turn comes
+            except BaseException as error:  # noqa: BLE001 - the file is read again when its turn comes
                 reading.set_exception(error)
 
 
@@ -332,7 +331,7 @@ def rows_of(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Return some of the entries along axis 0, of a tensor of any layout."""
     is_dense = tensor.layout is torch.strided and not tensor.is_nested
     if not is_dense and [*rows] == [*range(length_of(tensor))]:
-        return tensor  # jagged tensors of the same lengths are known by an object that they share
+        return tensor  # torch recognises jagged tensors of equal lengths by an object that they share
     if tensor.is_nested:
         parts = tensor.unbind()
         return torch.nested.as_nested_tensor([parts[row] for row in rows], layout=tensor.layout)

@@ -22,7 +22,7 @@ class Clip:
 
     @staticmethod
     def digest(frame_digests: Iterable[str]) -> str:
-        """Return the SHA-256 of the clip from those of its frames."""
+        """Return the SHA-256 of the clip from the digests of its frames."""
         return hashlib.sha256("".join(frame_digests).encode()).hexdigest()
 
 
@@ -31,7 +31,7 @@ Source = Path | Image | Clip
 
 
 def digest_of(source: Path | Clip) -> str:
-    """Return the SHA-256 of a regular file, or that of a clip; OSError if it cannot be read."""
+    """Return the SHA-256 of a regular file or a clip; OSError if it cannot be read."""
     if isinstance(source, Clip):
         return Clip.digest(map(digest_of, source.frames))
     with open_regular(source) as file:
@@ -41,13 +41,13 @@ def digest_of(source: Path | Clip) -> str:
 def with_clips(source: str, files: Sequence[Path], preprocessing: Preprocessing) -> list[Source]:
     """Return the files of a source; if it is a folder and the network takes clips, each folder's pictures are a clip.
 
-    A single picture stays one, and so do pictures named by a glob or by themselves: each is repeated as a clip of its
-    own.
+    A folder's only picture, and pictures named by a glob or by themselves, stay pictures: each is repeated as a clip of
+    its own.
     """
     if preprocessing.kind != "video" or not Path(source).is_dir():
         return [*files]
     folders: defaultdict[Path, list[Path]] = defaultdict(list)
-    for file in files:  # the files of a folder may be listed before and behind those of a folder in it
+    for file in files:  # files of a folder may be listed before and after the files of a folder in it
         folders[file.parent].append(file)
     sources: list[Source] = []
     for folder, several in folders.items():

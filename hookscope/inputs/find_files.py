@@ -20,21 +20,21 @@ TENSOR_SUFFIXES = frozenset({".npy", ".pt", ".pth", ".safetensors"})
 
 AUDIO_SUFFIXES = frozenset({".wav", ".flac"})
 
-_NUMBERS = re.compile(r"[-+\d.eE ]+(?:[,x][-+\d.eE ]+)+")  # what somebody may give who thinks of numbers, or of a shape
+_NUMBERS = re.compile(r"[-+\d.eE ]+(?:[,x][-+\d.eE ]+)+")  # numbers or a shape, given in place of a file
 _NAMED_KINDS = 5  # kinds that a sentence names
 MAX_FILE_BYTES = 2 * 1024**3  # three times the largest picture that MAX_PIXELS allows (16-bit RGBA, 0.7 GB)
 
 DEMO_PICTURE = Path(__file__).with_name("cat.jpg")
-"""The input of "demo" where none is given: Chelsea the cat, CC0, by Stefan van der Walt."""
+"""The input of the model "demo" if none is given: Chelsea the cat, CC0, by Stefan van der Walt."""
 
 
 def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = None) -> list[Path]:
     """Expand files, folders and globs into the files to read, in the order of `sources`, as `files_of` does.
 
-    A folder stands for the image, tensor and audio files in it and below it: suffixes tell, and the content of a file
-    without one. HEIC counts where a plugin of Pillow's reads it. A name that does not exist is kept, so that reading it
-    fails and the others are finished. `on_skip` gets a sentence for each source that holds other files too. Raises
-    NothingMatchedError if a folder holds no image, tensor or recording, or a glob matches nothing.
+    A folder stands for the image, tensor and audio files in it and below it: by their suffixes, or by the content of a
+    file without a suffix. HEIC counts if a plugin of Pillow reads it. A name that does not exist is kept, so that
+    reading it fails and the others are finished. `on_skip` gets a sentence for each source that holds other files too.
+    Raises NothingMatchedError if a folder holds no image, tensor or recording, or a glob matches nothing.
     """
     reads_heif = "HEIF" in Image.OPEN or find_spec("pillow_heif") is not None
     suffixes = PICTURE_SUFFIXES | TENSOR_SUFFIXES | AUDIO_SUFFIXES | (HEIF_SUFFIXES if reads_heif else frozenset())
@@ -55,7 +55,7 @@ def _expand(source: str, suffixes: frozenset[str], skipped: list[Path]) -> list[
         return False
 
     files = files_of(source, suffixes, also)
-    if files is None:  # reading what cannot be a name raises
+    if files is None:  # it cannot be a name, so reading it raises
         return [Path(source)]
     if not files and not Path(source).is_dir():
         raise NothingMatchedError(f"No file matches {source!r}. Check the pattern and the folder it starts from.")

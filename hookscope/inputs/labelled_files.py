@@ -41,7 +41,7 @@ class LabelledFiles:
     columns: tuple[str, ...] = ()
 
     def labels_of(self, input_name: str) -> tuple[str, ...]:
-        """Return the labels of an input by the name in its record: a path, behind it "[2]" for one of several."""
+        """Return the labels of an input by the name in its record: a path, followed by "[2]" for one of several."""
         return self.labels[input_name if input_name in self.labels else input_name.rpartition("[")[0]]
 
     def spread(self, count: int) -> list[Path]:
@@ -63,10 +63,10 @@ def find_labelled(source: Path, *, multi_label: bool = False) -> LabelledFiles:
     an object of labels by path.
 
     With `multi_label` a picture may have any number of labels. Equal files in several class folders are one picture. A
-    line of a CSV file has further labels behind the first, in fields of their own or behind ";" or "|", and lines with
-    the same path are joined; or the first line is "path" and all labels, and the others have 0 or 1 for each label. In
-    JSON the labels are a list. Raises InputError for what is missing, has no labelled pictures, or cannot be read;
-    NothingMatchedError if a folder holds no picture.
+    line of a CSV file may have more labels after the first, in further fields or separated by ";" or "|", and lines
+    with the same path are joined; or the first line is "path" and all labels, and the others have 0 or 1 for each
+    label. In JSON the labels are a list. Raises InputError if the source is missing, has no labelled pictures or cannot
+    be read; NothingMatchedError if a folder holds no picture.
     """
     if source.is_dir():
         return _in_folders(source, multi_label)
@@ -105,7 +105,7 @@ def _with_equal_files_joined(labels: Mapping[str, tuple[str, ...]]) -> _Labels:
     for path in labels:
         try:
             sizes[Path(path).stat().st_size].append(path)
-        except OSError:  # what cannot be read is reported where it is read
+        except OSError:  # it is reported when it is read
             sizes[-1].append(path)
     digests = {
         path: _digest(path) if size >= 0 and len(paths) > 1 else path for size, paths in sizes.items() for path in paths

@@ -42,7 +42,7 @@ def load_input(path: Source, preprocessing: Preprocessing) -> tuple[torch.Tensor
     The input is float32 without the batch axis, (C, H, W), or (C, T, H, W) for a clip. A tensor is passed as it is;
     whole numbers, booleans and complex numbers keep their dtype. An axis of 1 in front counts as the batch axis and is
     dropped, unless the tensor has the rank of an input, or a single axis; `Preprocessing.batch_axis` can say otherwise.
-    A tensor of several inputs comes whole, with the batch axis first: `load_batches` takes it apart.
+    A tensor of several inputs comes whole, with the batch axis first: `load_batches` splits it.
 
     Raises ImageError if the file is missing, unreadable, corrupt, of another kind, or over a limit; UsageError if it is
     a picture, and `preprocessing` does not suit pictures or contradicts itself.
@@ -77,7 +77,7 @@ def is_quiet(path: Source) -> bool:
 
 def load_quietly(path: Source, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
     """Load a file that `is_quiet` as `load_input` does, in any thread: it changes no state that threads share."""
-    assert isinstance(path, Path)  # noqa: S101 - `is_quiet` said so
+    assert isinstance(path, Path)  # noqa: S101 - `is_quiet` accepts nothing else
     return _load(path, preprocessing, is_guarded=False)
 
 
@@ -148,7 +148,7 @@ def _load(
         tensor = tensor[None] if as_argument else tensor
     elif not as_argument:
         tensor = prepare_tensor(tensor, preprocessing, name, steps)
-    shape = tuple(tensors_in(tensor)[0][1].shape)  # of a container that of its first tensor
+    shape = tuple(tensors_in(tensor)[0][1].shape)  # for a container, the shape of its first tensor
     return tensor, InputRecord(str(path), digest, size, shape, tuple(steps), region, rate)
 
 
@@ -214,7 +214,7 @@ def _opened(path: Path, name: str, recorded: AbstractContextManager[None]) -> It
 def _guarded(steps: list[str], max_pixels: int) -> Iterator[None]:
     """Record warnings, and let Pillow refuse truncated pictures and read up to `max_pixels`.
 
-    A lower limit that is set in Pillow holds, unless more than the default is asked for.
+    A lower limit that is set in Pillow applies, unless `max_pixels` is above the default.
     """
     lenient, limit = ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS
     try:

@@ -44,7 +44,7 @@ class NamedInput:
 
     @property
     def row_count(self) -> int:
-        """How many inputs it holds: as many as its tensors are long along axis 0; 0 if they differ or have no axis."""
+        """Number of inputs in it: the length of its tensors along axis 0; 0 if lengths differ, or without an axis."""
         if self.record is None:
             return 0
         lengths = {length_of(tensor) for _, tensor in tensors_in(self.value)} - {0}
@@ -104,9 +104,9 @@ def read_named(texts: Sequence[str], preprocessing: Preprocessing) -> tuple[Name
     """Read "NAME=VALUE" texts as given with `--input`.
 
     A value is a Python literal, such as a number or a text in quotes, or else a file. Numbers with commas between them
-    are one row of a tensor, (1, n), in the network's dtype or one that is named, "1,2,3:int64"; in brackets they are a
-    tuple or a list. A picture gets a batch axis of 1; tensors stay as they are stored. Raises UsageError if a text is
-    not of that form, or a name comes twice; ImageError if a file cannot be read.
+    are one row of a tensor, (1, n), in the network's dtype or in the dtype after a colon, "1,2,3:int64"; in brackets
+    they are a tuple or a list. A picture gets a batch axis of 1; tensors stay as they are stored. Raises UsageError if
+    a text is not of that form, or a name comes twice; ImageError if a file cannot be read.
     """
     named: dict[str, NamedInput] = {}
     for text in texts:
@@ -161,7 +161,7 @@ def _row(text: str, dtype: str | None, option: str) -> torch.Tensor:
         row = torch.tensor([values], dtype=getattr(torch, dtype))
     except (ValueError, RuntimeError, OverflowError) as error:
         raise UsageError(wrong) from error
-    if dtype in WHOLE and row.tolist() != [values]:  # torch makes 255 of -1 in uint8, and True of 2
+    if dtype in WHOLE and row.tolist() != [values]:  # torch turns -1 into 255 in uint8, and 2 into True
         raise UsageError(wrong)
     return row
 
@@ -211,7 +211,7 @@ def _repeated(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def without_named_frame(preprocessing: Preprocessing, named: Sequence[NamedInput]) -> Preprocessing:
-    """Return the preprocessing of inputs without a name: single frames where the other one of a pair has a name."""
+    """Return the preprocessing of inputs without a name: single frames if the other frame of a pair has a name."""
     if preprocessing.kind == "flow" and any(kwarg.record is not None for kwarg in named):
         return replace(preprocessing, kind="image")
     return preprocessing
@@ -223,7 +223,7 @@ def named_count(named: Sequence[NamedInput]) -> int:
 
 
 def named_batch(named: Sequence[NamedInput]) -> Batch:
-    """Return a batch of inputs by name alone, as many as `named_count` tells."""
+    """Return a batch of inputs by name alone, `named_count` in number."""
     read = [kwarg for kwarg in named if kwarg.record is not None]
     counted_first = sorted(read, key=lambda kwarg: {0: 2, 1: 1}.get(kwarg.row_count, 0))  # the others in their order
     count = named_count(named)

@@ -16,7 +16,7 @@ def noise_batch(shapes: NoiseShapes | Sequence[NoiseShape], seed: int, kind: Inp
     """Draw inputs of a shape, or an argument for each of several shapes; raises as `parse_noise_shapes`.
 
     Values are standard normal, or uniform whole numbers if a shape has a bound. torch's global random state is left
-    alone. `kind` decides how the first argument by position is handed over. Axis 0 of the first shape that is longer
+    alone. `kind` decides how the first argument by position is passed. Axis 0 of the first shape that is longer
     than 1 counts inputs; arguments of another length belong to all inputs.
     """
     shapes = parse_noise_shapes(shapes)

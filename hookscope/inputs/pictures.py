@@ -22,7 +22,7 @@ from hookscope.text import one_line
 # Pillow logs some damage before it raises; without a handler Python would print that to stderr.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
-# Pillow would hand an unlisted format, such as EPS, to whatever program reads it.
+# Pillow would start another program for an unlisted format, such as EPS.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "JPEG2000")
 
 # A plugin's name for the pictures of phones, HEIC among them; Pillow itself reads none of them. Their files and those
@@ -110,7 +110,7 @@ def read_picture(
 ) -> tuple[Image.Image, float, tuple[int, int]]:
     """Decode the first frame and turn it upright; `steps` gets a sentence for each thing done.
 
-    `channels` is 1 for greyscale, 3 for RGB; of deep greyscale the one channel is kept. A picture of more than
+    `channels` is 1 for greyscale, 3 for RGB; deep greyscale keeps its one channel. A picture of more than
     `max_pixels` is refused before it is decoded.
 
     Returns the picture in Pillow's mode "RGB", "L" or "F", the value that means white, and (width, height) as stored.
@@ -133,7 +133,7 @@ def read_picture(
             upright = upright.transpose(_UPRIGHT[remaining])
         if turned := {orientation, remaining} & _UPRIGHT.keys():
             steps.append(f"turned upright from EXIF orientation {turned.pop()}")
-        if frames := _other_frames(picture):  # last, because counting moves on in the file
+        if frames := _other_frames(picture):  # last, because counting reads on in the file
             steps.insert(0, frames)
     except ImageError:
         raise
@@ -160,7 +160,7 @@ def take_picture(
     try:
         orientation = _orientation(picture)
         upright, white = _to_channels(picture.copy(), 16, name, channels, steps)
-    except OSError as error:  # opened, but not read so far
+    except OSError as error:  # Pillow opens pictures without reading them
         raise ImageError(f"Cannot read {name}: {one_line(error)}. Get the file again.") from error
     if orientation in _UPRIGHT:
         upright = upright.transpose(_UPRIGHT[orientation])
@@ -294,8 +294,8 @@ def _orientation(picture: Image.Image) -> object:
 def _other_frames(picture: Image.Image) -> str:
     try:
         frame_count = getattr(picture, "n_frames", 1)
-    except Exception:  # noqa: BLE001 damage behind the first frame does not make that one unreadable
-        return "first of several frames; those behind it are damaged"
+    except Exception:  # noqa: BLE001 damage after the first frame does not make it unreadable
+        return "first of several frames; later ones are damaged"
     return f"first of {frame_count} frames" if frame_count > 1 else ""
 
 

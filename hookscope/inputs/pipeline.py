@@ -1,6 +1,6 @@
 """Where the inputs of a run come from: files, pictures and tensors in memory, arguments by name, or noise.
 
-`Photographs` reads again what inputs were made from: upright, at its original size, one at a time.
+`Photographs` reads the photographs behind inputs again: upright, in their original size, one at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Photograph, Prep
 from hookscope.results.noise_shapes import NoiseShape
 from hookscope.statistics.storage import plain_array
 
-_NO_PICTURE = 205  # of 255: what stands for inputs that cannot be shown
+_NO_PICTURE = 205  # of 255: the grey in place of inputs that cannot be shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Photographs:
     seen: Mapping[InputRecord, NDArray[np.uint8]] = field(default_factory=dict)
 
     def __call__(self, inputs: Sequence[InputRecord], index: int) -> Photograph:
-        """Return the photograph of one of a run's inputs; what the network saw where it is gone."""
+        """Return the photograph of one of a run's inputs; what the network saw if the photograph is gone."""
         record = inputs[index]
         reason = ""
         if record.region is not None:
@@ -66,7 +66,7 @@ class Photographs:
         if record.sha256 is not None:
             return read_upright(Path(record.name), record.sha256, self.preprocessing.max_pixels)
         key = record.name, record.size
-        # Pictures in memory may share a name: those that look alike come in the order in which they were given.
+        # Pictures in memory may share a name and a size: they come in the order in which they were given.
         alike = [picture for picture in self.pictures if (picture_name(picture), picture.size) == key]
         places = [place for place, other in enumerate(inputs) if (other.name, other.size) == key]
         if len(alike) != len(places):
@@ -136,7 +136,7 @@ class InputPipeline:
 
     @property
     def photographs(self) -> Photographs:
-        """What the inputs were made of, to be read again."""
+        """The photographs behind the inputs, to be read again."""
         in_memory = [file for file in self.files if isinstance(file, Image)]
         return Photographs(self.preprocessing, in_memory, self.batch, self.pictures)
 

@@ -48,7 +48,7 @@ def prepare_picture(
 
 def _covered(whole: Region, resized: Sequence[int], corner: tuple[int, int], cropped: Sequence[int]) -> Region:
     """Return the part of the whole picture that a crop of the resized one covers; `corner` is its top and left."""
-    # Pillow and torch map outer edges to outer edges. Multiplying before dividing keeps those of the whole exact.
+    # Pillow and torch map outer edges to outer edges. Multiplying before dividing keeps the outer edges exact.
     top, bottom = (whole.height * edge / resized[0] for edge in (corner[0], corner[0] + cropped[0]))
     left, right = (whole.width * edge / resized[1] for edge in (corner[1], corner[1] + cropped[1]))
     return replace(whole, top=top, left=left, bottom=bottom, right=right)

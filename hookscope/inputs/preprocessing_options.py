@@ -19,7 +19,7 @@ from hookscope.results.inputs import Preprocessing
 def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> Preprocessing:
     """Put the user's options over the preprocessing `base`; UsageError if one is malformed or cannot be right."""
     changes: dict[str, Any] = {}
-    # Neither this nor the next is part of what the network was trained with: the source stays.
+    # Neither this nor the next option changes what the network was trained with, so the source stays.
     if option.batch_axis is not None:
         base = replace(base, batch_axis=_axis(option.batch_axis))
     if option.max_pixels is not None:
@@ -27,7 +27,7 @@ def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> P
     if option.resize is not None:
         sizes = _sizes(arg("resize"), option.resize, base.max_pixels)
         changes["resize"] = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
-        changes["crop"] = _within(base.crop, sizes)
+        changes["crop"] = _crop_within(base.crop, sizes)
     if option.crop is not None:
         sizes = _sizes(arg("crop"), option.crop, base.max_pixels)
         changes["crop"] = sizes * 2 if sizes is not None and len(sizes) == 1 else sizes
@@ -41,14 +41,14 @@ def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> P
     return replace(base, **changes, source=f"options over {base.source}") if changes else base
 
 
-def _within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def _crop_within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tuple[int, ...] | None:
     if crop is None or resized is None:
         return crop
     return tuple(map(min, crop, resized * 2 if len(resized) == 1 else resized))
 
 
 def assumed_preparation(base: Preprocessing, inputs: Iterable[object], option: PictureOptions) -> tuple[str, ...]:
-    """Return a warning about assumed preprocessing of pictures, if neither weights nor options give that of training.
+    """Return a warning about assumed preprocessing of pictures, unless weights or options tell how training did it.
 
     There is none for tensor files and recordings.
     """

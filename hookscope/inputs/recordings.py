@@ -24,7 +24,8 @@ def read_recording(file: BinaryIO, name: str, waveform: Waveform | None, steps: 
     """Return a recording as float32, (C, L) or (L,) as `waveform` has it, and its sampling rate in Hz.
 
     `steps` gets a sentence for each thing done. Samples of whole numbers are scaled to -1 to 1. Raises ImageError if it
-    is damaged, empty, too long, or has other channels than the network takes; UsageError if a package is missing.
+    is damaged, empty or too long, or has more or fewer channels than the network takes; UsageError if a package is
+    missing.
     """
     samples, rate = _decoded(file, name)  # (L, C)
     channels = samples.shape[1]

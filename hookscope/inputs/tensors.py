@@ -1,6 +1,6 @@
-"""Read tensor files: plain tensors, and nothing in a file runs, however it was made.
+"""Read plain tensors from files; nothing in a file runs.
 
-What torch and safetensors wrote goes through the same hands as weights files: `hookscope.checkpoints.reading`.
+Files of torch and safetensors are read as weights files are, by `hookscope.checkpoints.reading`.
 """
 
 from collections import OrderedDict
@@ -52,7 +52,7 @@ def read_stored(path: Path) -> torch.Tensor:
 
     Raises ImageError if the file is damaged, holds anything else, or would run code or take too much to read.
     """
-    return torch.clone(_read(path, _only_tensor, _plain_tensor))  # the file may be mapped: nothing depends on it
+    return torch.clone(_read(path, _only_tensor, _plain_tensor))  # in separate memory, because the file may be mapped
 
 
 def read_argument(path: Path) -> Any:
@@ -91,7 +91,7 @@ def _argument(content: object, name: str) -> Any:
                 f"Cannot use {name}: it nests deeper than {_NESTING_LIMIT} or holds more than {_MEMBERS_LIMIT:,} "
                 "values. Save fewer tensors together."
             )
-        # No other subclass: a module that was not imported is one.
+        # No other subclass of dict: the stand-in for a class that is not imported may be one.
         if isinstance(value, dict) and type(value) in {dict, OrderedDict}:
             return {_scalar(key, name): copy(entry, depth + 1) for key, entry in dict.items(value)}
         if isinstance(value, list):

@@ -43,7 +43,7 @@ from hookscope.results.cost import ModuleCost
 from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, QUANTILE_ERROR
 from hookscope.results.findings import Finding
-from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.results.grids import Grid
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
@@ -281,7 +281,7 @@ def _layers(result: Inspection, record: RunRecord | None) -> list[_Layer]:
             inputs[gradient.layer, gradient.call].append(gradient)
     owned: dict[str, list[ParameterRow]] = defaultdict(list)
     for parameter in result.parameters if isinstance(result, Gradients) else ():
-        owned[parameter_owner(parameter.name, parameter.kind)].append(parameter)
+        owned[parameter.layer].append(parameter)
     labels = {row.index: row.label for row in gradients or result.rows}
     grids: dict[str, list[Grid]] = defaultdict(list)
     for grid in record.grids if record is not None else ():
@@ -330,7 +330,7 @@ def _details(
     norms = [STATISTICS[key].on(attrgetter("gradient"), rank=2) for key in ("mean_abs", "l2")]
     norms = [replace(column, title=title) for column, title in zip(norms, ("mean |g|", "‖g‖"), strict=True)]
     shape = STATISTICS["shape"].on(attrgetter("gradient"), rank=2)
-    prefix = f"{parameter_owner(layer.parameters[0].name, layer.parameters[0].kind)}." if layer.parameters else ""
+    prefix = f"{layer.parameters[0].layer}." if layer.parameters else ""
     parameters = (
         Column(
             "name", "parameter", "parameter", 0, shown=lambda parameter: parameter.name.removeprefix(prefix), words=True

@@ -176,10 +176,16 @@ def lowest_words(accuracy: Accuracy) -> str:
     return f" Lowest: {class_words(lowest, multi_label=accuracy.multi_label)}.{question}"
 
 
+def folded(name: str) -> str:
+    """Return a name in the form in which labels and classes are compared: "tiger cat" for "Tiger_Cat"."""
+    return " ".join(name.replace("_", " ").casefold().split())
+
+
 def _exchanged(accuracy: Accuracy) -> list[tuple[str, str]]:
     """Return labels that are permuted: each with the label that most of its pictures are taken for."""
+    labels = {folded(entry.label): entry.label for entry in accuracy.classes}
     taken = {
-        entry.label: entry.mistaken_for
+        entry.label: labels.get(folded(entry.mistaken_for), "")
         for entry in accuracy.classes
         if not accuracy.multi_label and entry.count >= _FEWEST_TO_COMPARE and 2 * entry.mistaken_count > entry.count
     }

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, most_severe
 from hookscope.results.accuracy import Accuracy, LabelledResult
-from hookscope.results.activations import Activations, LayerRow, MapSummary
+from hookscope.results.activations import LayerRow, MapSummary, Run
 from hookscope.results.comparison import Prediction
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
@@ -249,7 +249,7 @@ class CheckMeasurements:
 
     model: ModelInfo
     stored: tuple[StoredValues, ...]
-    forward: Activations | None
+    forward: Run[Any] | None
     origin: NonFiniteOrigin | None = None
     channel_peaks: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     batch_norms: tuple[BatchNormInput, ...] = ()

@@ -68,18 +68,6 @@ class GradientRow(MeasuredTensor):
 _HOLDERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizableLinear"})
 
 
-def parameter_owner(name: str, kind: str) -> str:
-    """Return the dotted name of the module whose row a parameter belongs to.
-
-    `kind` is the class name of the module that registers the parameter, which may hold it for the module around it.
-    """
-    around, parametrised, _ = f".{name}".rpartition(".parametrizations.")
-    if parametrised:
-        return around.removeprefix(".")
-    owner = name.rpartition(".")[0]
-    return owner.rpartition(".")[0] if kind in _HOLDERS else owner
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class ParameterRow(MeasuredTensor):
     """The gradient of the loss with respect to one parameter.
@@ -107,6 +95,15 @@ class ParameterRow(MeasuredTensor):
     def label(self) -> str:
         """Its name."""
         return self.name
+
+    @property
+    def layer(self) -> str:
+        """Dotted name of the module whose row it belongs to, which may be around the module that registers it."""
+        around, parametrised, _ = f".{self.name}".rpartition(".parametrizations.")
+        if parametrised:
+            return around.removeprefix(".")
+        owner = self.name.rpartition(".")[0]
+        return owner.rpartition(".")[0] if self.kind in _HOLDERS else owner
 
     @property
     def is_matrix(self) -> bool:

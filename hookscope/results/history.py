@@ -11,7 +11,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.renderers import RunResult
-from hookscope.text import counted
+from hookscope.text import counted, safe_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,8 @@ class History(RunResult[tuple[WeightPoint, ...]]):
             if verdict.level == "fail"
         ]
         errors = [f"{file.label}: {file.error}" for file in self.unreadable]
-        raise AssertionError("\n".join((f"{counted(len(self.files), 'file')} did not all pass.", *errors, *failures)))
+        lines = (f"{counted(len(self.files), 'file')} did not all pass.", *errors, *failures)
+        raise AssertionError("\n".join(map(safe_text, lines)))
 
     def by_label(self) -> dict[str, tuple[WeightPoint, ...]]:
         """Return each tensor in the order of the files, by name: "layer1.0.conv1.weight"."""

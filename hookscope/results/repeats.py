@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, MapSummary
 from hookscope.results.gradients import GradientRow, Gradients
@@ -15,18 +15,6 @@ Key = tuple[str, int, str]
 Run = TypeVar("Run", Activations, Gradients)
 Row = TypeVar("Row", bound=LayerRow | GradientRow)
 Maps = TypeVar("Maps", FeatureMaps, MapSummary, TokenMap)
-
-
-class _Staying(NamedTuple, Generic[Row]):
-    """A row that stays, its label, and its changed fields, so that the row is copied only once."""
-
-    row: Row
-    label: str
-    changes: dict[str, Any]
-
-    def now(self, name: str) -> Any:
-        """Return the current value of a field."""
-        return self.changes[name] if name in self.changes else getattr(self.row, name)
 
 
 def fold_repeats(run: Run) -> Run:
@@ -51,40 +39,28 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
     left_out = frozenset(left_out)
     rows, gone = _parted(run.rows, left_out)
     constants = {label for label, row in gone.items() if row.owner is not None and row.kind in _CONSTANTS}
-    _resolve(rows, "inputs", {label: () if label in constants else row.inputs for label, row in gone.items()})
+    inputs = {label: () if label in constants else row.inputs for label, row in gone.items()}
     if isinstance(run, Activations):
-        if folds:
-            rows = _folded(rows, _repeated(rows))
+        rows = _folded(rows, _repeated(rows) if folds else {})
         changes: dict[str, Any] = {}
         if numbers:
             followers = ("feature_maps", "map_summaries", "token_maps")
             changes = {name: _of_rows(getattr(run, name), rows) for name in followers}
-            _number(rows)
-        return replace(run, rows=_copied(rows), **changes)
+        return replace(run, rows=_resolved(rows, "inputs", inputs, numbers=numbers), **changes)
     gradients, without = _parted(run.gradients, left_out)
-    _resolve(gradients, "taken_by", {label: row.taken_by or () for label, row in without.items()})
+    taken_by = {label: row.taken_by or () for label, row in without.items()}
     if folds and (into := _repeated(rows, gradients)):
+        taken_by |= {row.label: row.taken_by or () for row in gradients if row.role == "output" and _key(row) in into}
         rows = _folded(rows, into)
-        calls = {(entry.row.layer, entry.row.call) for entry in rows}
-        stay = [
-            gradient
-            for gradient in gradients
-            if gradient.row.role == "output" or (gradient.row.layer, gradient.row.call) in calls
-        ]
-        outputs = [gradient for gradient in gradients if gradient.row.role == "output" and _key(gradient.row) in into]
-        gradients = _folded(stay, into)
-        _resolve(gradients, "taken_by", {output.label: output.now("taken_by") or () for output in outputs})
-    maps = run.gradient_maps
-    if numbers:
-        maps = _of_rows(maps, gradients)
-        _number(rows)
-        _number(gradients)
-        arrived = [gradient for gradient in gradients if gradient.row.backward_index is not None]
-        arrived.sort(key=lambda gradient: gradient.row.backward_index or 0)
-        for position, entry in enumerate(arrived):
-            if entry.row.backward_index != position:
-                entry.changes["backward_index"] = position
-    return replace(run, rows=_copied(rows), gradients=_copied(gradients), gradient_maps=maps)
+        calls = {(row.layer, row.call) for row in rows}
+        of_calls = [row for row in gradients if row.role == "output" or (row.layer, row.call) in calls]
+        gradients = _folded(of_calls, into)
+    return replace(
+        run,
+        rows=_resolved(rows, "inputs", inputs, numbers=numbers),
+        gradients=_resolved(gradients, "taken_by", taken_by, numbers=numbers),
+        gradient_maps=_of_rows(run.gradient_maps, gradients) if numbers else run.gradient_maps,
+    )
 
 
 def repeated(run: Activations | Gradients) -> dict[Key, str]:
@@ -93,42 +69,32 @@ def repeated(run: Activations | Gradients) -> dict[Key, str]:
     Such an output has the activation of an earlier row and, after a backward pass, its gradient; and if gradients of
     the call's inputs were measured, they repeat earlier ones too.
     """
-    return _repeated(_parted(run.rows)[0], None if isinstance(run, Activations) else _parted(run.gradients)[0])
+    return _repeated(run.rows, None if isinstance(run, Activations) else run.gradients)
 
 
-def _repeated(
-    rows: Sequence[_Staying[LayerRow]], gradients: Sequence[_Staying[GradientRow]] | None = None
-) -> dict[Key, str]:
-    into = {_key(row.row): label for row in rows if (label := row.now("duplicate_of"))}
+def _repeated(rows: Sequence[LayerRow], gradients: Sequence[GradientRow] | None = None) -> dict[Key, str]:
+    into = {_key(row): row.duplicate_of for row in rows if row.duplicate_of}
     if gradients is None:
         return into
-    outputs = {
-        _key(gradient.row): gradient.now("duplicate_of") for gradient in gradients if gradient.row.role == "output"
-    }
-    differing = {
-        (entry.row.layer, entry.row.call)
-        for entry in gradients
-        if entry.row.role == "input" and not entry.now("duplicate_of")
-    }
+    outputs = {_key(row): row.duplicate_of for row in gradients if row.role == "output"}
+    differing = {(row.layer, row.call) for row in gradients if row.role == "input" and not row.duplicate_of}
     into = {key: outputs.get(key, label) for key, label in into.items()}
     return {key: label for key, label in into.items() if label and key[:2] not in differing}
 
 
-def _parted(rows: Sequence[Row], left_out: Collection[str] = ()) -> tuple[list[_Staying[Row]], dict[str, Row]]:
+def _parted(rows: Sequence[Row], left_out: Collection[str]) -> tuple[list[Row], dict[str, Row]]:
     """Return the rows that stay, and the left-out rows by label; the first duplicate of a left-out row replaces it."""
     first: dict[str, str] = {}
-    stay: list[_Staying[Row]] = []
+    stay: list[Row] = []
     gone: dict[str, Row] = {}
     for row in rows:
-        label = row.label
-        if label in left_out:
-            gone[label] = row
-            continue
-        changes: dict[str, Any] = {}
-        if row.duplicate_of in left_out:
-            shown = first.setdefault(row.duplicate_of, label)
-            changes["duplicate_of"] = "" if shown == label else shown
-        stay.append(_Staying(row, label, changes))
+        if row.label in left_out:
+            gone[row.label] = row
+        elif row.duplicate_of in left_out:
+            shown = first.setdefault(row.duplicate_of, row.label)
+            stay.append(_with(row, duplicate_of="" if shown == row.label else shown))
+        else:
+            stay.append(row)
     return stay, gone
 
 
@@ -136,36 +102,47 @@ def _key(row: LayerRow | GradientRow) -> Key:
     return row.layer, row.call, row.slot
 
 
-def _folded(rows: Sequence[_Staying[Row]], into: Mapping[Key, str]) -> list[_Staying[Row]]:
+def _with(row: Row, **values: Any) -> Row:
+    changes = {name: value for name, value in values.items() if getattr(row, name) != value}
+    return replace(row, **changes) if changes else row
+
+
+def _folded(rows: Sequence[Row], into: Mapping[Key, str]) -> list[Row]:
     """Leave out the rows of outputs in `into`, and list them in the rows that they repeat. Gradients of inputs stay."""
     if not into:
         return [*rows]
     duplicates: dict[str, list[str]] = {}
     for key, label in into.items():
         duplicates.setdefault(label, []).append(row_label(*key))
-    stay: list[_Staying[Row]] = []
+    stay: list[Row] = []
     for row in rows:
-        if isinstance(row.row, GradientRow) and row.row.role == "input":
+        if isinstance(row, GradientRow) and row.role == "input":
             stay.append(row)
-        elif _key(row.row) not in into:
-            stay.append(row)
-            if row.label in duplicates:
-                row.changes["duplicates"] = (*row.row.duplicates, *duplicates[row.label])
+        elif _key(row) not in into:
+            stay.append(_with(row, duplicates=(*row.duplicates, *duplicates.get(row.label, ()))))
     return stay
 
 
-def _resolve(rows: Sequence[_Staying[Row]], name: str, left_out: Mapping[str, Sequence[str]]) -> None:
-    """In field `name`, replace each label of a row left out by the labels that `left_out` has for it."""
-    if not left_out:
-        return
+def _resolved(
+    rows: Sequence[Row], name: str, left_out: Mapping[str, Sequence[str]], *, numbers: bool
+) -> tuple[Row, ...]:
+    """In field `name`, replace each label of a row left out by the labels that `left_out` has for it; number the rows.
+
+    All changes are made at once, because copies are slow.
+    """
+    if not (left_out or numbers):
+        return tuple(rows)
     behind = dict(left_out)  # with chains of rows left out resolved, so that each chain is followed only once
     for label, labels in left_out.items():
         behind[label] = _behind(labels, behind)
+    fields = ("index", "backward_index") if name == "taken_by" else ("index",)
+    positions = {field: _positions(rows, field) for field in fields if numbers}
+    changed = []
     for row in rows:
-        before = row.now(name)
-        labels = before and _behind(before, behind)
-        if labels is not before:
-            row.changes[name] = labels
+        labels = getattr(row, name)
+        values = {field: places[getattr(row, field)] for field, places in positions.items()}
+        changed.append(_with(row, **{name: labels and _behind(labels, behind)}, **values))
+    return tuple(changed)
 
 
 def _behind(labels: Sequence[str], left_out: Mapping[str, Sequence[str]]) -> Sequence[str]:
@@ -174,18 +151,14 @@ def _behind(labels: Sequence[str], left_out: Mapping[str, Sequence[str]]) -> Seq
     return labels
 
 
-def _number(rows: Sequence[_Staying[Row]]) -> None:
-    for index, row in enumerate(rows):
-        if row.row.index != index:
-            row.changes["index"] = index
+def _positions(rows: Sequence[LayerRow | GradientRow], field: str) -> dict[int | None, int | None]:
+    """Return the numbers in a field, each with its rank."""
+    numbers = sorted(number for row in rows if (number := getattr(row, field)) is not None)
+    return {None: None, **{number: rank for rank, number in enumerate(numbers)}}
 
 
-def _copied(rows: Sequence[_Staying[Row]]) -> tuple[Row, ...]:
-    return tuple([replace(row.row, **row.changes) if row.changes else row.row for row in rows])
-
-
-def _of_rows(maps: Sequence[Maps], rows: Sequence[_Staying[Row]]) -> tuple[Maps, ...]:
+def _of_rows(maps: Sequence[Maps], rows: Sequence[LayerRow | GradientRow]) -> tuple[Maps, ...]:
     """Return the maps of these rows, renumbered; the rows themselves must still have their old numbers."""
-    numbers = {row.row.index: number for number, row in enumerate(rows)}
+    numbers = {row.index: number for number, row in enumerate(rows)}
     stay = ((group, numbers[group.row]) for group in maps if group.row in numbers)
     return tuple(group if group.row == number else replace(group, row=number) for group, number in stay)

@@ -152,7 +152,7 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
             needed = _enough(pairs_needed(lost, gained, count))
             yield RuleFinding(WHOLE_NETWORK, f"{words}, which may be chance.{needed}{most_lost}", "warn")
     if pairs.remarks:
-        yield RuleFinding(WHOLE_NETWORK, f"Of the pictures in the baseline {' and '.join(pairs.remarks)}.", "warn")
+        yield RuleFinding(WHOLE_NETWORK, f"Pictures in the baseline: {' and '.join(pairs.remarks)}.", "warn")
 
 
 class _Pairs(NamedTuple):

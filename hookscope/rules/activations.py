@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookscope.rules.rule import (
     GREATEST,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from hookscope.results.activations import Activations, LayerRow
+    from hookscope.results.activations import LayerRow, Run
     from hookscope.results.check import CheckMeasurements
     from hookscope.results.gradients import GradientRow
     from hookscope.results.statistics import TensorStatistics
@@ -360,7 +360,7 @@ def _inputs_words(measured: CheckMeasurements, row: LayerRow) -> str:
     return f"all {counted(len(forward.inputs), 'input')}" if len(forward.inputs) > 1 else "the only input"
 
 
-def forward_of(measured: CheckMeasurements) -> Activations:
+def forward_of(measured: CheckMeasurements) -> Run[Any]:
     """Return the forward pass, with a survey's statistics for the outputs that it measured.
 
     Outputs that are the same for all inputs count their values once.
@@ -382,7 +382,7 @@ def forward_of(measured: CheckMeasurements) -> Activations:
     return replace(forward, rows=tuple(map(judged, forward.rows)))
 
 
-def one_row_outputs(forward: Activations) -> frozenset[str]:
+def one_row_outputs(forward: Run[Any]) -> frozenset[str]:
     """Return the labels of outputs that depend only on arguments with one row for all inputs, if operations show it."""
     repeated = {f"input{path}" for path in forward.broadcast_inputs}
     if not repeated:

@@ -339,15 +339,17 @@ def _other_input(was: BaselineInput, now: BaselineInput) -> str:
     if was.shape != now.shape:
         return f"was {shape_text(was.shape)}, and is {shape_text(now.shape)}"
     if was.steps != now.steps:
-        before = "; ".join(step for step in was.steps if step not in now.steps) or "nothing"
-        after = "; ".join(step for step in now.steps if step not in was.steps) or "nothing"
+        differing = {*was.steps} ^ {*now.steps} or {*was.steps}  # their order alone may differ
+        before, after = (
+            "; ".join(step for step in entry.steps if step in differing) or "nothing" for entry in (was, now)
+        )
         return f"was prepared by '{printable(before)}', and now by '{printable(after)}'"
     return ""
 
 
 def _described(entry: BaselineInput) -> str:
-    digest = f"sha256 {printable(entry.sha256)[:12]}…" if entry.sha256 else f"{entry.count} of no file"
-    return f"'{printable(entry.name)}' ({digest})"
+    origin = f"sha256 {printable(entry.sha256)[:12]}…" if entry.sha256 else f"{counted(entry.count, 'input')}, no file"
+    return f"'{printable(entry.name)}' ({origin})"
 
 
 def _other_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:

@@ -22,7 +22,6 @@ from hookscope.rules.rule import (
     non_finite_words,
     of_modules,
     output_of,
-    owner,
     quoted,
     rule,
     taken_forward,
@@ -135,7 +134,7 @@ def _first_in_forward_order(
     if not broken:
         return
     first = broken[0]
-    culprits = [weight.name for weight in broken_weights if owner(weight) == first.layer]
+    culprits = [weight.name for weight in broken_weights if weight.layer == first.layer]
     is_mask = len(in_modules) == 1 and not in_modules[0].activation.nan_count and bool(finite)
     first = in_modules[0] if is_mask else first
     if culprits:

@@ -26,7 +26,6 @@ from hookscope.rules.rule import (
     non_finite_count,
     non_finite_words,
     output_of,
-    owner,
     parameter_of,
     quoted,
     rule,
@@ -296,8 +295,8 @@ def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) ->
         for parameter in gradients.parameters
         if parameter.status == "zero"
         and parameter.is_matrix
-        and owner(parameter) in alive
-        and not _gates_near(zero_weights, owner(parameter))
+        and parameter.layer in alive
+        and not _gates_near(zero_weights, parameter.layer)
     ]
     unused = [weight for weight in dead if weight.kind in _RECURRENT and "weight_hh" in weight.name]
     if starved := [weight for weight in dead if weight not in unused]:
@@ -467,6 +466,6 @@ def _gates_near(gates: Iterable[ParameterRow], dead: str, following: str | None 
     return [
         gate
         for gate in gates
-        if (following is not None and is_within(owner(gate), following))
-        or is_within(dead, owner(gate).rpartition(".")[0] or owner(gate))
+        if (following is not None and is_within(gate.layer, following))
+        or is_within(dead, gate.layer.rpartition(".")[0] or gate.layer)
     ]

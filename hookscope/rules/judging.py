@@ -117,10 +117,7 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
     settings = CheckSettings(rules={name: RuleSettings(limits=values) for name, values in changed.items()})
     terms = {name: terms_of(RULES[name], settings) for name in GRADS_RULES}
     folded = _for_rules(gradients)
-    forward = Activations(
-        model=folded.model, inputs=folded.inputs, rows=folded.rows, broadcast_inputs=folded.broadcast_inputs
-    )
-    measured = CheckMeasurements(folded.model, (), forward, gradients=folded, origin_searched=False)
+    measured = CheckMeasurements(folded.model, (), folded, gradients=folded, origin_searched=False)
     by_rule = _evaluated(measured, terms.values())
     findings = [finding for name in GRADS_RULES for finding in terms[name].findings(by_rule.get(name, ()))]
     return _failures_first(findings)

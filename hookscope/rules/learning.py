@@ -23,7 +23,6 @@ from hookscope.rules.rule import (
     module_of,
     non_finite_count,
     output_of,
-    owner,
     parameter_of,
     rule,
     taken_gradients,
@@ -118,7 +117,7 @@ def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
     """Return why a parameter gets no gradient, from the rows of its module."""
     if parameter.status == "no gradient path":
         return "autograd does not track what is computed with them (no_grad, detach)"
-    module = owner(parameter)
+    module = parameter.layer
     rows = [gradient for gradient in gradients.gradients if gradient.role == "output" and module_of(gradient) == module]
     if any(uncalled.layer == module and not uncalled.reason.startswith("called as") for uncalled in gradients.uncalled):
         return "their layers were never called"
@@ -155,7 +154,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     partly_fed = _serving_idle(gradients)
     weights = [] if _batch_norm_is_idle(gradients) else _weights(gradients)
     ranked = sorted(
-        (row for row in weights if owner(row) not in partly_fed), key=lambda row: (row.ratio or 0.0, row.name)
+        (row for row in weights if row.layer not in partly_fed), key=lambda row: (row.ratio or 0.0, row.name)
     )
     if len(ranked) < _SHORTEST_TREND:
         return
@@ -244,7 +243,7 @@ def _learning(gradients: Gradients) -> _Trend:
 
 def _recurrences(gradients: Gradients) -> Iterator[_Trend]:
     """Yield the trend of ‖grad_output‖ over the calls of each layer with weights and many calls with one shape."""
-    weighted = {owner(parameter) for parameter in gradients.parameters}
+    weighted = {parameter.layer for parameter in gradients.parameters}
     by_layer: dict[tuple[str, str, tuple[int, ...]], list[GradientRow]] = {}
     for row in arrived_outputs(gradients):
         if _is_positive(row.gradient.l2) and row.layer in weighted:

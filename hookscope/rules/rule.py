@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.results.findings import Finding, Level
@@ -12,7 +12,7 @@ from hookscope.rules.settings import CheckSettings, RuleSettings
 from hookscope.text import counted, safe_text, some_of
 
 if TYPE_CHECKING:  # these load NumPy, which `hookscope grads --help` must not
-    from hookscope.results.activations import Activations, LayerRow
+    from hookscope.results.activations import LayerRow, Run
     from hookscope.results.check import CheckMeasurements, StoredValues
     from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
     from hookscope.results.statistics import TensorStatistics
@@ -230,7 +230,7 @@ def _level_for_all(rule: Rule, settings: CheckSettings) -> Level:
     return settings.rules.get(rule.identifier, RuleSettings()).level or rule.level
 
 
-def taken_forward(measured: CheckMeasurements) -> Activations:
+def taken_forward(measured: CheckMeasurements) -> Run[Any]:
     """Return the forward pass, which exists because rules that need it are skipped otherwise."""
     assert measured.forward is not None  # noqa: S101
     return measured.forward
@@ -276,21 +276,14 @@ def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
     keyed: list[tuple[int, ParameterRow]] = []
     position = -1
     for parameter in gradients.parameters:
-        position = positions.get(owner(parameter), position)
+        position = positions.get(parameter.layer, position)
         keyed.append((position, parameter))
     return [parameter_row for _, parameter_row in sorted(keyed, key=lambda pair: pair[0])]
 
 
-def owner(parameter: ParameterRow) -> str:
-    """Return the dotted name of the module that a parameter belongs to."""
-    from hookscope.results.gradients import parameter_owner
-
-    return parameter_owner(parameter.name, parameter.kind)
-
-
 def parameter_of(parameter: ParameterRow) -> FindingTarget:
     """Return the target of a parameter: patterns match its name and the name of its module."""
-    return FindingTarget(parameter.name, (parameter.name, owner(parameter)), parameter.kind)
+    return FindingTarget(parameter.name, (parameter.name, parameter.layer), parameter.kind)
 
 
 def is_within(layer: str, ancestor: str) -> bool:

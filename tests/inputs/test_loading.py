@@ -148,7 +148,7 @@ def test_damage_behind_the_first_frame_leaves_it_readable(tmp_path):
     (tmp_path / "a.tif").write_bytes(tiff(values, 16)[:-4] + b"\xff\xff\xff\x7f")  # the next page is nowhere
     tensor, record = load_input(tmp_path / "a.tif", PLAIN_GREY)
     assert torch.equal(tensor[0], torch.from_numpy(values.astype(np.float32) / np.float32(65535)))
-    assert record.steps[0] == "first of several frames; those behind it are damaged"
+    assert record.steps[0] == "first of several frames; later ones are damaged"
 
 
 def test_warnings_while_reading_are_recorded_and_not_shown(tmp_path, monkeypatch):

@@ -54,6 +54,12 @@ def test_labels_that_are_taken_for_one_another_are_named() -> None:
     assert asked in lowest_words(shifted)
 
 
+def test_labels_in_another_spelling_than_the_classes_are_named_too() -> None:
+    rows = (("tiger_cat", 12, 0, "Egyptian cat", 12), ("egyptian_cat", 12, 0, "tiger cat", 12))
+    asked = "2 labels are mostly taken for one another ('tiger_cat' for 'egyptian_cat', 'egyptian_cat' for 'tiger_cat')"
+    assert asked in lowest_words(of_labels(*rows))
+
+
 @pytest.mark.parametrize(
     "rows",
     [

@@ -158,7 +158,7 @@ def test_pictures_that_are_gone_or_have_another_label_are_told(tmp_path: Path) -
     moved = LabelledResult(after.accuracy, {**after.pictures, (3,): {"5-44": True}})
     (finding,) = compared(before, moved, tmp_path).findings
     assert finding.level == "warn"
-    assert finding.message == "Of the pictures in the baseline 9 are not in the data and 1 has another label."
+    assert finding.message == "Pictures in the baseline: 9 are not in the data and 1 has another label."
 
 
 def test_a_baseline_of_other_pictures_does_not_fit(tmp_path: Path) -> None:

@@ -104,6 +104,16 @@ def test_another_preparation_of_the_picture_does_not_fit() -> None:
     assert "and now by 'normalised by mean 0.5, 0.5, 0.5" in message
 
 
+def test_a_preparation_in_another_order_does_not_fit() -> None:
+    baseline = baseline_of(picture(CAT))
+    (entry,) = baseline.inputs
+    first, *others = entry.steps
+    turned = replace(baseline, inputs=(replace(entry, steps=(*others, first)),))
+    message = misfit(turned, picture(CAT))
+    assert f"was prepared by '{others[0]}" in message
+    assert f"and now by '{first}" in message
+
+
 def test_gradients_of_another_loss_do_not_fit() -> None:
     network = chain(nn.Linear(5, 5))
     message = misfit(baseline_of(inspected(network, VALUES, "sum")), inspected(network, VALUES, "projection"))

@@ -40,7 +40,7 @@ from hookscope.inspection.device import full_float32
 from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg, listing
 from hookscope.results.accuracy import Accuracy
-from hookscope.results.activations import Activations
+from hookscope.results.activations import Run
 from hookscope.results.check import CheckMeasurements, CheckReport, OverviewParts, checks_to_json
 from hookscope.results.grids import Grid
 from hookscope.results.json_form import json_form
@@ -92,7 +92,7 @@ def check_checkpoint(
             report = _judged_alone(model, name, settings, wanted, f"{arg('arch')} none", trust=trust)
         else:
             prepared = prepare(model, settings, trust=trust, device=device)
-            # A baseline and evidence are made from a forward pass, as the rule `drift` needs it, whatever is wanted.
+            # Baselines and evidence need a forward pass, whatever rules are wanted; the rule `drift` makes sure of one.
             keeps_rows = on_measured is not None or evidence is not None
             kept = {"drift", "accuracy"} if on_measured is not None else {"drift"}
             compared = on_measured is not None or (baseline is not None and "drift" in wanted)
@@ -116,9 +116,9 @@ def check_checkpoint(
                 alone = _judged_alone(model, name, settings, wanted, reason, trust=trust)
             except CheckpointError as cause:  # nothing can be read, which is why no network fits
                 refusal = cause
-            except HookscopeError:  # the first error is reported, whatever else is wrong
+            except HookscopeError:  # the first error is the one to report
                 pass
-        is_whole = alone is not None and isinstance(refusal, NetworkNeededError)  # all that a file of adapters needs
+        is_whole = alone is not None and isinstance(refusal, NetworkNeededError)  # a file of adapters
         report = alone if alone is not None and is_whole else refused(name, refusal, wanted, alone)
     if measured is not None:
         forward = measured.forward
@@ -250,7 +250,7 @@ def _wrong_pictures(prepared: Prepared, accuracy: Accuracy) -> tuple[NDArray[np.
     return tuple(pictures)
 
 
-def _overview_parts(report: CheckReport, forward: Activations | None) -> OverviewParts:
+def _overview_parts(report: CheckReport, forward: Run[Any] | None) -> OverviewParts:
     """Return all rows, and the rows of layers with a finding of level "fail" about their outputs or parameters."""
     if forward is None:
         return OverviewParts()

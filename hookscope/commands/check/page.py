@@ -5,6 +5,7 @@ Pictures that cannot be shown are counted, and are no error. No file outside the
 
 import base64
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,13 +69,11 @@ def read_evidence(folder: Path, room: int) -> Evidence:
 
 
 def _contents(folder: Path) -> RunRecord:
+    if os.path.islink(folder):  # noqa: PTH114 - `is_symlink` raises in a folder without permission
+        raise InputError("The folder of the evidence has become a link.")
+    content = read_inside(folder, "run.json", _MAX_RECORD_BYTES)
     try:
-        if folder.is_symlink():
-            raise InputError("The folder of the evidence has become a link.")
-        document = parse_json(read_inside(folder, "run.json", _MAX_RECORD_BYTES))
-        record: RunRecord = checked(RunRecord, document or {})
-        return record  # noqa: TRY300 - beside the reading
-    except OSError as error:
-        raise InputError("The folder of the evidence cannot be read.") from error
+        record: RunRecord = checked(RunRecord, parse_json(content) or {})
     except (ValueError, RecursionError) as error:
         raise InputError("The run.json in the folder of the evidence is damaged.") from error
+    return record

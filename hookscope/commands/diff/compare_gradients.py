@@ -17,7 +17,7 @@ from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.differentiation import LossFunction
 from hookscope.results.differences import DifferenceRow, Match
-from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
+from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.text import figure
 
 # Rounding may turn the sign of a value near 0, which changes what ReLU or max pooling passes back. The probability is
@@ -209,7 +209,7 @@ def _by_owner(parameters: Sequence[_Pair], layers: Collection[str]) -> dict[str,
     by_owner: dict[str, list[_Pair]] = {}
     for pair in parameters:
         row = pair.rows.a
-        owner = parameter_owner(row.name, row.kind) if isinstance(row, ParameterRow) else ""
+        owner = row.layer if isinstance(row, ParameterRow) else ""
         while owner and owner not in layers:
             owner = owner.rpartition(".")[0]
         by_owner.setdefault(owner, []).append(pair)

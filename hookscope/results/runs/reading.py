@@ -253,6 +253,11 @@ def _wrong_predictions(_: RunRecord, result: Any) -> Iterator[str]:
         yield f"best classes in its {RESULT} cannot be"
 
 
+def _wrong_first_gradient(_: RunRecord, result: Differences) -> Iterator[str]:
+    if result.first_gradient_difference not in {"", *(row.label for row in result.gradients)}:
+        yield f"the first gradient that differs is none that its {RESULT} lists"
+
+
 def _wrong_maps(record: RunRecord, result: Attributions | Attention) -> Iterator[str]:
     patches = result.patches if isinstance(result, Attention) else ()
     of_inputs = max((drawn.input_index for drawn in (*result.maps, *patches)), default=-1) < len(result.inputs)
@@ -349,7 +354,7 @@ RESULT_KINDS: Mapping[str, tuple[type, Sequence[Callable[[RunRecord, Any], Itera
     "grads": (Gradients, (_wrong_arrays, _wrong_pictures_of_rows, _wrong_predictions)),
     "attribute": (Attributions, (_wrong_maps,)),
     "attention": (Attention, (_wrong_maps,)),
-    "diff": (Differences, (_wrong_pictures_of_rows, _wrong_predictions)),
+    "diff": (Differences, (_wrong_pictures_of_rows, _wrong_predictions, _wrong_first_gradient)),
     "history": (History, (_wrong_files, _wrong_predictions)),
     "survey": (Survey, (_wrong_arrays, _wrong_parts, _wrong_channels)),
 }

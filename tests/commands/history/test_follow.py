@@ -22,7 +22,7 @@ from hookscope.commands.history.follow import labels_of, order_of
 from hookscope.commands.history.measure_file import Weights
 from hookscope.errors import UsageError
 from hookscope.results.findings import Finding
-from hookscope.results.history import by_layer
+from hookscope.results.history import History, HistoryFile, by_layer
 from hookscope.results.json_form import to_document
 from hookscope.results.runs.reading import read_run
 from tests.commands.history.runs import write_run
@@ -196,6 +196,12 @@ def test_a_file_that_cannot_be_read_is_finished_past(tmp_path: Path) -> None:
     assert "1 of 5 files could not be read: epoch_3.pt." in text
     with pytest.raises(AssertionError, match="epoch_3"):
         history.raise_for_failure()
+
+
+def test_a_failure_shows_no_control_characters_of_names() -> None:
+    file = HistoryFile(0, "a\x1b[31m.pt", "a\x1b[31m.pt", status="unreadable", exit_code=3, error="It is cut short.")
+    with pytest.raises(AssertionError, match=re.escape(r"a\x1b[31m.pt: It is cut short.")):
+        History(files=(file,), order="their names", verdicts=(), rows=()).raise_for_failure()
 
 
 @pytest.mark.exhaustive

@@ -47,6 +47,14 @@ def test_best_classes_that_cannot_be_are_refused(differences: Path, spoil: Calla
         read_run(differences)
 
 
+def test_a_first_gradient_that_is_not_listed_is_refused(differences: Path) -> None:
+    document = json.loads((differences / "result.json").read_bytes())
+    document["first_gradient_difference"] = "0.weight grad"
+    (differences / "result.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(InputError, match=r"the first gradient that differs is none that its result\.json lists"):
+        read_run(differences)
+
+
 def test_an_exit_code_that_is_none_of_ours_is_as_bad_as_a_bug() -> None:
     assert most_severe([0, 2**40]) == 2**40
     assert most_severe([EXIT_BUG, 3]) == EXIT_BUG

@@ -32,7 +32,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A table or value of tomllib's, with its path, and the file's name for people, folder and text."""
+    """A table or value in a file, with its path there; and the file's name for people, its folder and its text."""
 
     name: str
     folder: Path
@@ -67,7 +67,7 @@ def read_settings(config: Path | None, folder: Path) -> CheckSettings:
     """Return the settings that a configuration file holds; paths in them begin at its folder.
 
     Args:
-        config: The file, relative to the working directory; of a "pyproject.toml" its table [tool.hookscope]. None for
+        config: The file, relative to the working directory; for a "pyproject.toml" its table [tool.hookscope]. None for
             "hookscope.toml" in `folder`, else the table [tool.hookscope] of its "pyproject.toml", else the defaults.
         folder: Where to look if `config` is None.
 
@@ -129,9 +129,9 @@ def _text(path: Path, name: str) -> str:
 
 
 def line_of(text: str, path: KeyPath) -> int:
-    """Return on which line, from 1, the statement begins that first defines what is at `path` in valid TOML.
+    """Return the line, from 1, of the statement that first defines the entry at `path`, in valid TOML with this entry.
 
-    For a table it is the line of the header, or of whatever creates it. Something must be at `path`.
+    For a table it is the line of the header, or of whatever creates it.
     """
     ends, depth = [], 0  # ends of statements, comments and empty lines: the text before an end is valid TOML
     for token in _TOKEN.finditer(text):

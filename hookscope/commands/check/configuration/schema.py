@@ -287,7 +287,7 @@ def settings_in(top: Entry) -> CheckSettings:
     )
     is_input = any(not shape.name for shape in flat.get("input_shape", ()))
     if is_input and (settings.images or settings.expectations):
-        raise top.at("input").at("shape").wrong("shape in [input] is that of noise, but pictures are named. Drop one.")
+        raise top.at("input").at("shape").wrong("shape in [input] is for noise, but pictures are named. Drop one.")
     return settings
 
 
@@ -328,14 +328,14 @@ def _by_rule(table: _Table) -> dict[str, RuleSettings]:
     return {key_of(name): value for name, value in settings if name != "pattern" and value != RuleSettings()}
 
 
-# Where pydantic's messages name types of Python.
+# Words for the errors in which pydantic names types of Python.
 _CALLED = {"model_type": "a table", "dict_type": "a table", "list_type": "a list", "tuple_type": "a list"}
 
 
 def _mistake(model: type[_Table], top: Entry, errors: Sequence[ErrorDetails]) -> UsageError:
     """Return the error for an unknown key, else for the innermost value that is wrong.
 
-    Of a union pydantic reports every branch, and appends the branch to the location.
+    For a union pydantic reports every branch, and appends the branch to the location.
     """
     for error in errors:
         if error["type"] == "extra_forbidden":

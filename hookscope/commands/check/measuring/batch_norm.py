@@ -18,7 +18,7 @@ from hookscope.statistics.storage import plain_array
 
 
 class _Moments(NamedTuple):
-    """The number of values per channel in one input, and the channels' means and variances, (C,)."""
+    """The number of values per channel in the input of one call, and the channels' means and variances, (C,)."""
 
     value_count: int
     mean: Tensor

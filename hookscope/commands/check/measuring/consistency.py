@@ -23,7 +23,8 @@ from hookscope.statistics.storage import stored_values
 from hookscope.text import exception_line
 
 _ALONE = 2  # inputs of the first batch that run alone: a fault might affect only one of them
-_EXPLAINED = 0.1  # two equal passes that differ by this share of the difference between batch and alone explain it
+# If two equal passes differ by this share of the difference between a batch and an input alone, they explain it.
+_EXPLAINED = 0.1
 
 Differences = dict[str, float | None]
 """Results of `difference`, by path."""
@@ -191,7 +192,8 @@ class FirstPass:
             self.unmeasured |= dict.fromkeys(self.wanted & {"repeatability", "batch-consistency"}, reason)
         elif again and alone and not max(again) < _EXPLAINED * max(alone):
             self.unmeasured["batch-consistency"] = (
-                "The output differs between two identical passes, so a difference alone would prove nothing."
+                "The output differs between two identical passes, so a difference between a batch and an input alone"
+                " proves nothing."
             )
         elif alone and (scaled := next(filter(self._is_scaled_by_batch, self.subject.modules), None)) is not None:
             self.unmeasured["batch-consistency"] = (

@@ -111,7 +111,7 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
 
 
 def _remarks(name: str, state: Mapping[str, Any], adapters: Sequence[NamedShape]) -> Iterator[str]:
-    """Yield sentences about names: adapters of another network, a network that is there twice."""
+    """Yield sentences about names: adapters of another network, a network whose weights are there twice."""
     tensors = dict(named_tensors(state))
     if remark := adapter_remark(name, adapters):
         yield remark

@@ -19,7 +19,7 @@ from hookscope.inspection.losses.targets import Output
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.parameters import arg
-from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult, WrongPicture
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult, WrongPicture, folded
 from hookscope.results.comparison import Reading
 from hookscope.results.inputs import InputRecord
 from hookscope.rules.settings import CheckSettings
@@ -61,7 +61,7 @@ def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: Inspe
             scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
             countings = countings or _countings(data, subject.info.categories, scores.shape[1])
             if data.multi_label and len(countings) > 1 and bool(((scores < 0) | (scores > 1)).any()):
-                countings.pop()  # scores outside of 0 to 1 are no probabilities, so the earlier ones were none either
+                countings.pop()  # one score outside of 0 to 1 shows that no score is a probability
             for counting in countings:
                 counting.add(batch.records, scores)
     return countings[-1].result() if countings else None
@@ -78,7 +78,7 @@ def _run(subject: InspectedNetwork, batch: Batch) -> Mapping[str, Tensor]:
 
 
 def _countings(data: LabelledFiles, categories: Sequence[str], class_count: int) -> "list[_Counting]":
-    """Return a counting for each reading of the scores; the last reading is right if all scores lie in 0-1."""
+    """Return a counting for each possible reading of the scores; the last one holds if all scores lie in 0-1."""
     categories = categories if len(categories) == class_count else ()
     labels = [*dict.fromkeys(label for group in data.labels.values() for label in group)]
     classes, mapping = classes_of(labels, categories, class_count, in_folders=data.in_folders, columns=data.columns)
@@ -100,8 +100,8 @@ def classes_of(
     """
     by_name: dict[str, tuple[int, ...]] = {}
     for index, name in enumerate(categories):
-        by_name[_folded(name)] = (*by_name.get(_folded(name), ()), index)
-    matched = {label: by_name[_folded(label)] for label in labels if _folded(label) in by_name}
+        by_name[folded(name)] = (*by_name.get(folded(name), ()), index)
+    matched = {label: by_name[folded(label)] for label in labels if folded(label) in by_name}
     if len(matched) == len(labels):
         return matched, "labels are names of classes"
     are_numbers = all(label.isascii() and label.isdecimal() and len(label) < 10 for label in labels)
@@ -128,10 +128,6 @@ def classes_of(
         f"{counted(class_count, 'class', 'classes')}: {names}, indices are 0 to {class_count - 1}, "
         f"and for sorted order {folders}.{hint}"
     )
-
-
-def _folded(name: str) -> str:
-    return " ".join(name.replace("_", " ").casefold().split())
 
 
 @dataclass(slots=True)

@@ -140,7 +140,7 @@ class _Search:
     """One pass that searches for the first module that makes NaN or Inf.
 
     The stack holds the calls that have begun, with the counts of their first input with NaN or +Inf, or else of their
-    last input with -Inf. Until there is an origin, these values come from the network's inputs.
+    last input with -Inf. As long as there is no origin, these values come from the network's inputs.
     """
 
     subject: InspectedNetwork
@@ -182,7 +182,8 @@ class _Search:
             self._stack.append((layer, _FINITE))
         if counts.broken and self.origin is None and layer:
             around = self._around(layer)
-            if not next((incoming for name, incoming in reversed(self._stack) if name == around), _FINITE).broken:
+            incoming = next((values for name, values in reversed(self._stack) if name == around), _FINITE)
+            if not incoming.broken:  # the code of the module around makes them, between its modules
                 self.origin = self._origin_at(around, self._ended.get(around, 0), counts, tensor)
         if counts.any and not self._stack[-1][1].broken:
             self._stack[-1] = (layer, counts)

@@ -26,7 +26,7 @@ _DEAD_BELOW = 0.01  # share of the greatest magnitude that a dead filter stays b
 SUBNORMAL_BELOW = 2.0**-126  # the least normal number of float32 (IEEE 754); smaller values count as zero in a run
 
 # With fewer values, or smaller groups, spreads say little. With a greater kurtosis, a few values have all the
-# energy; that of the normal distribution is 3.
+# energy; the normal distribution has 3.
 _FEWEST_FOR_SPREAD = 2048
 _FEWEST_IN_GROUP = 8
 _HEAVIEST_TAILS = 100.0
@@ -160,7 +160,7 @@ def spread_beyond_chance(values: Tensor) -> float | None:
     of sqrt(2/g). The greatest excess is returned. Training leaves each of them far outside; every usual
     initialisation draws values independently, whatever their distribution.
 
-    None for fewer than 2,048 values other than zero, and where moments overflow, vanish, or are those of a few
+    None for fewer than 2,048 values other than zero, and where moments overflow, vanish, or come from a few
     outliers. `values` are (O, I, ...).
     """
     outputs, inputs = values.shape[:2]

@@ -180,7 +180,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ),
         (
             "input = { images = ['a.png'], shape = [1, 3, 8, 8] }",
-            "shape in [input] is that of noise, but pictures are named. Drop one.",
+            "shape in [input] is for noise, but pictures are named. Drop one.",
         ),
     ],
 )
@@ -193,7 +193,7 @@ def test_a_value_that_cannot_be_right_is_named_with_what_would_be(read: Read, st
     [
         (
             "[input]\nshape = [1, 3, 8, 8]\n[[expect]]\nimage = 'a.png'\ntop1 = 1\n",
-            r"shape in \[input\] is that of noise, but .*",
+            r"shape in \[input\] is for noise, but .*",
         ),
         ("[[layers]]\npattern = '/(/'\nforward = 'off'\n", r"pattern in .*: '/\(/' is not a regular expression: .*"),
         ("[output]\ndtype = 'flaot32'\n", r"dtype in \[output\] must be 'float16', 'bfloat16', .*, not 'flaot32'\."),
