@@ -199,6 +199,8 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         from hookscope.models import exported  # noqa: PLC0415 (nothing that runs a file is imported without trust)
 
         _check_complete(files.path, options)
+        if options.file.key is not None:
+            raise UsageError(f"{printable(files.path.name)} is a program, so it takes no {arg('key')}.")
         inspect_isolated(files, lambda *_: None, ReadingRules(trust_remedy(), trust=True))
         return exported.load_program(files, options.seed)
     checkpoint = read_weights(files, options.file)

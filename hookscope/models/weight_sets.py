@@ -234,15 +234,15 @@ def _ways_to(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
     """Yield the keys by which `dotted_key` leads into nested dicts, longest first, and the remaining prefix or ""."""
     if not isinstance(content, dict):
         return
-    keys = sorted((name for name in dict.keys(content) if isinstance(name, str)), key=len, reverse=True)
-    for key in keys:
-        if dotted_key == key:
-            yield (key,), ""
-        elif dotted_key.startswith(f"{key}."):
-            for rest, prefix in _ways_to(dict.__getitem__(content, key), dotted_key[len(key) + 1 :]):
-                yield (key, *rest), prefix
+    keys = {str(key): key for key in dict.keys(content) if isinstance(key, str | int)}
+    for text in sorted(keys, key=len, reverse=True):
+        if dotted_key == text:
+            yield (keys[text],), ""
+        elif dotted_key.startswith(f"{text}."):
+            for rest, prefix in _ways_to(dict.__getitem__(content, keys[text]), dotted_key[len(text) + 1 :]):
+                yield (keys[text], *rest), prefix
     prefix = dotted_key.rstrip(".") + "."
-    if any(key.startswith(prefix) for key in keys):
+    if any(isinstance(key, str) and key.startswith(prefix) for key in keys.values()):
         yield (), prefix
 
 

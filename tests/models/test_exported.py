@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hookscope.checkpoints.fileformat import file_kind
-from hookscope.errors import CheckpointError, UntrustedFileError
+from hookscope.errors import CheckpointError, UntrustedFileError, UsageError
 from hookscope.models.construction import FileOptions
 from hookscope.models.spec import load_model
 from hookscope.models.trusted_files import read_pickle
@@ -157,3 +157,10 @@ def test_weights_of_a_whole_network_pour_into_the_one_that_arch_names(
     loaded = load_model("model.pt", arch="net.py:conv_net", options=FileOptions(trust=True))
     assert type(loaded.module[0]) is torch.nn.Conv2d
     assert torch.equal(loaded.module.eval()(*args), network(*args))
+
+
+def test_a_program_takes_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)  # type: ignore[no-untyped-call]
+    with pytest.raises(UsageError, match=r"model\.pt is a program, so it takes no --key"):
+        load_model(path, options=FileOptions(trust=True, key="ema"))
