@@ -203,7 +203,7 @@ def query_maps(seen: ForwardPass, block: SeenBlock, place: int, at: int, extents
 
 
 def head_maps(seen: ForwardPass, place: int, positions: Mapping[str, int]) -> Iterator[HeadMaps]:
-    """Yield the maps of all heads, by query and block; `positions` are those of blocks in the run."""
+    """Yield the maps of all heads, by query and block; `positions` has the blocks' positions in the run."""
     for at in range(len(seen.wanted.queries)):
         for block in seen.blocks:
             if (mapped := _mapped(block, place, at)) is not None:

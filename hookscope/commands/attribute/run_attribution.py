@@ -84,7 +84,7 @@ class _Gathered:
                 for (label, extents), maps in zip(explained.extents, by_layer, strict=True):
                     values = maps[place].numpy().copy()  # not a part of the batch's
                     kept = pixels.values[place].numpy().copy() if is_shown else None
-                    positions = values.shape if values.ndim == 1 < len(size) else size  # those of words
+                    positions = values.shape if values.ndim == 1 < len(size) else size  # a position for each word
                     placed = AttributionMap(first + place, wanted, label, values, extents[place], kept, positions)
                     self.maps.append(placed)
 
