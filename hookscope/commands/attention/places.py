@@ -206,7 +206,8 @@ def _for_each_channel(call: AttentionCall, rows: AttentionRows, axes: Axes, coun
     grids = [*call.grids]
     if isinstance(halved, Layout):
         grids.append((-(-halved.grid[0] // 2), -(-halved.grid[1] // 2)))
-    return "" if any(queries - high * wide in (0, 1) for high, wide in grids) else reason
+    with_class_token = (0, 1)
+    return "" if any(queries - high * wide in with_class_token for high, wide in grids) else reason
 
 
 def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:

@@ -224,7 +224,7 @@ def _first_inputs(network: nn.Module, batch: Batch, first: int) -> dict[int, NDA
 
 
 def _suspicious(heat_map: AttributionMap, name: str) -> str:
-    """Return a warning about a map that shows nothing, or explains no number, of the input `name`; "" for others."""
+    """Return a warning if a map of the input `name` is flat, or its values or its score are not finite; else ""."""
     values, score, label = heat_map.values, heat_map.target.score, safe_text(heat_map.target.label)
     subject = f"The map of '{label}'{f' at {heat_map.layer}' if heat_map.layer else ''} for {name}"
     if not np.isfinite(values).all():
