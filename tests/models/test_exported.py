@@ -161,6 +161,6 @@ def test_weights_of_a_whole_network_pour_into_the_one_that_arch_names(
 
 def test_a_program_takes_no_key(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)  # type: ignore[no-untyped-call]
+    SAVERS["scripted"](torch.nn.Linear(2, 2), (), path)
     with pytest.raises(UsageError, match=r"model\.pt is a program, so it takes no --key"):
         load_model(path, options=FileOptions(trust=True, key="ema"))

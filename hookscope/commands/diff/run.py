@@ -138,7 +138,6 @@ def _load_both(
 ) -> tuple[LoadedModel, LoadedModel]:
     """Load A and B with their options. "same" loads or copies A again; modules are used without loading."""
     from hookscope.inspection.device import choose_device
-    from hookscope.models.spec import load_model
 
     if option.device_b is not None:
         choose_device(option.device_b, "device_b")
@@ -146,7 +145,7 @@ def _load_both(
     if isinstance(model_a, str | Path) or is_same or not isinstance(model_b, str | Path):
         loaded = load(model_a, option_a, option_a)
     else:
-        loaded = load_model(model_a)  # the options about loading are for B
+        loaded = load(model_a, options.ModelOptions(), options.RunOptions())  # the options about loading are for B
     if is_same and not isinstance(model_a, str | Path):
         return loaded, _copy_for_b(loaded, option)
     named = model_a if is_same else model_b
