@@ -83,7 +83,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], type[HookscopeError]]] =
     "labels": ("labels.csv", find_labelled, InputError),
     "a tensor": ("x.npy", read_tensor, InputError),
     "weights": ("w.pt", file_kind, InputError),
-    "trusted weights": ("w.pt", read_pickle, InputError),
+    "trusted weights": ("w.pt", lambda path: read_pickle(path, "torch"), InputError),
     "a Python file": ("net.py", lambda path: load_function(path, "build"), InputError),
     "a run": ("run.json", lambda path: read_inside(path.parent, path.name, 100), InputError),
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hookscope.checkpoints.fileformat import METADATA, PICKLE_BYTES_LIMIT, open_regular, path_beside, stored_files
+from hookscope.checkpoints.fileformat import METADATA, PICKLE_BYTES_LIMIT, distributed_files, open_regular, path_beside
 from hookscope.checkpoints.nested import ITEM_BYTES
 from hookscope.checkpoints.unpickler import (
     ABSENT,
@@ -137,7 +137,7 @@ def read_metadata(folder: Path) -> list[Stored]:
             f"{name} holds pickled objects: reading it with torch would import {printable(foreign[0], 80)}, which can "
             "run code; save it again with torch.distributed.checkpoint."
         )
-    sizes = {data_file: data_file.stat().st_size for data_file in stored_files(folder) if data_file.exists()}
+    sizes = {data_file: data_file.stat().st_size for data_file in distributed_files(folder) if data_file.exists()}
     try:
         stored = _stored(held, path, sizes)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

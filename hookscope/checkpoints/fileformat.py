@@ -34,6 +34,9 @@ FileKind = (
     | Literal["legacy torch", "safetensors", "safetensors index", "torch index", "torch tar", "pickle", "distributed"]
 )
 
+PROGRAMS = ("torchscript", "exported program")
+"""Kinds of files that hold a whole network, as a program."""
+
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".index.json")
 """Suffixes of weights files, in lower case, by which files are found; their content decides what they are."""
 
@@ -56,6 +59,8 @@ METADATA = ".metadata"
 _SLICES_SUFFIX = ".distcp"
 
 _INDEX_BYTES_LIMIT = 16 * 2**20  # an index names a shard per tensor; 16 MiB hold 100,000 of them
+
+_MOST_SHARDS = 10_000  # looking for this many takes two seconds. The largest networks have a few hundred
 
 _SNIFFED_BYTES = 512  # a tar's first header
 
@@ -321,9 +326,9 @@ def is_utf8(path: Path) -> bool:
     return str(path).encode(errors="ignore") == os.fsencode(path)
 
 
-def stored_files(path: Path) -> list[Path]:
-    """Return the files of a checkpoint: itself, or those in the folder of a distributed one."""
-    return [path / METADATA, *sorted(path.glob(f"*{_SLICES_SUFFIX}"))] if is_distributed(path) else [path]
+def distributed_files(folder: Path) -> list[Path]:
+    """Return the files of a distributed checkpoint: its index, then its slices."""
+    return [folder / METADATA, *sorted(folder.glob(f"*{_SLICES_SUFFIX}"))]
 
 
 def path_beside(index: Path, file: str, name: str) -> Path:
@@ -344,13 +349,6 @@ def path_beside(index: Path, file: str, name: str) -> Path:
     if folder not in folders:
         raise CheckpointError(f"{name} names '{printable(file, 80)}', a link out of its folder; refused.")
     return path
-
-
-def version_of(path: Path) -> tuple[int, int, int]:
-    """Return a file's inode, size in bytes and modification time in ns: rewriting it changes one of them."""
-    with open_regular(path) as file:
-        status = os.fstat(file.fileno())
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_weight_map(file: BinaryIO, name: str) -> dict[str, Any]:
@@ -381,6 +379,32 @@ def read_weight_map(file: BinaryIO, name: str) -> dict[str, Any]:
     else:
         kind = f"JSON text, {_NO_WEIGHTS}"
     raise CheckpointError(f"{name} is {kind}.")
+
+
+def read_index(path: Path) -> dict[Path, list[str]]:
+    """Return the tensors' names by the file that holds them, shards in the order of their names.
+
+    Shards lie beside the index; where both are links (Hugging Face's cache), beside what the index links to. Raises
+    CheckpointError if the index names anything else or too many, a shard is missing, or a tensor is in two of them.
+    """
+    name = printable(str(path))
+    with open_regular(path) as file:
+        weight_map = read_weight_map(file, name)
+    by_shard: dict[str, list[str]] = {}
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise CheckpointError(f"{name} lists no file for '{printable(tensor, 80)}'; download it again.")
+        by_shard.setdefault(shard, []).append(tensor)
+    if len(by_shard) > _MOST_SHARDS:
+        raise CheckpointError(f"{name} names {len(by_shard)} files, over the limit of {_MOST_SHARDS}; refused.")
+    shards = {path_beside(path, shard, name): tensors for shard, tensors in sorted(by_shard.items())}
+    missing = [shard for shard in shards if not shard.exists()]
+    if missing:
+        raise CheckpointError(
+            f"{name} lacks {len(missing)} of its {len(shards)} files, such as '{printable(missing[0].name, 80)}'; "
+            "download them next to it."
+        )
+    return shards
 
 
 def archive_kind(file: BinaryIO, name: str) -> ArchiveKind:
@@ -535,3 +559,12 @@ def safetensors_header(path: Path, of_pairs: Callable[[Any], Any] | None = None)
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length), object_pairs_hook=of_pairs)
     return header, 8 + length
+
+
+def safetensors_metadata(path: Path) -> dict[str, Any]:
+    """Return the texts in the header of a safetensors file; {} without any."""
+    try:
+        metadata = safetensors_header(path)[0].get("__metadata__")
+    except (ValueError, RecursionError):  # it has become another file
+        return {}
+    return metadata if isinstance(metadata, dict) else {}

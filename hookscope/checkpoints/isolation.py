@@ -1,12 +1,11 @@
 """Work on files in a separate process with limits, so that a crash or a hang stays in that process. No torch."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from hookscope.checkpoints.fileformat import stored_files, version_of
 from hookscope.checkpoints.sandbox.worker import Limits, WorkerFailure, run_forked
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import CheckpointError
 
 # Reading takes two maps or one copy of the file; what a pickle makes of itself comes on top. Checksums go
@@ -24,15 +23,15 @@ _ENDINGS = {
 }
 
 
-def run_isolated(work: Callable[[], Any], paths: Iterable[Path], name: str) -> Any:
+def run_isolated(work: Callable[[], Any], files: WeightsFiles) -> Any:
     """Work on files in a separate process, within the time and memory that files of their size should take.
 
-    `work` returns what JSON can hold; `name` is what to call all the files in messages. Raises hookscope's errors that
-    `work` raises; a CheckpointError if a file crashes its reader, takes too much, or changes meanwhile.
+    `work` returns what JSON can hold. Raises hookscope's errors that `work` raises; a CheckpointError if a file crashes
+    its reader, takes too much, or has changed since it was found.
     """
-    paths = [*paths]
-    with unchanged(paths, name):
-        byte_count = sum(size for _, size, _ in _versions(paths))
+    name = files.name
+    with unchanged(files):
+        byte_count = sum(size for _, size, _ in files.versions)
         seconds = _SPARE_SECONDS + byte_count // _BYTES_PER_SECOND
         limits = Limits(_PATIENCE * seconds, 2 * byte_count + _SPARE_BYTES, seconds)
         result = run_forked(work, limits)
@@ -52,17 +51,11 @@ def run_isolated(work: Callable[[], Any], paths: Iterable[Path], name: str) -> A
 
 
 @contextmanager
-def unchanged(paths: Iterable[Path], name: str) -> Iterator[None]:
-    """Raise CheckpointError if a file changes meanwhile, or needs more memory than there is."""
-    paths = [*paths]
-    before = _versions(paths)
+def unchanged(files: WeightsFiles) -> Iterator[None]:
+    """Raise CheckpointError if a file has changed afterwards, or needs more memory than there is."""
     try:
         yield
     except MemoryError as error:
-        raise CheckpointError(f"{name} needs more memory than there is.") from error
-    if before != _versions(paths):
-        raise CheckpointError(f"{name} was changed while it was read; read it again when it is complete.")
-
-
-def _versions(paths: Iterable[Path]) -> list[tuple[int, int, int]]:
-    return [version_of(file) for path in paths for file in stored_files(path)]
+        raise CheckpointError(f"{files.name} needs more memory than there is.") from error
+    if files.current_versions() != files.versions:
+        raise CheckpointError(f"{files.name} was changed while it was read; read it again when it is complete.")

@@ -5,7 +5,7 @@ import sys
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +35,9 @@ from hookscope.checkpoints.nested import tensors_in
 from hookscope.checkpoints.pickle_scan import PickleSurvey, survey_pickle
 from hookscope.checkpoints.sandbox.worker import CAN_FORK
 from hookscope.checkpoints.unknown_classes import read_bytes_past_unknown, read_past_unknown
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
+from hookscope.parameters import arg
 from hookscope.text import printable
 
 _UNTYPED = torch.storage._new_dtypes()  # noqa: SLF001 - whose values torch.save stores as mere bytes
@@ -55,6 +57,10 @@ _RUNNING_KINDS: dict[FileKind, str] = {
 
 _SAFE_PROTOCOLS = range(4)  # of pickles; torch's safe reader lacks the instructions of the later ones
 _LISTED_NAMES = 5  # names that a refusal lists
+
+
+RESAVE_REMEDY = "save `model.state_dict()` where it was made"
+"""Advice for messages about a file that runs code, where it must not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +86,13 @@ class ScanResult(NamedTuple):
     content: Any = None
 
 
-def inspect_isolated(kinds: Mapping[Path, FileKind], name: str, look: Visitor, rules: ReadingRules) -> list[ScanResult]:
-    """Check files in a separate process, where `look` gets the content of each; messages call them `name`.
+def trust_remedy() -> str:
+    """Return what to do with a file that runs code, where it can be trusted."""
+    return f"{RESAVE_REMEDY}, or give {arg('trust')} if you trust its author"
+
+
+def inspect_isolated(files: WeightsFiles, look: Visitor, rules: ReadingRules) -> list[ScanResult]:
+    """Check files in a separate process, where `look` gets the content of each.
 
     The content of each result is what `look` returned, tuples as lists; `look` does not get a trusted file that runs
     code. Raises UntrustedFileError for a file that would run code without trust, or that the rules do not allow;
@@ -92,15 +103,14 @@ def inspect_isolated(kinds: Mapping[Path, FileKind], name: str, look: Visitor, r
     def verify_all() -> list[ScanResult]:
         if CAN_FORK:
             torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
-        return [_verify_file(path, kind, look, rules) for path, kind in kinds.items()]
+        return [_verify_file(path, kind, look, rules) for path, kind in files.kinds.items()]
 
-    answers = run_isolated(verify_all, kinds, name)
+    answers = run_isolated(verify_all, files)
     return [ScanResult(how, tuple(names), content) for how, names, content in answers]
 
 
 def read_verified(
-    kinds: Mapping[Path, FileKind],
-    name: str,
+    files: WeightsFiles,
     check: Callable[[object, str], object],
     rules: ReadingRules,
     read_trusted: Callable[[Path, FileKind], object] | None = None,
@@ -122,9 +132,9 @@ def read_verified(
             )
 
     contents: dict[Path, ScanResult] = {}
-    with unchanged(kinds, name):
-        scans = inspect_isolated(kinds, name, look, rules)
-        for (path, kind), scan in zip(kinds.items(), scans, strict=True):
+    with unchanged(files):
+        scans = inspect_isolated(files, look, rules)
+        for (path, kind), scan in zip(files.kinds.items(), scans, strict=True):
             run = read_trusted if scan.how == "runs code" else None
             contents[path] = scan._replace(content=run(path, kind) if run else read_content(path, kind, scan.how))
     return contents

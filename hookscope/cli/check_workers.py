@@ -22,7 +22,7 @@ _PRELOAD = ("hookscope.commands.check.checkpoint", "torchvision")
 
 @dataclass(frozen=True, slots=True)
 class CheckJob:
-    """What a worker needs to know: the arguments of `check_checkpoint`, and whether a new baseline is wanted."""
+    """The arguments of `check_checkpoint` for a worker, and whether a new baseline is wanted."""
 
     checkpoint: str
     settings: CheckSettings

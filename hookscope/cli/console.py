@@ -49,7 +49,7 @@ def print_path(console: "Console", name: str, path: Path, more: str = "") -> Non
 
 
 def consoles(*, json: bool) -> "tuple[Console, Console]":
-    """Return the console for tables, on stderr where JSON takes stdout, and that for messages, which is on stderr."""
+    """Return a console for tables, on stderr if JSON takes stdout, and a console for messages, on stderr."""
     from rich.console import Console
 
     # Names may hold what Rich would take for markup or an emoji.
@@ -84,9 +84,9 @@ _WHOLE_RUN = 1e9  # seconds
 
 @contextmanager
 def progress_bar(console: "Console", *, shown: bool, of: str = "inputs") -> Iterator[Callable[[int, int], None]]:
-    """Show that something is loading, then how many inputs are finished; yield a function of that number and all.
+    """Show that something is loading, then how many of all inputs are finished; yield a function of both numbers.
 
-    On a terminal it is a bar. Elsewhere a line is printed now and then, where a run takes longer.
+    On a terminal it is a bar. Elsewhere a line is printed now and then, if a run takes longer.
     """
     if not shown:
         yield lambda _finished, _total: None

@@ -28,7 +28,7 @@ _EXTRAS = {
     "parquet": ("pyarrow", "survey --features FILE.parquet"),
 }
 
-# Weights files that are named.
+# Weights files that a line names.
 _MOST_NAMED = 5
 
 

@@ -75,7 +75,7 @@ def show_picture(path: Path, tables: "Console", messages: "Console", *, json: bo
 
 
 def is_interactive(console: "Console") -> bool:
-    """Tell whether a terminal can be asked: one that answers to this process, not one of no size, as some pipes are."""
+    """Tell whether stdin and stdout are a terminal that answers this process; one without a size may be a pipe."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     if console.color_system is None or console.no_color or 0 in os.get_terminal_size(sys.stdout.fileno()):

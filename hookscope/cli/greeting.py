@@ -9,7 +9,7 @@ from pathlib import Path
 
 # A folder with more entries is not searched to its end.
 _MOST_ENTRIES = 1000
-# So many files are looked into, none of more bytes.
+# How many files are opened, and the most bytes that one of them may have.
 _MOST_LOOKED_INTO, _MOST_BYTES_READ = 5, 2**26
 _PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 _CHECKPOINTS = frozenset({".pt", ".pth", ".ckpt", ".safetensors"})

@@ -124,8 +124,8 @@ def _complete_layer(context: typer.Context, incomplete: str) -> list[str]:
     model = context.params.get("model") or next(iter(context.args), None)
     if model not in model_names():
         return []
-    said = StringIO()
-    with suppress(Exception), redirect_stdout(said), redirect_stderr(said):
+    unread = StringIO()  # a network may print while it is built
+    with suppress(Exception), redirect_stdout(unread), redirect_stderr(unread):
         return sorted({name for name in _patterns(str(model)) if name.startswith(incomplete)})
     return []
 

@@ -24,19 +24,19 @@ class SectionedCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an option whose value is missing, or that is given two values though it takes one.
 
-        The name of the next option would be taken for a missing value; `--report=--out` still means a file of that
-        name. If two values are given, the first would be dropped.
+        typer takes the name of the next option for a missing value, and drops the first of two values.
+        `--report=--out` still means a file of that name.
 
         Raises:
-            UsageError: If there is one.
+            UsageError: For such an option.
         """
         if ctx.resilient_parsing:  # for a completion
             return super().parse_args(ctx, args)
         options = {
-            name: get_param
-            for get_param in self.get_params(ctx)
-            if isinstance(get_param, TyperOption)
-            for name in (*get_param.opts, *get_param.secondary_opts)
+            name: parameter
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, TyperOption)
+            for name in (*parameter.opts, *parameter.secondary_opts)
         }
         before_arguments = [*takewhile(lambda arg: arg != "--", args)]
         ctx.meta[_SHORT] = "-h" in before_arguments and "--help" not in before_arguments

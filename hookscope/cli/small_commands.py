@@ -51,8 +51,8 @@ def layers(model: str, *, option: options.Layers) -> int:
     if table.failure is None:
         return 0
     messages.print(failure_panel(table.failure))
-    listed = f"{table.model.name} raised in a forward pass; the shapes up to there are listed"
-    return report_error(ModelError(f"{listed}{table.failure.remedy(files=False)}."))
+    problem = f"{table.model.name} raised in a forward pass; the shapes up to there are listed"
+    return report_error(ModelError(f"{problem}{table.failure.remedy(files=False)}."))
 
 
 def checkpoint(file: str, *, option: options.Checkpoint) -> int:

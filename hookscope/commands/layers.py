@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookscope import options
-from hookscope.commands.opening import file_options, given_network
+from hookscope.commands.opening import file_options
 from hookscope.hooks.interrupts import interrupts_between_blocks
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
     shapes = () if option.input_shape is None else parse_noise_shapes(option.input_shape)
     table_of = partial(_module_table, shapes=shapes, option=option)
     if not isinstance(model, str | Path):
-        loaded = given_network(model)
+        loaded = load_model(model)
         table = table_of(loaded, option.layer)
         real: LoadedModel | None = loaded
     else:

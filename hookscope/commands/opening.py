@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -11,7 +10,6 @@ from hookscope import options
 from hookscope.errors import UsageError
 from hookscope.inputs.find_files import DEMO_PICTURE
 from hookscope.models.names import DEMO
-from hookscope.parameters import arg
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,14 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def needs_a_name() -> str:
-    """Return why options about loading do not go with a module."""
-    return (
-        "A module stays on its device, with its weights: load, convert and move it yourself. "
-        f"{', '.join(map(arg, ('weights', 'arch', 'device', 'dtype')))} and the like need MODEL as a name or a file."
-    )
-
-
 def open_inputs(
     model: Model,
     images: Images,
@@ -46,8 +36,8 @@ def open_inputs(
 
     began = time.perf_counter()
     images = images_or_demo(model, images, option)
-    loaded = with_classes(load(model, option, option), option)
-    return open_session(loaded, images, option, began=began, seed=option.seed, **further)
+    loaded = load(model, option, option)
+    return open_session(with_classes(loaded, option), images, option, began=began, seed=option.seed, **further)
 
 
 def images_or_demo(model: object, images: T, option: options.InputOptions | options.Survey) -> T | list[str]:
@@ -61,22 +51,22 @@ def images_or_demo(model: object, images: T, option: options.InputOptions | opti
 def load(model: Model, option: options.ModelOptions, run: options.RunOptions) -> LoadedModel:
     """Load what MODEL names and move it to its device; take a module as it is."""
     from hookscope.inspection.device import choose_device, move_to
-    from hookscope.models.spec import load_model
+    from hookscope.models.spec import load_model, needs_a_name
 
-    if not isinstance(model, str | Path):
-        if options.any_given(option, options.ModelOptions) or run.device != "auto" or run.dtype is not None:
-            raise UsageError(needs_a_name())
-        return given_network(model)
+    is_named = isinstance(model, str | Path)
+    if not is_named and (run.device != "auto" or run.dtype is not None):
+        raise UsageError(needs_a_name())
     where = choose_device(run.device)
     loaded = load_model(
-        str(model),
+        model,
         weights=option.weights,
         arch=option.arch,
         model_arguments=option.model_arg,
         seed=run.seed,
         options=file_options(option),
     )
-    move_to(loaded, where, run.dtype)
+    if is_named:
+        move_to(loaded, where, run.dtype)
     return loaded
 
 
@@ -85,25 +75,6 @@ def file_options(option: options.ModelOptions) -> FileOptions:
     from hookscope.models.construction import FileOptions
 
     return FileOptions(option.trust, option.key, tuple(option.allow_missing), tuple(option.allow_unexpected))
-
-
-def given_network(model: nn.Module | ExportedProgram | LoadedModel) -> LoadedModel:
-    """Return what was given instead of MODEL, a module or an exported program, as a loaded network."""
-    from torch.fx import GraphModule
-    from torch.jit import ScriptModule
-
-    from hookscope.models.construction import LoadedModel, loaded_module
-
-    if isinstance(model, ScriptModule):
-        from hookscope.models.exported import copied_torchscript
-
-        return copied_torchscript(model)
-    exporting: Any = sys.modules.get("torch.export")
-    if exporting is not None and isinstance(model, exporting.ExportedProgram | GraphModule):
-        from hookscope.models.exported import given_program
-
-        return given_program(model)
-    return model if isinstance(model, LoadedModel) else loaded_module(cast("nn.Module", model))
 
 
 def are_given(images: Images) -> bool:

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.reading import ReadingRules, claims_too_much, read_verified
 from hookscope.checkpoints.stand_ins import kind_of
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import CheckpointError, ImageError, UntrustedFileError, UsageError
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
@@ -71,9 +71,9 @@ def read_argument(path: Path) -> Any:
 def _read(path: Path, of_safetensors: Callable[[object, str], Any], of_torch: Callable[[object, str], Any]) -> Any:
     name = printable(str(path))
     try:
-        kind = file_kind(path)
-        check = of_safetensors if kind == "safetensors" else of_torch
-        content = read_verified({path: kind}, name, check, ReadingRules(ONE_TENSOR, allowed_globals=()))[path].content
+        files = WeightsFiles.at(path)
+        check = of_safetensors if files.kind == "safetensors" else of_torch
+        content = read_verified(files, check, ReadingRules(ONE_TENSOR, allowed_globals=()))[path].content
     except (CheckpointError, UntrustedFileError) as error:
         raise ImageError(f"Not a readable tensor file: {error}") from error
     return check(content, name)

@@ -1,11 +1,10 @@
 """Read the weights out of a file without running anything that comes with it, unless it is trusted."""
 
-import hashlib
 import json
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,25 +13,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookscope.checkpoints.fileformat import (
-    WEIGHTS_SUFFIXES,
-    FileKind,
-    config_in,
-    open_regular,
-    safetensors_header,
-    stored_files,
-    version_of,
-    weights_file,
+from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, config_in, safetensors_metadata
+from hookscope.checkpoints.reading import (
+    RESAVE_REMEDY,
+    ReadingRules,
+    ScanResult,
+    read_content,
+    read_verified,
+    trust_remedy,
 )
-from hookscope.checkpoints.reading import ReadingRules, ScanResult, read_content, read_verified
 from hookscope.checkpoints.stand_ins import skipped_objects
 from hookscope.checkpoints.unpickler import StandIn
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import CheckpointError
 from hookscope.models.classes import stored_classes
 from hookscope.models.construction import FileOptions
 from hookscope.models.listing import file_remarks
 from hookscope.models.locate_state_dict import weights_in
-from hookscope.models.shards import RESAVE_REMEDY, files_of, read_index, shard_remark, surplus_names, trust_remedy
 from hookscope.models.training_entries import TrainingEntries, training_entries
 from hookscope.models.weight_sets import listed
 from hookscope.options import Named
@@ -46,9 +43,6 @@ _ARCHITECTURE_KEYS = ("architecture", "arch", "model_name", "backbone", "model",
 _AROUND = ("pretrained_cfg", "args", "config", "cfg", "hyper_parameters", "hparams", "model_config", "meta", "opt")
 
 _ARCHITECTURE_NAME = re.compile(r"(timm:|torchvision:|timm/)?(?P<name>[A-Za-z]\w{1,79})(\.\w{1,80})?", re.ASCII)
-
-FileVersion = tuple[int, int, int]
-"""Inode, size and modification time of a file, as `version_of` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +63,7 @@ class Checkpoint:
         training: The entries of a single file other than its weights; None for a sharded one.
         architectures: Names of networks that the file has beside its weights.
         is_refused_by_torch: Whether it is a single file that names more than torch's safe reader knows.
+        files: The files; None for a state dict that is in no file.
     """
 
     name: str
@@ -83,6 +78,7 @@ class Checkpoint:
     training: TrainingEntries | None = None
     architectures: tuple[str, ...] = ()
     is_refused_by_torch: bool = False
+    files: WeightsFiles | None = None
 
 
 def looks_like_file(name: Named) -> bool:
@@ -91,6 +87,11 @@ def looks_like_file(name: Named) -> bool:
 
 
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen
+    """Return the weights of the files at a path, as `read_weights` does."""
+    return read_weights(WeightsFiles.at(path), options)
+
+
+def read_weights(files: WeightsFiles, options: FileOptions) -> Checkpoint:
     """Return the weights of a file, or of the shards that an `index.json` lists. The content decides how it is read.
 
     The file is first read in a separate process; if that passes, this one maps it. In a trusted file, a Module's own
@@ -98,24 +99,21 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     UntrustedFileError if reading it would run code; UsageError if it holds several state dicts, and `options` names
     none; NothingMatchedError if there is none at the key of `options`.
     """
-    path = weights_file(path)
-    name = printable(str(path))
-    kinds = files_of(path)[1]
-    if path in kinds:
-        read = _read_verified(kinds, name, options)[path]
+    path, name = files.path, files.name
+    if not files.listed:
+        read = _read_verified(files, options)[path]
         content = read.content
         weights = weights_in(content, name, options.key, may_trust=options.trust is not None)
         # safetensors holds nothing but tensors and texts.
-        texts = _texts(path) if kinds[path] == "safetensors" else None
+        texts = safetensors_metadata(path) if files.kind == "safetensors" else None
+        config, sha256, shard = config_in(path.parent), files.sha256(), files.shard_remark()
         categories, notes = _named_classes(content if texts is None else _parsed(texts), weights.state, name)
-        architectures = stored_architectures(
-            content if texts is None else None, {**config_in(path.parent), **(texts or {})}
-        )
+        architectures = stored_architectures(content if texts is None else None, {**config, **(texts or {})})
         return Checkpoint(
             printable(path.name),
             weights.state,
-            digest_of(path) if path.is_file() else _digest_of_all(stored_files(path)),
-            (*_read_past(read, name), *filter(None, [shard_remark(path)]), *file_remarks(path, content)),
+            sha256,
+            (*_read_past(read, name), *filter(None, [shard]), *file_remarks(path, content)),
             (*weights.notes, *notes),
             weights.module,
             weights.pickled_class if options.trust is not None else "",
@@ -124,35 +122,28 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
             training_entries(content, weights, options.key),
             architectures,
             read.how == "past unknown",
+            files,
         )
-    files = _read_verified(kinds, name, replace(options, key=None))
-    states = {shard: weights_in(file.content, printable(str(shard))).state for shard, file in files.items()}
-    joined, warnings = _joined(name, read_index(path), states)
-    warnings += tuple(warning for shard, file in files.items() for warning in _read_past(file, printable(str(shard))))
+    shards = _read_verified(files, replace(options, key=None))
+    states = {shard: weights_in(read.content, printable(str(shard))).state for shard, read in shards.items()}
+    joined, warnings = _joined(files, states)
+    warnings += tuple(warning for shard, read in shards.items() for warning in _read_past(read, printable(str(shard))))
     weights = weights_in(joined, name, options.key)
-    return Checkpoint(printable(path.name), weights.state, _digest_of_all((path, *kinds)), warnings, weights.notes)
+    return Checkpoint(printable(path.name), weights.state, files.sha256(), warnings, weights.notes, files=files)
 
 
-def read_again(path: Path, read: Checkpoint, versions: Sequence[FileVersion], options: FileOptions) -> Checkpoint:
-    """Return the weights of a file that `read_checkpoint` has read, without another process going through it first.
+def read_again(read: Checkpoint, options: FileOptions) -> Checkpoint:
+    """Return weights that `read_weights` has read, without another process going through a single file first.
 
-    A sharded file is read as a new one. Raises CheckpointError if `versions_of` does not return `versions` any more.
+    Raises CheckpointError if a file has changed since.
     """
-    name = printable(str(path))
-    if versions_of(path) != versions:
-        raise CheckpointError(f"{name} was changed while the others were read; run the command again.")
-    file = weights_file(path)
-    _, kinds = files_of(file)
-    if file not in kinds:
-        return read_checkpoint(path, options)
-    content = read_content(file, kinds[file], "past unknown" if read.is_refused_by_torch else "torch")
-    return replace(read, state=weights_in(content, name, options.key).state, training=None)
-
-
-def versions_of(path: Path) -> list[FileVersion]:
-    """Return the version of each file that a checkpoint is made of."""
-    _, kinds = files_of(weights_file(path))
-    return [version_of(file) for kind in kinds for file in stored_files(kind)]
+    files = read.files
+    if files is None or files.current_versions() != files.versions:
+        raise CheckpointError(f"{read.name} was changed while the others were read; run the command again.")
+    if files.listed:
+        return read_weights(files, options)
+    content = read_content(files.path, files.kind, "past unknown" if read.is_refused_by_torch else "torch")
+    return replace(read, state=weights_in(content, files.name, options.key).state, training=None)
 
 
 def _named_classes(content: object, state: Mapping[str, Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -187,9 +178,9 @@ def _entries_of(value: object) -> dict[Any, Any]:
 def _read_past(read: ScanResult, name: str) -> tuple[str, ...]:
     if read.how != "past unknown":
         return ()
+    held = f"; skipped: {skipped}" if (skipped := skipped_objects(read.content)) else ""
     named = some_of([printable(symbol, 80) for symbol in read.names], _LISTED_NAMES)
     reason = f"names {named}" if named else "is a bare pickle, or one of protocol 4 or later"
-    held = f"; skipped: {skipped}" if (skipped := skipped_objects(read.content)) else ""
     return (f"{name}: `torch.load(weights_only=True)` refuses this file, which {reason}; nothing was imported{held}.",)
 
 
@@ -201,15 +192,7 @@ def _parsed(texts: Mapping[str, Any]) -> dict[str, Any]:
     return parsed
 
 
-def _texts(path: Path) -> dict[str, Any]:
-    try:
-        metadata = safetensors_header(path)[0].get("__metadata__")
-    except (ValueError, RecursionError):  # it has become another file
-        return {}
-    return metadata if isinstance(metadata, dict) else {}
-
-
-def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, ScanResult]:
+def _read_verified(files: WeightsFiles, options: FileOptions) -> dict[Path, ScanResult]:
     trusted = None
     if options.trust:
         from hookscope.models.trusted_files import read_trusted  # noqa: PLC0415 (not imported without trust)
@@ -219,25 +202,14 @@ def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptio
     gate = "" if options.allowed_globals is None else arg("allow_global")
     remedy = RESAVE_REMEDY if options.trust is None else trust_remedy()
     rules = ReadingRules(remedy, options.trust is True, options.allowed_globals, gate)
-    return read_verified(kinds, name, check, rules, trusted)
+    return read_verified(files, check, rules, trusted)
 
 
 def _joined(
-    name: str, shards: Mapping[Path, list[str]], read: Mapping[Path, Mapping[str, Any]]
+    files: WeightsFiles, states: Mapping[Path, Mapping[str, Any]]
 ) -> tuple["OrderedDict[str, Any]", tuple[str, ...]]:
-    surplus = [tensor for more in surplus_names(name, shards, read).values() for tensor in more]
-    state = OrderedDict((tensor, read[shard][tensor]) for shard, listed in shards.items() for tensor in listed)
+    surplus = [tensor for more in files.surplus(states).values() for tensor in more]
+    state = OrderedDict((tensor, states[shard][tensor]) for shard, names in files.listed.items() for tensor in names)
     shown = listed([printable(tensor, 80) for tensor in surplus], _LISTED_NAMES)
-    note = f"{name}: not in the index and not used: {counted(len(surplus), 'tensor')} of its files ({shown})."
+    note = f"{files.name}: not in the index and not used: {counted(len(surplus), 'tensor')} of its files ({shown})."
     return state, (note,) * bool(surplus)
-
-
-def _digest_of_all(files: Iterable[Path]) -> str:
-    lines = "".join(f"{digest_of(file)}  {file.name}\n" for file in files)
-    return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
-
-
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex digits."""
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

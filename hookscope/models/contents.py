@@ -13,16 +13,16 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.checkpoints.fileformat import FileKind, open_regular, stored_files, weights_file
+from hookscope.checkpoints.fileformat import open_regular
 from hookscope.checkpoints.isolation import run_isolated
 from hookscope.checkpoints.nested import TensorLike
 from hookscope.checkpoints.plain import PlainTensor, plain_content
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.models.adapters import NamedShape, adapter_remark
 from hookscope.models.architecture import Candidate, nearest_network, recognise
 from hookscope.models.array_values import ARRAY_TYPES, Values, values_of
 from hookscope.models.listing import TensorFacts, file_listing, shared_prefix
-from hookscope.models.shards import files_of, read_index, shard_remark, surplus_names
 from hookscope.models.tied import Layout
 from hookscope.parameters import arg
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
@@ -36,20 +36,20 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
     Raises CheckpointError if the file cannot be read, is damaged, or holds no tensors; UntrustedFileError if reading it
     would run code; UsageError if an index is given a `key`; NothingMatchedError if there is nothing at `key`.
     """
-    path = weights_file(path)
-    kind, kinds = files_of(path)
-    if key is not None and kinds.keys() != {path}:
+    files = WeightsFiles.at(path)
+    path = files.path
+    if key is not None and files.listed:
         raise UsageError(
             f"{arg('key')} '{printable(key)}' is for a single file; {printable(path.name)} is an index of several."
         )
-    looked = _listed_plain(kinds, key)
+    looked = _listed_plain(files, key)
     if looked is None:
         from hookscope.models.tensor_contents import list_with_torch  # noqa: PLC0415 (imports torch, which is slow)
 
-        looked = list_with_torch(kinds, printable(str(path)), key)
-    listings: dict[Path, dict[str, Any]] = dict(zip(kinds, looked, strict=True))
+        looked = list_with_torch(files, key)
+    listings: dict[Path, dict[str, Any]] = dict(zip(files.kinds, looked, strict=True))
     warnings = [note for file in looked for note in file["warnings"]]
-    warnings += _unlisted(path, listings) if path not in kinds else [*filter(None, [shard_remark(path)])]
+    warnings += _unlisted(files, listings) if files.listed else [*filter(None, [files.shard_remark()])]
     tensors: dict[tuple[str, bool], list[StoredTensor]] = {}
     shapes: dict[tuple[str, bool], dict[str, tuple[int, ...]]] = {}
     for piece in (listing for file in looked for listing in file["parts"]):
@@ -64,9 +64,9 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
     alone = listings.get(path, {})
     return CheckpointContents(
         name=path.name,
-        kind=kind,
+        kind=files.kind,
         producer=alone.get("producer", ""),
-        byte_count=sum(file.stat().st_size for shard in kinds for file in stored_files(shard)),
+        byte_count=sum(file.stat().st_size for file in files.stored()),
         parts=tuple(
             StoredPart(*part, tuple(rows), shared_prefix(part[1], rows), fitting[part], near.get(part, ""))
             for part, rows in sorted(tensors.items(), key=lambda item: not item[0][1])  # weights first
@@ -82,12 +82,12 @@ def _named_shape(tensor: StoredTensor) -> NamedShape:
     return NamedShape(tensor.key, tensor.shape, is_zero)
 
 
-def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
+def _listed_plain(files: WeightsFiles, key: str | None) -> list[dict[str, Any]] | None:
     """Return the listing of each file; None if torch has to read one of them, or to report its fault."""
 
     def list_all() -> list[dict[str, Any]] | None:
         listed = []
-        for path, kind in kinds.items():
+        for path, kind in files.kinds.items():
             if (content := plain_content(path, kind)) is None:
                 return None
             listed.append(file_listing(path, kind, content, key, partial(_facts_of, path)))
@@ -95,7 +95,7 @@ def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[
 
     listed: list[dict[str, Any]] | None = None
     with suppress(CheckpointError):
-        listed = run_isolated(list_all, kinds, "")
+        listed = run_isolated(list_all, files)
     return listed
 
 
@@ -129,12 +129,11 @@ def _pieces(file: BinaryIO, begin: int, byte_count: int, dtype: str) -> Iterator
         yield np.frombuffer(content, kind)
 
 
-def _unlisted(index: Path, listings: Mapping[Path, Mapping[str, Any]]) -> list[str]:
-    stored = {path: [key for part in file["parts"] for key in part["names"]] for path, file in listings.items()}
-    surplus = surplus_names(printable(str(index)), read_index(index), stored)
+def _unlisted(files: WeightsFiles, listings: Mapping[Path, Mapping[str, Any]]) -> list[str]:
+    held = {path: [key for part in file["parts"] for key in part["names"]] for path, file in listings.items()}
     return [
         f"{printable(shard.name)}: the index does not list {printable(', '.join(more), 200)}."
-        for shard, more in surplus.items()
+        for shard, more in files.surplus(held).items()
         if more
     ]
 

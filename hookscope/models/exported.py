@@ -9,37 +9,55 @@ from typing import Any
 import torch
 from torch import nn
 
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.models.architecture import recognise
-from hookscope.models.checkpoint import digest_of
 from hookscope.models.classes import packed_classes
-from hookscope.models.construction import LoadedModel, loaded_module, parameter_count, seeded, silenced_known_warnings
-from hookscope.models.input_spec import default_preprocessing, with_channels
+from hookscope.models.construction import LoadedModel, loaded_module, seeded, silenced_known_warnings
+from hookscope.models.input_spec import with_channels
 from hookscope.models.torchscript import hookable
-from hookscope.models.trusted_files import only_input, read_exported_program, read_torchscript
+from hookscope.models.trusted_files import read_program
 from hookscope.models.weight_choice import IMAGENET_CLASSES
 from hookscope.models.weight_sets import state_shapes
 from hookscope.results.inputs import Preprocessing
-from hookscope.results.network import ModelInfo
 from hookscope.text import counted, exception_line, printable
 
+_FLAT_GRAPH = (
+    "its graph calls operations and none of its layers, so rows are those of operations. Give the program of "
+    "torch.export itself: its layers have rows."
+)
 
-def load_torchscript(path: Path, seed: int) -> LoadedModel:
-    """Load TorchScript, scripted or traced, as a tree of modules with the original names and class names.
 
-    The module's state dict also has the original's non-persistent buffers, because TorchScript does not record which
-    buffers these are. Code in the file runs with random numbers seeded by `seed`. Raises CheckpointError.
+def load_program(files: WeightsFiles, seed: int) -> LoadedModel:
+    """Load TorchScript, scripted or traced, or an exported program (.pt2) as a tree of modules with the original names.
+
+    The modules have the original class names too. For TorchScript, the state dict also has the original's
+    non-persistent buffers, because the file does not record which buffers these are. Raises as `read_program`.
     """
-    module, remarks = read_torchscript(path, seed)
-    loaded = _described(path, module, remarks)
-    names, note = _class_names(path, module)
-    if not names:
-        return loaded
-    notes = (*loaded.notes, f"{loaded.info.name}: {note}")
-    return replace(loaded, info=replace(loaded.info, categories=names), notes=notes)
+    module, remarks, only = read_program(files.path, files.kind, seed)
+    loaded, name = loaded_module(module), printable(files.path.name)
+    categories, note = _class_names(files.path, module) if files.kind == "torchscript" else ((), "")
+    info = replace(loaded.info, name=name, weights=name, sha256=files.sha256(), categories=categories)
+    loaded = replace(loaded, info=info, notes=(f"{name}: {note}",) if note else ())
+    return _with_input(_with_remarks(loaded, remarks), only)
 
 
-def copied_torchscript(script: torch.jit.ScriptModule) -> LoadedModel:
-    """Copy a caller's TorchScript as a tree of modules, because torch refuses hooks on the original."""
+def given_program(program: Any) -> LoadedModel:
+    """Return a caller's TorchScript, exported program or graph as a tree of modules on which hooks fire."""
+    only = None
+    if isinstance(program, torch.jit.ScriptModule):
+        module, remarks = _copied_torchscript(program)
+    elif isinstance(program, torch.fx.GraphModule):
+        module, remarks = program, (_FLAT_GRAPH,) if _has_uncalled_parameters(program) else ()
+    else:
+        from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such programs
+
+        with silenced_known_warnings(), seeded(0):
+            module, remarks, only = unflattened(program, 0)
+    return _with_input(_with_remarks(loaded_module(module), remarks), only)
+
+
+def _copied_torchscript(script: torch.jit.ScriptModule) -> tuple[nn.Module, tuple[str, ...]]:
+    """Copy TorchScript as a tree of modules, because torch refuses hooks on the original."""
 
     def load() -> Any:
         written.seek(0)
@@ -50,10 +68,8 @@ def copied_torchscript(script: torch.jit.ScriptModule) -> LoadedModel:
         try:
             torch.jit.save(script, written)
         except RuntimeError as error:
-            reason = f"no layer of it can be seen: it cannot be copied, {exception_line(error)}."
-            return _with_remarks(loaded_module(script), [reason])
-        module, remarks = hookable(load)
-    return _with_remarks(loaded_module(module), remarks)
+            return script, (f"no layer of it can be seen: it cannot be copied, {exception_line(error)}.",)
+        return hookable(load)
 
 
 def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
@@ -72,34 +88,6 @@ def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
     return (), ""
 
 
-def load_exported_program(path: Path, seed: int) -> LoadedModel:
-    """Load an exported program (.pt2) as a tree of modules with the original names and class names.
-
-    It runs once on its example inputs, if the file has them, to see that the tree computes the same. Raises
-    CheckpointError.
-    """
-    module, remarks, shape = read_exported_program(path, seed)
-    return _with_input(_described(path, module, remarks), shape)
-
-
-def given_program(program: Any) -> LoadedModel:
-    """Return a caller's exported program as a tree of modules; warn about a flat graph, which calls no modules."""
-    if isinstance(program, torch.fx.GraphModule):
-        loaded = loaded_module(program)
-        if not _has_uncalled_parameters(program):
-            return loaded
-        reason = (
-            "its graph calls operations and none of its layers, so rows are those of operations. Give the program of "
-            "torch.export itself: its layers have rows."
-        )
-        return _with_remarks(loaded, [reason])
-    from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such programs
-
-    with silenced_known_warnings(), seeded(0):
-        module, remarks = unflattened(program, 0)
-    return _with_input(_with_remarks(loaded_module(module), remarks), only_input(program))
-
-
 def _has_uncalled_parameters(graph: torch.fx.GraphModule) -> bool:
     targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
     called = [parameter for target in targets for parameter in graph.get_submodule(target).parameters()]
@@ -108,7 +96,7 @@ def _has_uncalled_parameters(graph: torch.fx.GraphModule) -> bool:
 
 
 def _with_input(loaded: LoadedModel, only: tuple[tuple[int, ...], bool] | None) -> LoadedModel:
-    """Add the example shape and preprocessing of a program's only input, which `only_input` returned."""
+    """Add the example shape and preprocessing of a program's only input, as `unflattened` returns it."""
     if only is None:
         return loaded
     shape, takes_any_count = only
@@ -131,12 +119,6 @@ def _preprocessing_for(loaded: LoadedModel, shape: tuple[int, ...]) -> Preproces
         crop=(height, width),
         source=f"the input that {loaded.info.name} was exported for",
     )
-
-
-def _described(path: Path, module: nn.Module, remarks: tuple[str, ...]) -> LoadedModel:
-    name, kind, count = printable(path.name), type(module).__name__, parameter_count(module)
-    info = ModelInfo(name, kind, name, random=False, sha256=digest_of(path), parameter_count=count)
-    return _with_remarks(LoadedModel(module, info, default_preprocessing(module)), remarks)
 
 
 def _with_remarks(loaded: LoadedModel, remarks: Iterable[str]) -> LoadedModel:

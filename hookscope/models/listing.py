@@ -5,7 +5,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header, stored_files
+from hookscope.checkpoints.fileformat import (
+    FileKind,
+    distributed_files,
+    open_archive,
+    open_regular,
+    safetensors_metadata,
+)
 from hookscope.checkpoints.nested import TensorLike, tensors_in
 from hookscope.checkpoints.plain import PlainTensor
 from hookscope.checkpoints.stand_ins import ModuleState, kind_of
@@ -66,7 +72,7 @@ def file_listing(
         }
         for (_, name), tensor, owner in zip(places, facts, owners, strict=True)
     )
-    metadata = (safetensors_header(path)[0].get("__metadata__") or {}) if kind == "safetensors" else {}
+    metadata = safetensors_metadata(path) if kind == "safetensors" else {}
     return {
         "parts": [
             {
@@ -161,7 +167,7 @@ def _producer(path: Path, kind: FileKind, content: object) -> str:
     elif kind == "legacy torch":
         names.insert(0, "torch.save before torch 1.6, or its old format")
     elif kind == "distributed":
-        names.insert(0, f"torch.distributed.checkpoint, {counted(len(stored_files(path)), 'file')}")
+        names.insert(0, f"torch.distributed.checkpoint, {counted(len(distributed_files(path)), 'file')}")
     if isinstance(content, ModuleState):
         names.append(f"a pickled {printable(content.class_name, _LONGEST_VALUE)}, whose code was not run")
     return ", ".join(names)

@@ -13,24 +13,22 @@ from torch import Tensor, nn
 from hookscope.checkpoints.fileformat import holds_inputs
 from hookscope.checkpoints.reading import claims_too_much
 from hookscope.checkpoints.stand_ins import ModuleState, kind_of
-from hookscope.errors import CheckpointError, ModelError, UsageError
+from hookscope.errors import CheckpointError, ModelError
 from hookscope.models.deepspeed import part_of_zero
 from hookscope.models.lit_ema import DotlessCopy, dotless_copy
 from hookscope.models.weight_sets import (
     Keys,
     dotted,
     entries_at,
-    is_averaged,
     is_optimiser,
     listed,
-    resolved_key,
+    place_of_weights,
     shown_key,
     summary_of,
     tensors_of,
-    weight_candidates,
 )
 from hookscope.parameters import arg
-from hookscope.text import an, counted, exception_line, printable
+from hookscope.text import an, exception_line, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +58,14 @@ def weights_in(content: object, name: str, key: str | None = None, *, may_trust:
     """
     if part := part_of_zero(content):
         raise CheckpointError(f"{name} {part}.")
-    if key is None:
-        keys, copies = _keys_of_weights(content, name)
-        prefix = ""
-    else:
-        (keys, prefix), copies = resolved_key(content, key, name), []
+    keys, prefix, copies = place_of_weights(content, key, name)
     stored, ignored = entries_at(content, keys, prefix)
+    around, _ = entries_at(content, keys, "")
     where = ".".join(filter(None, [dotted(keys), printable(prefix.rstrip("."), 80)]))
     module = stored if isinstance(stored, nn.Module) else None
     holds = f"{name} has at '{where}'" if where else f"{name} holds"
     state = _checked_state(_state_dict(module, name) if module else stored, holds)
-    state, copy = _without_dotless_copy(content, keys, prefix, state)
+    state, copy = _without_dotless_copy(around, prefix, state)
     rest = f"; ignored: {listed(ignored)}" if ignored else ""
     taken = f"{name}: weights taken from its key '{where}'{rest}."
     notes: tuple[str, ...] = (taken,) if where else ()
@@ -93,34 +88,10 @@ def _state_dict(module: nn.Module, name: str) -> object:
         raise ModelError(f"{name} holds {an(kind)} without a state dict: {exception_line(error)}") from error
 
 
-def _keys_of_weights(content: object, name: str) -> tuple[Keys, list[str]]:
-    """Return the keys of the only weights that are no averaged copy, () for the whole content, and of the copies."""
-    if not isinstance(content, dict):
-        return (), []
-    if is_optimiser(content):
-        raise CheckpointError(f"{name} is an optimiser's state, not a network's; give the file of its state dict.")
-    candidates, usual = weight_candidates(content)
-    if not usual and (tensors_of(content) or not candidates):
-        return (), []
-    chosen = [(keys, state) for keys, state in candidates if not usual or keys in usual]
-    raw = [(keys, state) for keys, state in chosen if not is_averaged(dotted(keys))] or chosen
-    same = {_identity(state) for _, state in raw}
-    if len(same) > 1:
-        shown = [f"{dotted(keys)} ({_size(state)})" for keys, state in chosen]
-        first = dotted(chosen[0][0])
-        raise UsageError(
-            f"{name} holds several sets of weights: {listed(shown)}; choose with {arg('key')}, such as "
-            f"{arg('key')} {first}."
-        )
-    copies = [dotted(keys) for keys, state in chosen if _identity(state) not in same]
-    return raw[0][0], copies
-
-
 def _without_dotless_copy(
-    content: object, keys: Keys, prefix: str, state: "OrderedDict[str, Any]"
+    around: object, prefix: str, state: "OrderedDict[str, Any]"
 ) -> tuple["OrderedDict[str, Any]", DotlessCopy | None]:
     """Return weights without LitEma's averaged copy, and the copy; or the copy as weights if `prefix` is its own."""
-    around, _ = entries_at(content, keys, "")
     names = [key for key in dict.keys(around) if isinstance(key, str)] if isinstance(around, dict) else []
     copy = dotless_copy(names)
     if copy is None or not isinstance(around, dict) or prefix not in ("", copy.prefix):
@@ -174,13 +145,3 @@ def _versions(metadata: object) -> dict[str, dict[str, int]]:
         key: {name: number for name, number in dict.items(value) if name == "version" and isinstance(number, int)}
         for key, value in by_module.items()
     }
-
-
-def _identity(state: object) -> object:
-    if not isinstance(state, dict):
-        return id(state)
-    return frozenset((str(key), id(value)) for key, value in dict.items(state) if isinstance(value, Tensor))
-
-
-def _size(state: object) -> str:
-    return counted(len(tensors_of(state)), "tensor") if isinstance(state, dict) else an(type(state).__name__)

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import json_object
-from hookscope.errors import CheckpointError, MisfitError, UnmergedError
+from hookscope.errors import CheckpointError, MisfitError
 from hookscope.models.statedict import copyable
 from hookscope.text import counted, printable
 
-_CONFIG = "adapter_config.json"
 _CONFIG_BYTES_LIMIT = 2**20  # ours: a pattern for each layer of a large network
 
 _WRAPPER = "base_model.model."
@@ -57,21 +56,9 @@ def unmergeable(names: Iterable[str]) -> str:
     return next(name for name in all_names if "lora" in name and not name.endswith(".alpha"))
 
 
-def adapter_config(path: Path) -> Path | None:
-    """Return the `adapter_config.json` beside a weights file; None if there is none."""
-    config = path.parent / _CONFIG  # `with_name` raises for "."
-    return config if config.is_file() else None
-
-
-def read_settings(path: Path) -> AdapterSettings:
-    """Read the settings beside a file of adapters.
-
-    Raises UnmergedError if they are missing, CheckpointError if they are damaged, or of another method.
-    """
-    config, shown = adapter_config(path), printable(str(path.with_name(_CONFIG)))
-    if config is None:
-        raise UnmergedError(f"{printable(path.name)} holds adapters, but no {_CONFIG} with their alpha is next to it.")
-    settings = json_object(config, _CONFIG_BYTES_LIMIT)
+def read_settings(config: Path) -> AdapterSettings:
+    """Read an `adapter_config.json`; CheckpointError if it is damaged, or of another method."""
+    settings, shown = json_object(config, _CONFIG_BYTES_LIMIT), printable(str(config))
     if settings is None:
         raise CheckpointError(f"{shown} is not the JSON that peft writes; download it again.")
     kind, alpha = settings.get("peft_type", "LORA"), settings.get("lora_alpha")

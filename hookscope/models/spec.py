@@ -1,22 +1,19 @@
 """Read the MODEL argument, and load what it names."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from hookscope.checkpoints.fileformat import (
-    WEIGHTS_SUFFIXES,
-    file_kind,
-    holds_inputs,
-    nearest_file,
-    read_config,
-    weights_file,
-)
-from hookscope.checkpoints.reading import ReadingRules, inspect_isolated
+import torch
+
+from hookscope.checkpoints.fileformat import PROGRAMS, WEIGHTS_SUFFIXES, holds_inputs, nearest_file, read_config
+from hookscope.checkpoints.reading import ReadingRules, inspect_isolated, trust_remedy
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import (
     CheckpointError,
     MisfitError,
@@ -28,14 +25,13 @@ from hookscope.errors import (
 )
 from hookscope.models import architecture
 from hookscope.models.adapters import is_adapter
-from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
-from hookscope.models.construction import FileOptions, LoadedModel
+from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint, read_weights
+from hookscope.models.construction import FileOptions, LoadedModel, loaded_module
 from hookscope.models.input_spec import default_preprocessing
-from hookscope.models.merged_adapters import adapter_config, merge_adapter, read_settings, unmergeable
+from hookscope.models.merged_adapters import merge_adapter, read_settings, unmergeable
 from hookscope.models.names import model_names, refuse_by_form, torchvision_names
 from hookscope.models.network_table import network_table
 from hookscope.models.python_source import load_python, parse_arguments
-from hookscope.models.shards import shard_remark, trust_remedy
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
 from hookscope.models.weight_sets import state_shapes
@@ -43,6 +39,10 @@ from hookscope.options import Arguments, ModelOptions, Named, RunOptions
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import printable
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.export import ExportedProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _by_form(text: str) -> ModelSpec | None:
 
 
 def load_model(
-    model: str | Path,
+    model: "str | Path | nn.Module | ExportedProgram | LoadedModel",
     *,
     weights: Named = "auto",
     arch: Named | None = None,
@@ -111,7 +111,8 @@ def load_model(
     """Load the network that MODEL names, on the CPU, in the mode its builder leaves it in.
 
     Args:
-        model: MODEL in any of its forms, see `parse_model`.
+        model: MODEL in any of its forms, see `parse_model`. A module or an exported program is taken as it is, without
+            options; TorchScript is copied, because torch refuses hooks on it.
         weights: "auto": trained if cached or downloadable, else random with a warning. "none": random. The name of
             trained weights, or a state dict file: exactly these, or an error.
         arch: The network a weights file belongs to, in any form of MODEL but a weights file; None to recognise it, or
@@ -133,17 +134,15 @@ def load_model(
     ModelOptions(weights=weights, arch=arch), RunOptions(seed=seed)  # which refuse other types
     weights, arch = os.fspath(weights), None if arch is None else os.fspath(arch)
     if not isinstance(model, str | Path):
-        raise UsageError(f"MODEL is of type {type(model).__name__}. Give the name of a network, or a file.")
+        if weights != "auto" or arch is not None or model_arguments or options != FileOptions():
+            raise UsageError(needs_a_name())
+        return _given_network(model)
     model = str(model)
     spec = parse_model(model)
     if spec.form == "hugging face" and arch is not None:
         spec = replace(spec, form="weights")
     build = BuildOptions(weights, parse_arguments(model_arguments), seed, on_meta, file=options)
     if spec.form == "weights":
-        if weights != "auto" and adapter_config(weights_file(Path(spec.source))) is None:
-            raise UsageError(
-                f"{arg('weights')} cannot be used here: MODEL '{printable(spec.source)}' is already a weights file."
-            )
         return _load_file(spec.source, arch, build)
     if arch is not None:
         raise UsageError(f"{arg('arch')} needs a weights file as MODEL; '{printable(model)}' is already a network.")
@@ -167,33 +166,55 @@ device of their state dict's tensors tells.
 """
 
 
+def needs_a_name() -> str:
+    """Return why options about loading do not go with a module."""
+    return (
+        "A module stays on its device, with its weights: load, convert and move it yourself. "
+        f"{', '.join(map(arg, ('weights', 'arch', 'device', 'dtype')))} and the like need MODEL as a name or a file."
+    )
+
+
+def _given_network(model: "nn.Module | ExportedProgram | LoadedModel") -> LoadedModel:
+    exporting: Any = sys.modules.get("torch.export")  # not imported without need
+    exported_types = () if exporting is None else (exporting.ExportedProgram, torch.fx.GraphModule)
+    if isinstance(model, (torch.jit.ScriptModule, *exported_types)):
+        from hookscope.models import exported  # noqa: PLC0415 - only for such networks
+
+        return exported.given_program(model)
+    return model if isinstance(model, LoadedModel) else loaded_module(cast("nn.Module", model))
+
+
 def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedModel:
     network = None if arch is None else parse_model(arch)
     if network is not None and network.form == "weights":
         raise UsageError(
             f"{arg('arch')} '{printable(arch or '')}' is a weights file; name a network, for example resnet34."
         )
-    path = weights_file(Path(source))
-    kind = file_kind(path)
-    if network is None and options.file.trust and kind in ("torchscript", "exported program"):
+    files = WeightsFiles.at(Path(source))
+    if options.weights != "auto" and files.adapter_config is None:
+        raise UsageError(
+            f"{arg('weights')} cannot be used here: MODEL '{printable(source)}' is already a weights file."
+        )
+    if network is None and options.file.trust and files.kind in PROGRAMS:
         from hookscope.models import exported  # noqa: PLC0415 (nothing that runs a file is imported without trust)
 
-        _check_complete(path, options)
-        inspect_isolated({path: kind}, printable(source), lambda *_: None, ReadingRules(trust_remedy(), trust=True))
-        load = exported.load_torchscript if kind == "torchscript" else exported.load_exported_program
-        return load(path, options.seed)
-    checkpoint = read_checkpoint(path, options.file)
+        _check_complete(files.path, options)
+        if options.file.key is not None:
+            raise UsageError(f"{printable(files.path.name)} is a program, so it takes no {arg('key')}.")
+        inspect_isolated(files, lambda *_: None, ReadingRules(trust_remedy(), trust=True))
+        return exported.load_program(files, options.seed)
+    checkpoint = read_weights(files, options.file)
     if is_adapter(checkpoint.state):
-        return _load_adapted(path, checkpoint, network, options)
+        return _load_adapted(files.adapter_config, checkpoint, network, options)
     if network is None and (module := checkpoint.module) is not None:
-        _check_complete(path, options)
+        _check_complete(files.path, options)
         held = ChosenWeights.of_file(checkpoint)
         loaded = held.loaded(checkpoint.name, module, default_preprocessing(module), checkpoint.categories)
         return replace(loaded, training=checkpoint.training)
     try:
         loaded = _load_weights(checkpoint, network, options)
     except (MisfitError, ModelNotFoundError) as error:
-        if remark := shard_remark(path):
+        if remark := files.shard_remark():
             raise type(error)(f"{error} {remark}") from error
         raise
     info = replace(loaded.info, name=f"{checkpoint.name} ({loaded.info.name})")
@@ -207,7 +228,9 @@ def _load_weights(checkpoint: Checkpoint, named: ModelSpec | None, options: Buil
     return replace(loaded, notes=(*notes, *loaded.notes))
 
 
-def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, options: BuildOptions) -> LoadedModel:
+def _load_adapted(
+    config: Path | None, checkpoint: Checkpoint, base: ModelSpec | None, options: BuildOptions
+) -> LoadedModel:
     name = checkpoint.name
     if odd := unmergeable(checkpoint.state):
         alpha = "" if any(key.endswith(".alpha") for key in checkpoint.state) else ", given their alpha"
@@ -218,7 +241,7 @@ def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, op
         raise NetworkNeededError(message) if base is None else UnmergedError(message)
     if base is None:
         try:
-            settings = None if adapter_config(path) is None else read_settings(path)
+            settings = None if config is None else read_settings(config)
         except CheckpointError as error:  # the settings, not the weights, are damaged or of another method
             raise NetworkNeededError(f"{name} holds adapters that cannot be merged: {error}") from error
         named = f" (adapter_config.json names '{printable(settings.base, 80)}')" if settings and settings.base else ""
@@ -227,7 +250,9 @@ def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, op
             f"{name} holds LoRA adapters, which need the network that they were trained on{named}: "
             f"name it with {arg('arch')}, such as {arg('arch')} net.py:build.{alpha}"
         )
-    settings = read_settings(path)
+    if config is None:
+        raise UnmergedError(f"{name} holds adapters, but no adapter_config.json with their alpha is next to it.")
+    settings = read_settings(config)
     own = FileOptions(options.file.trust, allowed_globals=options.file.allowed_globals)
     loaded = _load_network(base, replace(options, file=own))
     remarks = merge_adapter(loaded.module, checkpoint.state, settings, name)

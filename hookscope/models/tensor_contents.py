@@ -1,6 +1,5 @@
 """List the tensors of files that only torch can read, as `contents` lists the others without torch."""
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,12 @@ from torch import Tensor
 
 from hookscope.checkpoints.fileformat import FileKind
 from hookscope.checkpoints.nested import TensorLike
-from hookscope.checkpoints.reading import ReadingRules, claims_too_much, inspect_isolated
+from hookscope.checkpoints.reading import RESAVE_REMEDY, ReadingRules, claims_too_much, inspect_isolated
 from hookscope.checkpoints.stand_ins import skipped_objects
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import is_out_of_memory
 from hookscope.models.array_values import ARRAY_TYPES, Values, values_of
 from hookscope.models.listing import TensorFacts, file_listing
-from hookscope.models.shards import RESAVE_REMEDY
 from hookscope.models.tied import Layout
 from hookscope.statistics.reduction import PIECE_ELEMENTS
 from hookscope.statistics.storage import in_memory_order, stored_values, without_float8
@@ -32,13 +31,13 @@ _GATHER_BYTES_LIMIT = 2**28
 _ALWAYS_FINITE = {torch.float4_e2m1fn_x2}
 
 
-def list_with_torch(kinds: Mapping[Path, FileKind], name: str, key: str | None) -> list[dict[str, Any]]:
-    """Return the listing of each file, called `name` in messages. Raises as `list_contents`."""
+def list_with_torch(files: WeightsFiles, key: str | None) -> list[dict[str, Any]]:
+    """Return the listing of each file. Raises as `list_contents`."""
 
     def look(path: Path, kind: FileKind, content: object) -> dict[str, Any]:
         return file_listing(path, kind, content, key, partial(_facts_of, printable(path.name), content))
 
-    return [scan.content for scan in inspect_isolated(kinds, name, look, ReadingRules(RESAVE_REMEDY))]
+    return [scan.content for scan in inspect_isolated(files, look, ReadingRules(RESAVE_REMEDY))]
 
 
 def _facts_of(shown: str, content: object, named: list[tuple[str, TensorLike]]) -> tuple[list[TensorFacts], list[str]]:

@@ -115,13 +115,13 @@ def _states(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
 def _copies(content: object, weights: Weights, key: str | None) -> Iterator[AveragedCopy]:
     if is_averaged(key or ""):  # the copy itself is loaded
         return
-    loaded = {name for name, value in weights.state.items() if isinstance(value, Tensor)}
+    loaded, sets = {name for name, value in weights.state.items() if isinstance(value, Tensor)}, sets_of(content)
     if (copy := weights.copy) is not None and loaded.issuperset(copy.names.values()):
         around, _ = entries_at(content, weights.keys, "")
         tensors = {name: value for name, value in _tensors(around).items() if name in copy.names}
         yield AveragedCopy(copy.place(dotted(weights.keys)), tensors, {name: copy.names[name] for name in tensors})
     yield from _listed_copies(content, weights.state)
-    for keys, entries in sets_of(content):
+    for keys, entries in sets:
         if not keys or keys == weights.keys or not is_averaged(dotted(keys)):
             continue
         tensors = _tensors(entries)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hookscope.checkpoints.fileformat import FileKind, file_kind
+from hookscope.checkpoints.fileformat import PROGRAMS, FileKind
 from hookscope.errors import CheckpointError
 from hookscope.models.construction import seeded, silenced_known_warnings
 from hookscope.models.user_code import importable
@@ -28,14 +28,10 @@ _MISSING_CLASS = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '
 
 def read_trusted(path: Path, kind: FileKind) -> object:
     """Return the content of a trusted file of any of these kinds; for a program, its module. Raises CheckpointError."""
-    if kind == "torchscript":
-        return read_torchscript(path, 0)[0]
-    if kind == "exported program":
-        return read_exported_program(path, 0)[0]
-    return read_pickle(path)
+    return read_program(path, kind, 0)[0] if kind in PROGRAMS else read_pickle(path, kind)
 
 
-def read_pickle(path: Path) -> object:
+def read_pickle(path: Path, kind: FileKind) -> object:
     """Unpickle a file: torch's zip, its two older formats, or a bare pickle. Tensors come to the CPU.
 
     Classes are looked for in the current folder first. Raises CheckpointError if that fails.
@@ -44,7 +40,7 @@ def read_pickle(path: Path) -> object:
     try:
         # By its name alone, torch would take some file for safetensors.
         with open_regular(path) as file, importable(Path.cwd(), is_file=False), silenced_known_warnings():
-            if file_kind(path) == "pickle":
+            if kind == "pickle":
                 return pickle.load(file)  # noqa: S301 - trusted
             return torch.load(file, map_location="cpu", weights_only=False)
     except ModuleNotFoundError as error:
@@ -63,50 +59,29 @@ def read_pickle(path: Path) -> object:
         ) from error
 
 
-def read_torchscript(path: Path, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return TorchScript as a tree of modules, and remarks on it, as `hookable` does.
-
-    Code in the file runs with random number generators seeded by `seed`. Raises CheckpointError.
-    """
-    import torchvision  # noqa: F401, PLC0415 - registers operators that detection networks call
-
-    from hookscope.models.torchscript import hookable  # noqa: PLC0415 - only for such files
-
-    def load() -> Any:
-        with seeded(seed):
-            return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call] # torch's
-
-    with _loading(path, "TorchScript", "save"):
-        return hookable(load)
-
-
-def read_exported_program(
-    path: Path, seed: int
+def read_program(
+    path: Path, kind: FileKind, seed: int
 ) -> tuple[nn.Module, tuple[str, ...], tuple[tuple[int, ...], bool] | None]:
-    """Return an exported program (.pt2) and remarks, as `unflattened` does, and what `only_input` does.
+    """Return a program as a tree of modules, remarks, and its only input if the file has it.
 
-    It runs once on its example inputs, if the file has them, with random number generators seeded by `seed`. Raises
-    CheckpointError.
+    Those are as of `hookable` for TorchScript, and as of `unflattened` for an exported program, which runs once on its
+    example inputs, if the file has them. Random numbers are seeded by `seed`. Raises CheckpointError.
     """
+    if kind == "torchscript":
+        import torchvision  # noqa: F401, PLC0415 - registers operators that detection networks call
+
+        from hookscope.models.torchscript import hookable  # noqa: PLC0415 - only for such files
+
+        def load() -> Any:
+            with seeded(seed):
+                return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call] # torch's
+
+        with _loading(path, "TorchScript", "save"):
+            return (*hookable(load), None)
     from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
 
     with _loading(path, "an exported program", "export"), seeded(seed), open_regular(path) as file:
-        program: Any = torch.export.load(file)
-        return (*unflattened(program, seed), only_input(program))
-
-
-def only_input(program: Any) -> tuple[tuple[int, ...], bool] | None:
-    """Return the shape of the only input of a program, and whether its first size may vary; None if it has others.
-
-    Other variable sizes are as at the export.
-    """
-    names = program.graph_signature.user_inputs
-    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    if len(values) != 1 or len(names) != 1 or not isinstance(values[0], Tensor):
-        return None
-    sizes: tuple[Any, ...] = tuple(values[0].shape)
-    shape = tuple(size if isinstance(size, int) else int(size.node.hint) for size in sizes)
-    return shape, bool(sizes) and not isinstance(sizes[0], int)
+        return unflattened(torch.export.load(file), seed)
 
 
 @contextmanager

@@ -64,8 +64,13 @@ class _Call:
             del self._layer.__dict__["_body"]
 
 
-def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return modules that stand for the layers of an exported program, in eval mode, and warnings.
+def unflattened(
+    program: ExportedProgram, seed: int
+) -> tuple[nn.Module, tuple[str, ...], tuple[tuple[int, ...], bool] | None]:
+    """Return modules that stand for the layers of an exported program, in eval mode, warnings, and its only input.
+
+    The input is its shape, and whether the first size may vary; other variable sizes are as at the export. It is None
+    if there are others.
 
     Layers that left no operator in the graph are there, without ever being called. Trying the program on its own
     example inputs draws random numbers by `seed`.
@@ -88,7 +93,17 @@ def unflattened(program: ExportedProgram, seed: int) -> tuple[nn.Module, tuple[s
     if forced := sum(map(_is_forced, program.graph.nodes)):
         remarks.append(always_training(forced))
     root.eval()
-    return root, tuple(remarks)
+    return root, tuple(remarks), _only_input(program)
+
+
+def _only_input(program: ExportedProgram) -> tuple[tuple[int, ...], bool] | None:
+    names = program.graph_signature.user_inputs
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    if len(values) != 1 or len(names) != 1 or not isinstance(values[0], Tensor):
+        return None
+    sizes: tuple[Any, ...] = tuple(values[0].shape)
+    shape = tuple(size if isinstance(size, int) else int(size.node.hint) for size in sizes)
+    return shape, bool(sizes) and not isinstance(sizes[0], int)
 
 
 def _laid_out(program: ExportedProgram) -> nn.Module | None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from hookscope.checkpoints.nested import ModuleLike, TensorLike, is_floating_point
 from hookscope.checkpoints.stand_ins import kind_of
-from hookscope.errors import CheckpointError, NothingMatchedError
+from hookscope.errors import CheckpointError, NothingMatchedError, UsageError
 from hookscope.parameters import arg
-from hookscope.text import an, printable
+from hookscope.text import an, counted, printable
 
 # Where training scripts put the weights inside a checkpoint.
 _WEIGHTS_KEYS = {
@@ -92,6 +92,45 @@ def sets_of(content: object) -> list[tuple[Keys, object]]:
             if 0 < len(chosen) <= _SETS_LIMIT:
                 return chosen
     return [((), content)]
+
+
+def place_of_weights(content: object, key: str | None, name: str) -> tuple[Keys, str, list[str]]:
+    """Return the keys of the weights, the prefix of their names, and the places of averaged copies next to them.
+
+    The weights are those at `key`, else the only ones that are no averaged copy. Messages call the file `name`. Raises
+    as `weights_in`.
+    """
+    if key is not None:
+        return *resolved_key(content, key, name), []
+    if not isinstance(content, dict):
+        return (), "", []
+    if is_optimiser(content):
+        raise CheckpointError(f"{name} is an optimiser's state, not a network's; give the file of its state dict.")
+    candidates, usual = weight_candidates(content)
+    if not usual and (tensors_of(content) or not candidates):
+        return (), "", []
+    chosen = [(keys, state) for keys, state in candidates if not usual or keys in usual]
+    raw = [(keys, state) for keys, state in chosen if not is_averaged(dotted(keys))] or chosen
+    same = {_identity(state) for _, state in raw}
+    if len(same) > 1:
+        shown = [f"{dotted(keys)} ({_size(state)})" for keys, state in chosen]
+        first = dotted(chosen[0][0])
+        raise UsageError(
+            f"{name} holds several sets of weights: {listed(shown)}; choose with {arg('key')}, such as "
+            f"{arg('key')} {first}."
+        )
+    copies = [dotted(keys) for keys, state in chosen if _identity(state) not in same]
+    return raw[0][0], "", copies
+
+
+def _identity(state: object) -> object:
+    if not isinstance(state, dict):
+        return id(state)
+    return frozenset((str(key), id(value)) for key, value in dict.items(state) if isinstance(value, TensorLike))
+
+
+def _size(state: object) -> str:
+    return counted(len(tensors_of(state)), "tensor") if isinstance(state, dict) else an(type(state).__name__)
 
 
 def _may_be_weights(keys: Keys, content: object) -> bool:
@@ -195,15 +234,15 @@ def _ways_to(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
     """Yield the keys by which `dotted_key` leads into nested dicts, longest first, and the remaining prefix or ""."""
     if not isinstance(content, dict):
         return
-    keys = sorted((name for name in dict.keys(content) if isinstance(name, str)), key=len, reverse=True)
-    for key in keys:
-        if dotted_key == key:
-            yield (key,), ""
-        elif dotted_key.startswith(f"{key}."):
-            for rest, prefix in _ways_to(dict.__getitem__(content, key), dotted_key[len(key) + 1 :]):
-                yield (key, *rest), prefix
+    keys = {str(key): key for key in dict.keys(content) if isinstance(key, str | int)}
+    for text in sorted(keys, key=len, reverse=True):
+        if dotted_key == text:
+            yield (keys[text],), ""
+        elif dotted_key.startswith(f"{text}."):
+            for rest, prefix in _ways_to(dict.__getitem__(content, keys[text]), dotted_key[len(text) + 1 :]):
+                yield (keys[text], *rest), prefix
     prefix = dotted_key.rstrip(".") + "."
-    if any(key.startswith(prefix) for key in keys):
+    if any(isinstance(key, str) and key.startswith(prefix) for key in keys.values()):
         yield (), prefix
 
 

@@ -19,8 +19,9 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.models.video.resnet import BasicBlock as VideoBlock
 from torchvision.models.video.resnet import BasicStem, Conv3DSimple, VideoResNet
 
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.models.construction import LoadedModel
-from hookscope.models.exported import load_torchscript
+from hookscope.models.exported import load_program
 from tests.networks import TORCHVISION, Network, image, small_swin, small_vit
 
 
@@ -91,7 +92,7 @@ def load_script(network: nn.Module, folder: Path, args: tuple[Any, ...] | None =
         save_scripted(network.eval(), (), folder / "model.pt")
     else:
         save_traced(network.eval(), args, folder / "model.pt")
-    return load_torchscript(folder / "model.pt", 0)
+    return load_program(WeightsFiles.at(folder / "model.pt"), 0)
 
 
 SAVERS: dict[str, Callable[[nn.Module, tuple[Any, ...], Path], None]] = {

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import hookscope
-from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.reading import ReadingRules, read_verified
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import CheckpointError, HookscopeError, UntrustedFileError
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.contents import list_contents
@@ -34,8 +34,8 @@ from tests.models.hostile import GOOD, Call
 
 
 def content_of(folder: Path) -> Any:
-    kinds = {folder: file_kind(folder)}
-    return read_verified(kinds, folder.name, lambda *_: None, ReadingRules("", allowed_globals=()))[folder].content
+    files = WeightsFiles.at(folder)
+    return read_verified(files, lambda *_: None, ReadingRules("", allowed_globals=()))[folder].content
 
 
 def assert_equal(actual: Any, expected: Any) -> None:

@@ -76,6 +76,8 @@ def test_what_leads_to_the_only_weights_can_be_left_out_of_a_key() -> None:
         ({"a": {"b": EMA}, "a.b": STATE}, "a.b"),
         ({f"teacher.{n}": t for n, t in EMA.items()} | {f"student.{n}": t for n, t in STATE.items()}, "student"),
         ({"m": {f"ema.{n}": t for n, t in STATE.items()} | {"step": 1}}, "m.ema"),
+        ({0: EMA, 1: STATE}, "1"),
+        ({"stages": {10: {"net": EMA}, 20: {"net": STATE}}}, "stages.20.net"),
     ],
 )
 def test_key_says_where_the_weights_are(content: dict[str, Any], key: str) -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.models.construction import LoadedModel
-from hookscope.models.exported import load_exported_program, load_torchscript
+from hookscope.models.exported import load_program
 from hookscope.models.input_spec import example_shape, infer_input_shape, picture_size
 from tests.inspections import inspect
 from tests.models.saved import SAVERS, SEVEN, assert_near, build, witness
@@ -46,8 +47,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     eager, args = eager.double(), (args[0].double(),)  # what differs then is not rounding
     path = tmp_path_factory.mktemp(form) / "model.pt"
     SAVERS[form](eager, args, path)
-    load = load_exported_program if form == "exported" else load_torchscript
-    return Case(form, eager, args, load(path, 0))
+    return Case(form, eager, args, load_program(WeightsFiles.at(path), 0))
 
 
 @pytest.mark.sample("scripted resnet", "traced vit", "exported vit")

@@ -78,8 +78,8 @@ def test_unknown_model_is_not_found_and_says_where_to_look(text: str) -> None:
         ("model.pt", {"arch": "other.pt"}, UsageError, "name a network"),
         ("model.pt", {"arch": "resnet18", "weights": "none"}, UsageError, "--weights cannot be used"),
         ("model.pt", {"arch": "resnet18", "weights": "IMAGENET1K_V1"}, UsageError, "--weights cannot be used"),
-        (".", {"weights": "none"}, UsageError, "--weights cannot be used"),
-        ("/", {"weights": "none"}, UsageError, "--weights cannot be used"),
+        (".", {"weights": "none"}, CheckpointError, "is a folder"),
+        ("/", {"weights": "none"}, CheckpointError, "is a folder"),
         ("resnet18", {"arch": "resnet18"}, UsageError, "--arch needs a weights file"),
     ],
 )
@@ -98,6 +98,16 @@ def test_what_cannot_be_loaded_says_why(
         load_model(model, **options)
 
 
+def test_a_module_is_taken_as_it_is_and_without_options() -> None:
+    network = nn.Linear(2, 2)
+    loaded = load_model(network)
+    assert loaded.module is network
+    assert load_model(loaded) is loaded
+    for option in ({"weights": "none"}, {"arch": "resnet18"}, {"model_arguments": ["a=1"]}):
+        with pytest.raises(UsageError, match="A module stays on its device"):
+            load_model(network, **option)  # type: ignore[arg-type]
+
+
 def test_a_path_is_a_model_and_other_objects_are_none(tmp_path: Path) -> None:
     network = nn.Linear(2, 2)
     torch.save(network.state_dict(), tmp_path / "model.pt")
@@ -105,7 +115,7 @@ def test_a_path_is_a_model_and_other_objects_are_none(tmp_path: Path) -> None:
     loaded = load_model(tmp_path / "model.pt", arch=f"{tmp_path / 'net.py'}:build")
     assert torch.equal(loaded.module.weight, network.weight)
     for other in (3, None, b"model.pt", ["model.pt"]):
-        with pytest.raises(UsageError, match=rf"^MODEL is of type {type(other).__name__}\. Give the name of a network"):
+        with pytest.raises(UsageError, match=rf"^MODEL is of type {type(other).__name__}\. Give a torch\.nn\.Module"):
             load_model(other)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--seed takes a whole number"):
         load_model("resnet18", seed="x")  # type: ignore[arg-type]

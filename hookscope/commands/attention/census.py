@@ -38,7 +38,7 @@ class Refusal(NamedTuple):
 
 
 def attention_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the modules whose class, or whose own name where they hold others, is that of an attention."""
+    """Return the modules that are attention by their class, or by their own name if they hold other modules."""
     matches = {}
     for name, module in modules.items():
         kind = type(module).__name__
@@ -60,7 +60,7 @@ def unseen_blocks(
         candidates: As `attention_modules` found them.
         called: Names of those that ran.
         seen: Names of modules that computed attention that was seen.
-        refused: By name; those count that are inside a candidate, are called an attention, or have called torch's.
+        refused: By name; counted if they are inside a candidate, are called attention, or have called torch's.
     """
     seen = {*seen}
     ran = [name for name in candidates if name in called]

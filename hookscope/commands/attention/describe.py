@@ -39,7 +39,7 @@ _LEAST_WEIGHT = 0.001  # on places of the picture: a head with less is drawn as 
 
 
 def describe_attention(result: Attention, only: int | None = None, photograph: Photograph | None = None) -> Document:
-    """Describe what attention looks at, in all inputs or in `only` the one of an index, with its photograph."""
+    """Describe what attention looks at in all inputs, or in the one at the index `only` with its photograph."""
     shown = range(len(result.inputs)) if only is None else [only]
     inputs = [_mapped_input(index, result, photograph) for index in shown]
     place = "The inputs" if all(mapped.remark for mapped in inputs) else "Over the photograph"

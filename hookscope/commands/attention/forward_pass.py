@@ -137,8 +137,8 @@ class ForwardPass:
             self.rollout = step if self.rollout is None else step @ self.rollout
         if not keeps:
             numbers.whole = None
-        self._free_matrices()
         self.blocks.append(SeenBlock(block, numbers, queries, keys))
+        self._free_matrices()
 
     def _refuse_rollout(self, block: AttentionBlock, queries: Places | None, keys: Places | None) -> None:
         """Raise an error if a block attends within windows, pools, or has other tokens than the block before it."""
@@ -168,7 +168,7 @@ class ForwardPass:
         ]
 
     def _save(self, label: str, rows: Tensor, begin: int) -> None:
-        self.collector.collect_rows(label, rows[:, 0] if rows.size(1) == 1 else rows, begin)
+        self.collector.collect_rows(label, rows[:, 0] if rows.size(1) == 1 else rows, begin)  # one window: no axis
 
     def _may_be_drawn(self, index: int, label: str) -> bool:
         """Tell whether a block may be drawn; a negative position means a block that is known only at the end."""
@@ -179,7 +179,7 @@ class ForwardPass:
     def _free_matrices(self) -> None:
         """Free the whole weights of blocks that can no longer be drawn."""
         farthest = max((-block for block in self.wanted.blocks if isinstance(block, int) and block < 0), default=0)
-        for index, block in enumerate(self.blocks[: max(0, len(self.blocks) + 1 - farthest)]):
+        for index, block in enumerate(self.blocks[: max(0, len(self.blocks) - farthest)]):
             if index not in self.wanted.blocks and block.block.label not in self.wanted.blocks:
                 block.numbers.whole = None
 
@@ -203,7 +203,7 @@ def query_maps(seen: ForwardPass, block: SeenBlock, place: int, at: int, extents
 
 
 def head_maps(seen: ForwardPass, place: int, positions: Mapping[str, int]) -> Iterator[HeadMaps]:
-    """Yield the maps of all heads, by query and block; `positions` are those of blocks in the run."""
+    """Yield the maps of all heads, by query and block; `positions` has the blocks' positions in the run."""
     for at in range(len(seen.wanted.queries)):
         for block in seen.blocks:
             if (mapped := _mapped(block, place, at)) is not None:

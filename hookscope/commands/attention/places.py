@@ -98,11 +98,10 @@ def axes_in(call: AttentionCall, rows: AttentionRows, inputs: int) -> Axes | str
 
 
 def with_heads_found(call: AttentionCall, rows: AttentionRows, axes: Axes) -> Axes:
-    """Return heads in the batch axis or in front of it, of a module that does not say how many there are, as heads.
+    """Return axes that count parts of an input as heads, if the module does not tell how many heads it has.
 
-    They are windows where what the modules were given has as many tokens as all parts of an input together, or where
-    the module was given the parts. Heads that are as many as inputs are known by the values: those of one head lie side
-    by side.
+    The parts are windows if the modules were given as many tokens as all parts of an input hold together, or if the
+    module was given the parts. With as many heads as inputs, the values tell: the values of one head lie side by side.
     """
     *lead, _, keys = rows.shape
     if len(lead) == 1 and axes.heads > 1 and _is_given_parts(call.running[0], lead[0], keys):
@@ -146,9 +145,9 @@ _CHANNELS = "its softmax is over {}, not over tokens"
 def not_over_tokens(call: AttentionCall, rows: AttentionRows, axes: Axes) -> str:
     """Return in a few words why the keys are no tokens; "" where they are.
 
-    Channels (XCiT) and neighbourhoods (VOLO) are also multiplied by a softmax. Tokens are known by their number: what
-    the running modules were given has as many, all windows together, or queries do and keys are those of a grid that
-    was seen. For the fused function it is enough that its features do not have the number of tokens.
+    Channels (XCiT) and neighbourhoods (VOLO) are also multiplied by a softmax. Keys are tokens
+    if the running modules were given as many tokens as all windows hold together; or if there are as many queries, and
+    as many keys as cells of a grid that was seen. For the fused function it is enough that features are not as many.
     """
     *_, queries, keys = rows.shape
     counts = [*_token_counts(call.running)]
@@ -173,9 +172,9 @@ def not_over_tokens(call: AttentionCall, rows: AttentionRows, axes: Axes) -> str
 
 
 def _over_channels(call: AttentionCall, keys: int) -> str:
-    """Return why a call is attention over channels, which are as many as tokens here: values are transposed; else "".
+    """Return why a call with as many channels as tokens is attention over channels: values are transposed; else "".
 
-    Tokens are made in rows of channels: along the axis of keys, values are then further apart.
+    The channels of a token lie side by side in memory, so along the axis of tokens values are further apart.
     """
     if call.product is None:
         return ""
@@ -191,8 +190,8 @@ def _over_channels(call: AttentionCall, keys: int) -> str:
 def _for_each_channel(call: AttentionCall, rows: AttentionRows, axes: Axes, counts: Sequence[set[int]]) -> str:
     """Return why a softmax is for each channel, not each token (linear attention, lambda layers); "" if it is not.
 
-    Queries are tokens, too: one, as many as modules were given, those of a grid, or every other row and column of the
-    keys' (LeViT).
+    Queries are tokens if there is one, as many as the modules were given, as many as cells of a grid, or as many as
+    every other row and column of the keys' grid has (LeViT).
     """
     *_, queries, keys = rows.shape
     reason = f"its softmax is for each of {queries} channels, not for each token (linear attention)"
@@ -207,7 +206,8 @@ def _for_each_channel(call: AttentionCall, rows: AttentionRows, axes: Axes, coun
     grids = [*call.grids]
     if isinstance(halved, Layout):
         grids.append((-(-halved.grid[0] // 2), -(-halved.grid[1] // 2)))
-    return "" if any(queries - high * wide in (0, 1) for high, wide in grids) else reason
+    with_class_token = (0, 1)
+    return "" if any(queries - high * wide in with_class_token for high, wide in grids) else reason
 
 
 def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
@@ -266,7 +266,7 @@ def _appended_keys(call: AttentionCall) -> int:
 
 
 def _no_place(keys: int, reason: str) -> str:
-    """Return a block's remark that keys have no place; `reason` is that of `TokenLayout.of_attention`."""
+    """Return a block's remark that keys have no place; `reason` is from `TokenLayout.of_attention`."""
     if keys == 1:
         return "it has one token"
     if reason.startswith("has "):
@@ -325,7 +325,7 @@ def _in_windows(
 
 @lru_cache(maxsize=1)  # the next block has the same places
 def distances(queries: Places, keys: Places, begin: int, end: int) -> Tensor:
-    """Return how far keys lie from some queries, of which `end` is no more, (windows, some queries, keys).
+    """Return how far keys lie from the queries from `begin` up to `end`, (windows, queries, keys).
 
     In patches of the queries' grid; keys of a coarser grid lie at the middle of what they cover. 0 where either has no
     place.

@@ -68,7 +68,7 @@ def reduced(
         keeps_whole: Keep all weights, averaged over heads.
         numbers: Measure heads; without it, only rows that are drawn may be computed.
         memory: Reused by the blocks of a pass.
-        save: Called with some rows, (N, windows, heads, some queries, keys), and the first query of them.
+        save: Called with some rows, (N, windows, heads, some queries, keys), and the position of the first.
     """
     query_count, (queries, keys) = rows.shape[-2], places
     totals: dict[str, Tensor] = {}
@@ -140,7 +140,7 @@ def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:
 def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> tuple[Tensor, Tensor]:
     """Return weights (windows, heads, keys) on the keys' grid, (heads, h * w), and the sum of the others, (heads,).
 
-    The weights of a query that may look at no key are 0. `window` is the only one that `weights` is of; None for all.
+    The weights of a query that may look at no key are 0. `weights` are of this `window` alone; of all for None.
     """
     cells = keys.cells if window is None else keys.cells[window : window + 1]
     weights = weights.cpu().float().movedim(0, 1).reshape(weights.size(1), -1)

@@ -226,7 +226,7 @@ class _Run:
         return seen
 
     def _verified(self, batch: Batch, output: object) -> tuple[str, ...]:
-        """Run a batch without the mode, and return a warning if its output is another."""
+        """Run a batch without the mode, and return a warning if its output differs."""
         began = copy.copy(self.state)
         self.state.mark()  # to go on from here
 

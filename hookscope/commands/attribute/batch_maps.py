@@ -36,8 +36,8 @@ class Explained:
 
     Attributes:
         layers: The layers; () for methods that look at the picture itself.
-        maps: By target, then by layer, (N, *grid), float32 on the CPU; where there is no layer, one.
-        pixels: By target, of methods that look at the picture itself, float32 on the CPU; () for others.
+        maps: By target, then by layer, (N, *grid), float32 on the CPU; one map where there is no layer.
+        pixels: By target, for methods that look at the picture itself, float32 on the CPU; () for others.
     """
 
     targets: Sequence[BatchTarget]
@@ -47,7 +47,7 @@ class Explained:
 
     @property
     def extents(self) -> Sequence[tuple[str, Sequence[Extent]]]:
-        """The label of each layer, and the area that its map covers of each input; "" for the picture itself."""
+        """The label of each layer, and the area of each input that its map covers; "" for the picture itself."""
         if self.layers:
             return [(layer.label, layer.extents) for layer in self.layers]
         count, *size = self.maps[0][0].shape
@@ -84,7 +84,7 @@ def _layer_maps(method: Method, layers: Sequence[MapLayer], targets: Sequence[Ba
 def _pixel_maps(
     passes: ForwardBackward, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
 ) -> Explained:
-    """Make maps of the picture itself; `network` is that of the run or a copy."""
+    """Make maps of the picture itself; `network` is the run's, or a copy."""
     with model_errors(passes.inspected, "backward"):
         parts = [PIXEL_METHODS[method](ScoredBatch(network, batch, target.score)) for target in targets]
     pixels = [replace(part, values=part.values.float().cpu()) for part in parts]

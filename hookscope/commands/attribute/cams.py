@@ -27,7 +27,7 @@ def grad_cam_plus_plus(activation: Tensor, gradient: Tensor) -> Tensor:
     """Weigh the positions of a channel so that each of several objects counts, however small it is.
 
     M = ReLU(sum_k w_k A_k), w_k = sum over positions of a ReLU(g), and at each position
-    a = g^2 / (2 g^2 + g^3 sum over positions of A_k), 0 where g is.
+    a = g^2 / (2 g^2 + g^3 sum over positions of A_k), or 0 where g is 0.
 
     The paper differentiates exp(y), so that higher derivatives are powers of g; the factor exp(y), which is one number
     for the whole map, is left out.

@@ -31,7 +31,7 @@ _LEVELS: dict[bool | None, Level] = {True: "", False: "fail", None: "warn"}
 def describe_attributions(
     result: Attributions, only: int | None = None, photograph: Photograph | None = None
 ) -> Document:
-    """Describe where a network looks, in all inputs or in `only` the one of an index, with its photograph."""
+    """Describe where a network looks in all inputs, or in the one at the index `only` with its photograph."""
     shown = range(len(result.inputs)) if only is None else [only]
     maps = [heat_map for heat_map in result.maps if only in (None, heat_map.input_index)]
     over = "photograph" if all(heat_map.values.ndim == PICTURE_AXES for heat_map in maps) else "input"
@@ -126,7 +126,7 @@ def _belief(result: Attributions) -> Iterator[Table | Text]:
 
 
 def verdict(check: SanityCheck) -> str:
-    """Return what came of a check, in a word or two."""
+    """Return the verdict of a check in a word."""
     return "inconclusive" if check.passed is None else "ok" if check.passed else "failed"
 
 

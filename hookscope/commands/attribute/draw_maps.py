@@ -174,7 +174,7 @@ def _volume(
 ) -> Image.Image:
     """Draw the three middle slices of a volume (C, D, H, W), with a map, (d, h, w), over each.
 
-    Below are the three slices through the cell with the map's greatest magnitude, where those are others.
+    Below are the three slices through the cell with the map's greatest magnitude, if these are different slices.
     """
     middle = tuple(length // 2 for length in size)
     strongest = middle if heat_map is None else _strongest(heat_map, size)

@@ -33,7 +33,7 @@ from hookscope.statistics.layouts import Layout
 MapCapture = Capture[Tensor | None]
 """Hooks that copy outputs and gradients, (N, C, *grid); None for those without a place for the picture."""
 
-# What is raised here is no error of the model.
+# An error raised in this folder is not the model's.
 _OWN = str(Path(__file__).parent)
 
 
@@ -90,7 +90,7 @@ class ForwardBackward:
 def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, keeps: bool = False) -> object:
     """Run the network over copies of a batch; `track` makes the input that maps are drawn over require a gradient.
 
-    What other inputs alone lead to has no graph then, and is no map of that input.
+    Layers that only other inputs lead to then have no graph, because maps of them would not be maps of that input.
 
     Raises:
         ModelRaisedError: If the network raises.
@@ -133,7 +133,7 @@ def run_model(
     records: Sequence[InputRecord],
     finished: Callable[[int], None],
 ) -> None:
-    """Run all batches; arguments are those of `run_batches`, but that `run` raises ModelRaisedError.
+    """Run all batches with the arguments of `run_batches`; `run` may raise ModelRaisedError.
 
     Raises:
         ModelError: If the network raised, with an `on_error` on every input.
@@ -183,8 +183,8 @@ def run_and_differentiate(
     """Run a batch, and differentiate its targets down to the layers that `captured` watches.
 
     Returns:
-        The targets, and the outputs with a place for the picture by place, in the order in which layers finished; a
-        gradient that does not arrive is zero.
+        The targets, and by row key the outputs in which the picture has a place, in the order in which layers finished.
+        A gradient that does not arrive is zero.
 
     Raises:
         ModelRaisedError: If the network raises.
@@ -242,7 +242,7 @@ def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Make no parameter require a gradient, inside `preserved`, so that the graph begins only where it is asked to.
 
     Tensors of inference mode, which autograd cannot save for a backward pass, are copied for the block. A
-    TransformerEncoder then takes no nested tensors, with which its layers run only where no graph begins among them.
+    TransformerEncoder takes no nested tensors in the block: with these, no graph can begin at its layers.
     """
     made: dict[int, Tensor] = {}
     held: list[tuple[dict[str, Any], str, Tensor]] = []

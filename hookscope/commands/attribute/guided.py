@@ -26,7 +26,7 @@ from hookscope.hooks.running import running_modules
 from hookscope.parameters import arg
 from hookscope.text import counted
 
-# Names in labels, by that of autograd's node without "Backward0". A smooth gate lets part of every negative value
+# Names in labels, by the name of autograd's node without "Backward0". A smooth gate lets part of every negative value
 # through, for which the rule is not defined.
 _SMOOTH = {"Gelu": "GELU", "Silu": "SiLU", "Mish": "Mish"}
 _OTHER = {"Celu": "CELU", "Elu": "ELU", "Glu": "GLU", "LeakyRelu": "LeakyReLU", "PreluKernel": "PReLU"}
@@ -58,7 +58,7 @@ class ActivationCalls(TorchFunctionMode):
     """Notes which module or operation made each of autograd's nodes that stands for an activation.
 
     An activation that overwrites a view has no node that the rule could be put on: autograd hides it in one for the
-    whole tensor. So it is computed in a tensor beside the view and copied into it, which gives the same values.
+    whole tensor. So it is computed in a new tensor and copied into the view, which gives the same values.
     """
 
     def __init__(self, network: nn.Module) -> None:

@@ -53,10 +53,10 @@ class InputPlaces:
 
 
 def main_input(batch: Batch) -> Tensor | None:
-    """Return the argument that places are counted in: the one with the most axes, of floating numbers if there are.
+    """Return the argument whose axes count places: the one with the most axes, of floating-point numbers if one is.
 
-    Arguments by name count where none is given by position. None where none has two to five axes; for a list of
-    pictures also.
+    Arguments by name are considered if none is given by position. Returns None for a list of pictures, and if no
+    argument has two to five axes.
     """
     values = batch.args or tuple(batch.kwargs.values())
     tensors = [value for value in values if isinstance(value, Tensor) and _FEWEST_AXES <= value.dim() <= _MOST_AXES]
@@ -78,11 +78,7 @@ def place_axes(batch: Batch) -> int:
 
 
 def check_token_axes(tokens: Layout | None, axes: int) -> None:
-    """Refuse a grid of `--tokens` with more or fewer axes than the input has axes of place.
-
-    Raises:
-        UsageError: If the grid has.
-    """
+    """Raise UsageError if the grid of `--tokens` has more or fewer axes than the input has axes of place."""
     if tokens is not None and len(tokens.grid) != axes:
         grid, form = "x".join(map(str, tokens.grid)), {1: "LENGTH", 3: "DEPTHxHEIGHTxWIDTH"}.get(axes, "HEIGHTxWIDTH")
         raise UsageError(f"{arg('tokens')} grid={grid} does not fit a {input_word(axes)}: give grid={form}.")
@@ -110,7 +106,7 @@ def input_size(network: nn.Module, batch: Batch) -> tuple[int, ...]:
 
 
 def _channel_axis(network: nn.Module, shape: Sequence[int]) -> int:
-    """Return the channel axis, 1 or the last: which fits the first layer, or its usual one if both or none fit.
+    """Return the channel axis, 1 or the last: the one that fits the first layer; its usual one if both fit, or none.
 
     A linear layer that fits neither takes the flattened signal. Pictures and volumes have fewer channels than places.
     """
@@ -147,7 +143,7 @@ def require_floating_point(network: nn.Module, tensor: Tensor | None) -> None:
 
 
 def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> list[Extent]:
-    """Return for each input the area that a map covers if it is stretched over it and what the network adds to it.
+    """Return the area of each input that a map covers when it is stretched over the input and the network's padding.
 
     Args:
         network: Its transform may be called, if it is one of torchvision's detectors.

@@ -34,7 +34,7 @@ _PASSING = (
 _BACKBONE = "backbone"
 _PICTURE_AXES = 2
 _SEQUENCE_AXES = 3  # (N, T, D)
-# How many layers at a time are differentiated, from the last: mostly the first one has a gradient.
+# How many layers at a time are differentiated, the last first: usually it has a gradient.
 _AT_A_TIME = (1, 4, 16)
 
 
@@ -45,7 +45,7 @@ class LayerOutput(NamedTuple):
         kind: Class name of the module, or the operation.
         layout: Where the picture lies in it, or in words why it has no place there.
         edge: Where its gradient arrives in the graph, as it was when it was returned; None without a graph.
-        values: The output itself, which may be overwritten later: its `version` then is another.
+        values: The output itself, which may be overwritten later: its `version` then differs.
     """
 
     kind: str
@@ -240,7 +240,7 @@ def sum_of(score: Tensor, target: BatchTarget) -> Tensor:
 
 def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
     """Tell whether a map holds class scores at each place: then only the target's channels have a gradient."""
-    if target.class_count is None:
+    if target.class_count is None:  # of a user's function: one channel alone has a gradient
         return gradient.shape[1] > 1 and int((gradient != 0).any(0).flatten(1).any(1).sum()) == 1
     if gradient.shape[1] != target.class_count:
         return False

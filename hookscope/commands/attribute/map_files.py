@@ -85,7 +85,7 @@ def _write_map(
         data = result.input_values.get(heat_map.input_index) if isinstance(result, Attributions) else None
         draw_given(data, heat_map, WIDE).save(folder / drawn)
     else:
-        # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
+        # Higher levels than 1 save a few hundredths of a photograph, and take several times as long.
         Image.fromarray(overlay(photograph, heat_map)).save(folder / drawn, compress_level=1)
     return drawn
 

@@ -1,4 +1,4 @@
-"""Look at layers, batch after batch: those that the user gave, or the last whose output is a map of the picture."""
+"""Look at layers, batch after batch: the user's choice, or the last whose output is a map of the picture."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +108,7 @@ class MapLayers:
 
     Attributes:
         groups: Layers that the user gave; () to choose one.
-        hooks: Those on the layers.
+        hooks: The hooks on the layers.
         chosen: Layers that were chosen so far, with the reason.
         notes: Sentences about layers that were left out.
     """

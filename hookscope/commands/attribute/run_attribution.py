@@ -84,7 +84,7 @@ class _Gathered:
                 for (label, extents), maps in zip(explained.extents, by_layer, strict=True):
                     values = maps[place].numpy().copy()  # not a part of the batch's
                     kept = pixels.values[place].numpy().copy() if is_shown else None
-                    positions = values.shape if values.ndim == 1 < len(size) else size  # those of words
+                    positions = values.shape if values.ndim == 1 < len(size) else size  # a position for each word
                     placed = AttributionMap(first + place, wanted, label, values, extents[place], kept, positions)
                     self.maps.append(placed)
 
@@ -224,7 +224,7 @@ def _first_inputs(network: nn.Module, batch: Batch, first: int) -> dict[int, NDA
 
 
 def _suspicious(heat_map: AttributionMap, name: str) -> str:
-    """Return a warning about a map that shows nothing, or explains no number, of the input `name`; "" for others."""
+    """Return a warning if a map of the input `name` is flat, or its values or its score are not finite; else ""."""
     values, score, label = heat_map.values, heat_map.target.score, safe_text(heat_map.target.label)
     subject = f"The map of '{label}'{f' at {heat_map.layer}' if heat_map.layer else ''} for {name}"
     if not np.isfinite(values).all():

@@ -63,7 +63,7 @@ _LEAST_EFFECT = 0.05
 _BLUR_PARTS = 8
 # Below it blurring can take so little away that the check is inconclusive.
 _LEAST_PROBABILITY = 0.05
-# Of these one map takes dozens of passes or more, and the first two checks need seven.
+# One map of these methods takes dozens of passes or more, and the first two checks need seven maps.
 _SLOW: frozenset[Method] = frozenset({"integrated-gradients", "smoothgrad", "occlusion"})
 _NO_ORDER = "Sanity: no tests of maps that are the same everywhere, or hold NaN or Inf."
 
@@ -171,7 +171,7 @@ def weights_check(correlation: Numbers) -> SanityCheck:
 
 
 def class_check(correlation: Numbers) -> SanityCheck:
-    """Judge `correlations` of maps with those of the runner-up class for the same inputs, by their mean."""
+    """Judge by their mean the `correlations` of maps with the runner-up class's maps of the same inputs."""
     value = float(correlation.mean())
     passed = value <= _CLASS_LIMIT
     meaning = f"Maps of the target and of the runner-up class correlate by {value:.3g}"
@@ -398,7 +398,7 @@ class Checking:
         self._delete(passes, batch, explained, at, places, copied)
 
     def _keep(self, scores: Numbers, kept: list[Numbers]) -> None:
-        """Add correlations, (..., maps), to `kept`, but those of maps that rank no places."""
+        """Add correlations, (..., maps), to `kept`, except for maps that rank no places."""
         ranked = scores[..., ~np.isnan(scores).reshape(-1, scores.shape[-1]).any(0)]
         if ranked.size < scores.size:
             self.notes[_NO_ORDER] = None

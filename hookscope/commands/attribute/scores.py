@@ -38,8 +38,8 @@ class BatchTarget:
     Attributes:
         score: Takes what the network returned for the batch, and returns the numbers, (N,), with their graph.
         targets: Of each input; None for one that has no such target, whose number means nothing.
-        classes: Whose scores the numbers are made of, by input: one, or two of a contrast; () if that is not known.
-        class_count: Of how many classes the network gives scores; None if that is not known.
+        classes: The classes whose scores make the numbers, by input: one, or two of a contrast; () if unknown.
+        class_count: The number of classes that the network scores; None if unknown.
         reading: How the scores become probabilities.
         is_box: Whether the numbers are scores of a detector's boxes.
         is_dense: Whether each pixel has scores.
@@ -69,11 +69,11 @@ def batch_targets(
 ) -> list[BatchTarget]:
     """Return the targets of a batch, in the order in which they were asked for.
 
-    Of scores (N, C) a target is the score of a class, or the difference of two. Of scores at each pixel (N, C, H, W) it
-    is the sum of the class's scores over the pixels where it is the best (Vinogradova et al., Towards Interpretable
-    Semantic Segmentation via Gradient-weighted Class Activation Mapping, AAAI 2020), over all where it is nowhere; the
-    label then shows which. For torchvision's detectors it is the score of a box: the one with a number, or the best
-    of a class.
+    For scores (N, C), a target is the score of a class, or the difference of two. For scores at each pixel,
+    (N, C, H, W), it is the sum of the class's scores over the pixels where the class is the best (Vinogradova et al.,
+    Towards Interpretable Semantic Segmentation via Gradient-weighted Class Activation Mapping, AAAI 2020), or over all
+    pixels if there are none; the label shows which. For torchvision's detectors it is the score of a box: the one with
+    a number, or the best of a class.
 
     Args:
         output: What the network returned.
@@ -161,7 +161,7 @@ def _which_output(output: object, scores: Output, output_key: str | None) -> str
 
 
 def _best_classes(scores: Tensor, count: int) -> Tensor:
-    """Return the best classes of each input, (N, count): of scores at each pixel the best at the most pixels."""
+    """Return the best classes of each input, (N, count); with scores at each pixel, the best at the most pixels."""
     count = min(count, scores.shape[1])
     if scores.dim() == 2:
         return scores.topk(count, 1).indices
@@ -186,7 +186,7 @@ def _class_target(
     shares: Tensor | None = None
     reading: Reading = "as returned"
     pixels: Tensor | None = None
-    if dense:  # which pixels are meant does not change when a method changes the picture
+    if dense:  # the pixels stay the same when a method changes the picture
         of_input = (-1, *(1,) * (rows.dim() - 2))
         pixels = rows.argmax(1) == classes.reshape(of_input)
         nowhere = ~pixels.flatten(1).any(1)

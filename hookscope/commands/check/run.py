@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookscope import options
-from hookscope.commands.opening import given_network, needs_a_name
 from hookscope.errors import UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.options import any_given
@@ -50,6 +49,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
     from hookscope.commands.check.checkpoint import check_checkpoint
     from hookscope.inspection.device import choose_device
     from hookscope.inspection.given_inputs import as_sources, by_position_and_name
+    from hookscope.models.spec import load_model, needs_a_name
     from hookscope.rules.baseline import read_baseline
     from hookscope.rules.judging import judged_by, refuse_unmatched
     from hookscope.rules.settings import NO_NETWORK, needing_a_run, with_options
@@ -63,7 +63,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
             raise UsageError(_JUDGED_ALONE)
         option = replace(option, arch=NO_NETWORK)
     elif not isinstance(checkpoint, str | Path):
-        loaded = given_network(checkpoint)  # which refuses other objects
+        loaded = load_model(checkpoint)  # which refuses other objects
         if any_given(option, options.PickleOptions):
             raise UsageError(needs_a_name())
         if loaded.module is not checkpoint:  # TorchScript and exported programs, as modules

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookscope import options
-from hookscope.commands.opening import are_given, file_options, given_network, load
+from hookscope.commands.opening import are_given, file_options, load
 from hookscope.errors import UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.parameters import arg
@@ -145,7 +145,7 @@ def _load_both(
     if isinstance(model_a, str | Path) or is_same or not isinstance(model_b, str | Path):
         loaded = load(model_a, option_a, option_a)
     else:
-        loaded = given_network(model_a)  # the options about loading are for B
+        loaded = load(model_a, options.ModelOptions(), options.RunOptions())  # the options about loading are for B
     if is_same and not isinstance(model_a, str | Path):
         return loaded, _copy_for_b(loaded, option)
     named = model_a if is_same else model_b
@@ -190,10 +190,10 @@ def _refuse(names: Sequence[str], reason: str) -> None:
 def _weights(model: Model, option: options.Diff) -> Weights:
     """Return the weights of a model; a weights file is read without a network."""
     from hookscope.commands.diff.compare_weights import read_weights, weights_of
-    from hookscope.models.spec import parse_model
+    from hookscope.models.spec import load_model, parse_model
 
     if not isinstance(model, str | Path):
-        return weights_of(given_network(model))
+        return weights_of(load_model(model))
     if option.arch is None and option.weights == "auto" and parse_model(str(model)).form == "weights":
         return read_weights(Path(model), file_options(option))
     return weights_of(load(model, option, options.RunOptions(device="cpu", seed=option.seed)))

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from hookscope.commands.check.measuring.training_state import groups_of, moves_b
 from hookscope.commands.diff.alignment import match_names
 from hookscope.commands.history.drift import norm_of
 from hookscope.errors import HookscopeError
-from hookscope.models.checkpoint import Checkpoint, FileVersion, read_again, versions_of
+from hookscope.models.checkpoint import Checkpoint, read_again
 from hookscope.models.construction import FileOptions
 from hookscope.models.statedict import named_tensors
 from hookscope.parameters import arg
@@ -39,9 +38,7 @@ class Weights:
             the series. None where the optimiser's parameters are not known.
     """
 
-    path: Path
     options: FileOptions
-    versions: list[FileVersion]
     read: Checkpoint
     renamed: Mapping[str, str]
     moves_by: Mapping[str, Sequence[str]] | None = None
@@ -56,7 +53,7 @@ class Weights:
         """
         if self._tensors is None:
             if not self.read.state:
-                self.read = read_again(self.path, self.read, self.versions, self.options)
+                self.read = read_again(self.read, self.options)
             self._tensors = {self.renamed.get(name, name): tensor for name, tensor in named_tensors(self.read.state)}
         return self._tensors
 
@@ -97,7 +94,6 @@ def measure_history_file(
     """
     began = time.perf_counter()
     try:
-        path = Path(file.name)
         read = read_alone(file.name, settings, trust=None)
         measured = measure_read(read, f"there is no network: {arg('arch')} names one", began)
         shapes = {name: (tuple(tensor.shape),) for name, tensor in named_tensors(read.state)}
@@ -106,7 +102,7 @@ def measure_history_file(
         options = FileOptions(None, settings.key, allowed_globals=tuple(settings.allow_global))
         causes = _moved_by(read, measured)
         moved_by = None if causes is None else {renamed.get(name, name): by for name, by in causes.items()}
-        weights = Weights(path, options, versions_of(path), read, renamed, moved_by)
+        weights = Weights(options, read, renamed, moved_by)
         rows = tuple(_points(file.index, measured, weights))
         counters = {} if read.training is None else dict(read.training.counters)
     except HookscopeError as error:

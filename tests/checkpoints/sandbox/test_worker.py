@@ -16,9 +16,12 @@ import torch
 from hookscope.checkpoints import isolation
 from hookscope.checkpoints.sandbox import worker
 from hookscope.checkpoints.sandbox.worker import Limits, WorkerFailure, result_of, run_forked
+from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import CheckpointError, HookscopeError, MisfitError, UntrustedFileError
 
 MIB = 2**20
+
+MODEL = WeightsFiles(Path("model.pt"), "torch", {}, versions=[])
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much is mapped")
 
@@ -154,7 +157,7 @@ def read(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(isolation, "_SPARE_BYTES", 256 * MIB)
     monkeypatch.setattr(isolation, "_SPARE_SECONDS", 1)
     with pytest.raises(CheckpointError) as caught:
-        isolation.run_isolated(work, [], "model.pt")
+        isolation.run_isolated(work, MODEL)
     assert str(caught.value).startswith("model.pt ")
     return str(caught.value)
 
@@ -184,11 +187,11 @@ def test_what_a_file_does_to_its_reader_is_said(
 
 def test_a_bug_in_reading_is_none_of_the_file() -> None:
     with pytest.raises(RuntimeError, match=r"in work\n(.*\n)*ZeroDivisionError: oops"):
-        isolation.run_isolated(fail(ZeroDivisionError("oops")), [], "model.pt")
+        isolation.run_isolated(fail(ZeroDivisionError("oops")), MODEL)
 
 
 def test_where_python_cannot_fork_a_file_is_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "CAN_FORK", False)
-    assert isolation.run_isolated(os.getpid, [], "model.pt") == os.getpid()
+    assert isolation.run_isolated(os.getpid, MODEL) == os.getpid()
     assert "more memory than there is" in read(fail(MemoryError()), monkeypatch)
     assert "model.pt is empty" in read(fail(CheckpointError("model.pt is empty")), monkeypatch)
