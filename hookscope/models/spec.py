@@ -133,7 +133,7 @@ def load_model(
     ModelOptions(weights=weights, arch=arch), RunOptions(seed=seed)  # which refuse other types
     weights, arch = os.fspath(weights), None if arch is None else os.fspath(arch)
     if not isinstance(model, str | Path):
-        raise UsageError(f"MODEL is of type {type(model).__name__}. Give the name of a network, or a file.")
+        raise UsageError(f"`model` is of type {type(model).__name__}. Give the name of a network, or a file.")
     model = str(model)
     spec = parse_model(model)
     if spec.form == "hugging face" and arch is not None:
