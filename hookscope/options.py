@@ -5,7 +5,7 @@ in the order of `dataclasses.fields`, the last base first. A field has the help.
 whose help would mislead Python callers.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from inspect import get_annotations
 from numbers import Integral
@@ -150,12 +150,13 @@ def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
 _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((str, str | None), ((str,), "a text")),
     **dict.fromkeys((int, int | None), ((Integral,), "a whole number")),
-    **dict.fromkeys((Texts, Limits), ((str, Collection), "a text or a list of texts")),
+    Texts: ((str, list, tuple), "a text or a list of texts"),
+    **dict.fromkeys((Limits, Arguments), ((str, list, tuple, Mapping), "a mapping, a text or a list of texts")),
     **{kind: ((*get_args(kind), PathLike), "a path") for kind in (File, File | None)},
     **dict.fromkeys((Named, Named | None), ((str, PathLike), "a text or a path")),
 }
 _HINTS = {
-    "arch": " Give the name of a network here, such as 'net.py:build', and a module as MODEL.",
+    "arch": " Give the name of a network here, such as 'net.py:build', and a module as `model`.",
     "device": " Give its name, such as 'cuda:1'.",
 }
 
@@ -191,7 +192,7 @@ def of_kind(name: str, kind: Any, value: Any) -> Any:
     choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
     classes, wanted = _KINDS.get(kind, ((), ""))
     is_right = not classes or (isinstance(value, classes) and not (isinstance(value, bool) and Integral in classes))
-    if kind in (Texts, Limits) and isinstance(value, list | tuple):
+    if kind in (Texts, Limits, Arguments) and isinstance(value, list | tuple):
         is_right = all(isinstance(text, str) for text in value)
     if not is_right:
         actual = f"the class {value.__name__}" if isinstance(value, type) else f"type {type(value).__name__}"

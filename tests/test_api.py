@@ -256,11 +256,16 @@ def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
     assert [record.name for record in run.inputs] == ["tensor[0]", "tensor[1]", "tensor[2]"]
     with pytest.raises(hookscope.UsageError, match="A module stays on its device"):
         hookscope.activations(network, values, weights="none")
-    with pytest.raises(hookscope.UsageError, match="MODEL is of type Tensor"):
+    for layers in ({"3": 1}, {"3"}):  # which are collections of texts too
+        with pytest.raises(hookscope.UsageError, match=r"^`layer` takes a text or a list of texts, not"):
+            hookscope.activations(network, values, layer=layers)  # type: ignore[arg-type]
+    with pytest.raises(hookscope.UsageError, match=r"^`input` takes a mapping, a text or a list of texts"):
+        hookscope.activations(network, values, input=3)  # type: ignore[arg-type]
+    with pytest.raises(hookscope.UsageError, match="`model` is of type Tensor"):
         hookscope.activations(values, network)
-    with pytest.raises(hookscope.UsageError, match="MODEL is of type ndarray"):  # which compares element by element
+    with pytest.raises(hookscope.UsageError, match="`model` is of type ndarray"):  # which compares element by element
         hookscope.activations(values.numpy(), network)
-    with pytest.raises(hookscope.UsageError, match="MODEL is the class Linear"):
+    with pytest.raises(hookscope.UsageError, match="`model` is the class Linear"):
         hookscope.activations(nn.Linear, values)
     with pytest.raises(hookscope.LayerNotFoundError, match="No row is called 0"):
         run[0]

@@ -52,9 +52,9 @@ def loaded_module(module: nn.Module) -> LoadedModel:
     """
     model: object = module
     if isinstance(model, type):
-        raise UsageError(f"MODEL is the class {model.__name__}. Give a network built from it: {model.__name__}(…).")
+        raise UsageError(f"`model` is the class {model.__name__}. Give a network built from it: {model.__name__}(…).")
     if not isinstance(model, nn.Module):
-        raise UsageError(f"MODEL is of type {type(model).__name__}. Give a torch.nn.Module, or the name of a network.")
+        raise UsageError(f"`model` is of type {type(model).__name__}. Give a torch.nn.Module or the name of a network.")
     kind = type(module).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=parameter_count(module))
     return LoadedModel(module, info, default_preprocessing(module))

@@ -170,7 +170,7 @@ def needs_a_name() -> str:
     """Return why options about loading do not go with a module."""
     return (
         "A module stays on its device, with its weights: load, convert and move it yourself. "
-        f"{', '.join(map(arg, ('weights', 'arch', 'device', 'dtype')))} and the like need MODEL as a name or a file."
+        f"{', '.join(map(arg, ('weights', 'arch', 'device', 'dtype')))} and the like need `model` as a name or a file."
     )
 
 

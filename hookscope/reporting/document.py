@@ -25,6 +25,7 @@ from hookscope.results.inputs import InputRecord, Photograph
 from hookscope.results.survey import CropSheet, SurveyRow
 
 Level = Literal["", "good", "warn", "fail", "dim"]
+Colour = Literal["blue", "grey", "orange", "red"]
 
 Facts = Sequence[tuple[str, str, bool]]
 """Term, words, and whether they call for a look."""
@@ -118,7 +119,8 @@ class StepChart:
     """Numbers over steps.
 
     Attributes:
-        lines: The meaning of each line, with a value for each step as `as_floats` returns them; the main line last.
+        lines: The meaning of at most three lines, with a value for each step as `as_floats` returns them; the main line
+            is the last.
         marks: A meaning, and whether each step has the mark.
         is_extra: Whether it is on the page only.
     """
@@ -149,7 +151,7 @@ class Series:
 
     name: str
     values: Sequence[float | None]
-    colour: Literal["blue", "grey", "orange", "red"] = "blue"
+    colour: Colour = "blue"
     shape: Literal["line", "area", "dots"] = "line"
 
 
@@ -301,7 +303,7 @@ class PhotographMaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapRow:
-    """Small maps side by side, each with its own scale: values (h, w), and whether it is marked."""
+    """Small maps of heads, each from 0 to its own largest value: values (h, w), and whether it is marked."""
 
     name: str
     where: str

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.reporting.axes import Axis, Run, asinh, block_names, linear, log, percent, runs_of
-from hookscope.reporting.document import DepthChart, Level, Series, StepChart, StepCharts
+from hookscope.reporting.document import Colour, DepthChart, Level, Series, StepChart, StepCharts
 from hookscope.reporting.steps import columns_of, kept_runs, round_steps
 
 MOST_COLUMNS = 900  # of a chart over steps, about one for each pixel of a picture and of a page
 _MOST_STEP_NAMES = 8
+_COLOURS: Sequence[Colour] = ("grey", "orange", "blue")  # of lines over steps; the main line is the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +90,10 @@ def step_plot(part: StepCharts, chart: StepChart) -> Plot | None:
         count=count,
         axis=axis(finite[(finite > 0) | (not is_log)].tolist()),
         lines=[
-            (Series(name, (), "blue" if name == names[-1] else "orange"), kept_runs(column, places, line))
-            for name, line in zip(names, np.where((numbers == 0) & is_log, np.inf, numbers), strict=True)
+            (Series(name, (), colour), kept_runs(column, places, line))
+            for name, colour, line in zip(
+                names, _COLOURS[-len(names) :], np.where((numbers == 0) & is_log, np.inf, numbers), strict=True
+            )
         ],
         marks=[(name, level, places[marked].tolist()) for name, level, marked in marks if marked.any()],
         names=[

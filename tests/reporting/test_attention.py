@@ -1,15 +1,21 @@
 """What attention looks like as a document, from a result made by hand: numbers over blocks, every head, many maps."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from hookscope.commands.attention.describe import describe_attention
 from hookscope.reporting.document import PhotographMaps, SmallMaps, StepCharts
+from hookscope.reporting.overviews import maps
 from hookscope.reporting.overviews.document import draw_document
-from hookscope.reporting.overviews.maps import spread
+from hookscope.reporting.overviews.maps import small_maps, spread
 from hookscope.reporting.overviews.sheet import RED
+from hookscope.reporting.plots import step_plot
 from hookscope.results.attention import Attention, AttentionBlock, AttentionMap, HeadMaps, HeadRow
 from hookscope.results.inputs import Photograph
+from hookscope.text import figure
 from tests.reporting.attributed import CAT, DOG, MODEL, corner, photographs
 
 ENTROPIES = ((1.0, 2.0, 6.0), (0.5, 0.5, 0.5))
@@ -45,6 +51,13 @@ def test_charts_have_the_least_the_mean_and_the_greatest_of_the_heads_of_each_bl
         "greatest of the heads": [6.0, 0.5],
         "mean of the heads": [3.0, 0.5],
     }
+    plot = step_plot(charts, entropy)
+    assert plot is not None
+    assert {series.colour: series.name for series, _ in plot.lines} == {
+        "grey": "least of the heads",
+        "orange": "greatest of the heads",
+        "blue": "mean of the heads",
+    }
     assert [[*marked] for _, marked in entropy.marks] == [[True, False]]
     assert (charts.unit, charts.low, charts.high) == ("block", 0, 1)
 
@@ -56,6 +69,15 @@ def test_a_head_without_weight_on_the_picture_is_drawn_as_zero_and_one_on_a_toke
     assert "1 head with more than 90% of the weight on one token: blocks.0.attn head 2." in str(RESULT)
     drawn = np.asarray(draw_document(describe_attention(RESULT, 0, photographs(RESULT.inputs, 0))))
     assert (drawn == RED).all(axis=2).any()
+
+
+def test_every_head_has_its_number_above_and_its_largest_weight_below() -> None:
+    [heads] = [part for part in describe_attention(RESULT, 0).parts if isinstance(part, SmallMaps)]
+    with patch.object(maps, "write_line") as written:
+        small_maps(heads).draw(Image.new("RGB", (1200, 600)), 0)
+    words = [call.args[1] for call in written.call_args_list]
+    largest = figure(float(corner().max()))
+    assert words == ["head 0", "1", "2", *(largest, "0", largest) * 2]
 
 
 def test_an_input_without_a_map_says_so_in_its_place() -> None:

@@ -260,6 +260,15 @@ def test_names_of_wide_letters_stand_clear_of_each_other() -> None:
     assert min(np.diff(places)) > 9 * 12  # a letter is as wide as the font is high, 12 pixels
 
 
+def test_no_name_that_a_phone_shows_ends_outside_of_the_plot() -> None:
+    labels = ["stem"] * 144 + ["_bn1"] * 4
+    figure = over_depth(DepthChart(title="g", labels=labels, series=[Series("m", [1.0] * len(labels))]))
+    assert figure is not None
+    ends = {name.text: 3 * name.share + 6.2 * len(name.text) * (not name.is_at_end) for name in figure.names}
+    assert ends["_bn1"] > 310
+    assert [name.text for name in figure.names if name.fits_phone] == ["stem"]
+
+
 def test_of_many_inputs_a_few_are_open(tmp_path: Path) -> None:
     names = [f"{number}.jpg" for number in range(7)]
     pictures = [picture_png()] * 7

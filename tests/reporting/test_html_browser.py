@@ -105,9 +105,11 @@ def test_the_answer_comes_first_and_maps_of_a_few_layers_before_the_tables(
     strips = page.locator(".strip")
     names = [each.inner_text() for each in strips.locator("a").all()]
     assert names == ["conv1", "conv2", "conv3", "conv5", "conv6"]  # no padding; the largest, the smallest, some between
-    shown = [each.evaluate("img => [img.naturalWidth, img.naturalHeight]") for each in strips.locator("img").all()]
+    pictures = strips.locator(":scope > img").all()
+    shown = [picture.evaluate("img => [img.naturalWidth, img.naturalHeight]") for picture in pictures]
     drawn_sides = [sizes[name] * (112 // sizes[name]) for name in names]  # whole pixels for each value
     assert shown == [[8 * side + 7 * 3, side] for side in drawn_sides]  # with gaps of 3 pixels
+    assert strips.locator(".legend img").count() == len(names)
     # Rows beside the window are drawn too: a screenshot of the whole page shows them.
     assert page.evaluate("getComputedStyle(document.querySelector('#table tbody tr')).contentVisibility") == "visible"
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
@@ -121,6 +123,21 @@ def test_nothing_is_wider_than_the_window(open_page: Open, small: Path, width: i
     page = open_page(small, "#layer=stem.conv", width=width).page
     for inside in ("document.documentElement", "document.getElementById('body')"):
         assert page.evaluate(f"{inside}.scrollWidth <= {inside}.clientWidth")
+
+
+def test_a_shadow_shows_where_a_table_goes_on_to_the_right(open_page: Open, small: Path) -> None:
+    table = open_page(small, width=390).page.locator(".scroll.tall").first
+
+    def edge() -> list[int]:
+        """Return how dark the last pixels of some lines of the table are, beside its border."""
+        with Image.open(io.BytesIO(table.screenshot())) as picture:
+            line = picture.convert("L").crop((picture.width - 12, 60, picture.width - 2, 61))
+        return [*line.tobytes()]
+
+    assert table.evaluate("node => node.scrollWidth > node.clientWidth")
+    assert min(edge()) < 225
+    table.evaluate("node => { node.scrollLeft = node.scrollWidth; }")
+    assert min(edge()) > 225
 
 
 @pytest.mark.parametrize("width", [390, 460, 700])

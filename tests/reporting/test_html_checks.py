@@ -142,7 +142,8 @@ def test_the_verdicts_do_not_say_the_name_of_a_checkpoint_twice() -> None:
     assert FAILED.model is not None
     named = replace(FAILED, model=replace(FAILED.model, name="broken.pt (resnet18)"))
     verdicts = Page(checks_html([PASSING, named])).tables()[0]
-    assert verdicts[1] == ["failed", "models/broken.pt", "resnet18", "3 failures, 1 warning"]
+    findings = "3 failures, 1 warning: batchnorm-variance, dead-channels"
+    assert verdicts[1] == ["failed", "models/broken.pt", "resnet18", findings]
 
 
 def test_an_error_is_told_once_and_random_weights_call_for_a_look() -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 import hookscope
+from hookscope.commands.survey.columns import CHANNELS
 from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.draw_crops import GAP, HALVES_GAP, TILE, crop_box
 from hookscope.errors import InputError
@@ -23,7 +24,7 @@ from hookscope.results.json_form import to_document
 from hookscope.results.runs.reading import StoredRun, read_run
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import Survey, dead_bound
+from hookscope.results.survey import Survey, TopInput, dead_bound
 from tests.reporting.chromium import needs_chromium, until
 from tests.results.same import assert_same
 
@@ -119,6 +120,13 @@ def test_the_page_has_every_channel_and_its_crops(survey: Survey, tmp_path: Path
     assert len(data["channels"]) == sum(len(row.channels) for row in survey)
     assert all(uri.startswith("data:image/jpeg;base64,") for uri in data["strips"])
     assert len(data["strips"]) == sum(len(row.channels) - len(row.dead_channels) for row in survey)
+
+
+def test_files_of_the_same_name_in_two_folders_are_told_apart(survey: Survey) -> None:
+    [most] = [column for column in CHANNELS if column.title == "most excited by"]
+    top = (TopInput("data/a/0.png", 2.0, ()), TopInput("data/b/0.png", 1.0, ()))
+    channel = replace(survey["0"].channels[0], best_class="", top=top)
+    assert most.cell((survey["0"], channel)) == "a/0.png 2.00; b/0.png 1.00"
 
 
 def test_the_page_rounds_as_the_terminal_does_and_once(survey: Survey, tmp_path: Path) -> None:

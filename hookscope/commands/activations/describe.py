@@ -122,13 +122,14 @@ def _maps(result: Activations, index: int, letters: dict[int, str], *, is_last: 
     """Return the maps of an input in a few layers, with their strongest channels if it is the only input."""
     summaries = [summary for summary in result.map_summaries if summary.input_index == index and summary.row in letters]
     legend = [f"{input_names(result.inputs)[index]}."] if len(result.inputs) > 1 else []
-    legend.append(MAP_LEGEND)
-    if any(row.index in letters and len(row.shape or ()) == _VOLUME_AXES for row in result.rows):
-        legend.append("Of volumes and clips, the plane or frame in the middle is shown.")
-    if any(is_strip(summary.size) for summary in summaries):
-        legend.append("A strip runs over the steps of a sequence, from left to right, and shows magnitudes.")
-    if is_last and index + 1 < len(result.inputs):
-        legend.append(f"{counted(len(result.inputs) - index - 1, 'more input')}: the charts are over all of them.")
+    if is_last:
+        legend.append(MAP_LEGEND)
+        if any(row.index in letters and len(row.shape or ()) == _VOLUME_AXES for row in result.rows):
+            legend.append("Of volumes and clips, the plane or frame in the middle is shown.")
+        if any(is_strip(summary.size) for summary in summaries):
+            legend.append("A strip runs over the steps of a sequence, from left to right, and shows magnitudes.")
+        if index + 1 < len(result.inputs):
+            legend.append(f"{counted(len(result.inputs) - index - 1, 'more input')}: the charts are over all of them.")
     return Maps(
         maps=lambda: summaries, legend=" ".join(legend), letters=letters, with_strongest=len(result.inputs) == 1
     )

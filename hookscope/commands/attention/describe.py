@@ -47,7 +47,7 @@ def describe_attention(result: Attention, only: int | None = None, photograph: P
     answer = [*(finding_of(heat_map, result) for heat_map in maps[:1]), f"{result.census}."]
     return Document(
         title=f"What the attention of {result.model.name} looks at",
-        subtitle="Each map has its own scale, from 0.",
+        subtitle="Colours show the weight of a cell; each map has its own scale, from 0.",
         page_title=f"{result.model.name} · what its attention looks at · {first_name(result)}",
         about=subject_of(result),
         answer=[*(reversed(answer) if result.unseen else answer), *_flagged_heads(result)],
@@ -68,7 +68,7 @@ def finding_of(first: AttentionMap, result: Attention) -> str:
     """Return where a map lies, in one sentence."""
     record = result.inputs[first.input_index]
     heads = "" if first.head is None else f" head {first.head}"
-    rest = f"; {first.elsewhere:.0%} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
+    rest = f"; {first.elsewhere:.1%} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
     box = concentration(first, record)
     subject = f"{input_names(result.inputs)[first.input_index]}, {first.query} at {first.block}{heads}: "
     if box is None:
@@ -125,7 +125,7 @@ def _every_head(maps: Sequence[HeadMaps], result: Attention) -> SmallMaps:
     marks = " Red: one token has more than 90% of the weight, whatever the query." if flagged else ""
     return SmallMaps(
         title=f"Every head of {some}: {maps[0].query}",
-        legend=f"Head 0 and the next ones, from the left.{marks}",
+        legend=f"From 0, the darkest colour, to the largest weight of a patch, which is below each map.{marks}",
         rows=[
             MapRow(
                 name=f"block {part.index}",

@@ -40,12 +40,14 @@ from hookscope.reporting.run_facts import model_facts, size_words
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
 from hookscope.results.binomial import interval
 from hookscope.results.check import CheckReport, OverviewParts, RuleOutcome
+from hookscope.results.findings import Finding
 from hookscope.results.grids import Grid
 from hookscope.results.runs.directory import OVERVIEW
 from hookscope.rules import RULES
-from hookscope.text import counted, shape_text
+from hookscope.text import counted, shape_text, some_of
 
 _MOST_INPUTS = 32  # described one by one; the others are counted
+_FEW_RULES = 3
 _ACROSS = 4  # wrong pictures side by side
 _STATUSES = {"fail": "failed", "warn": "warned", "pass": "passed", "skipped": "skipped", "off": "off"}
 
@@ -88,7 +90,7 @@ def describe_checks(
         Column("", "verdict", shown=lambda row: verdict(row[0]), words=True),
         Column("", "checkpoint", rank=0, shown=lambda row: row[1].title, words=True),
         Column("", "network", shown=lambda row: _network(readable(row[0])), words=True, usual=""),
-        Column("", "findings", shown=lambda row: level_counts(row[0].findings) or "-", words=True),
+        Column("", "findings", shown=lambda row: _level_counts_and_rules(row[0].findings) or "-", words=True),
     ]
     rows = [*zip(ordered, documents, strict=True)]
     table = Table(title="Verdicts", columns=columns, rows=rows, levels=levels, is_extra=True)
@@ -174,6 +176,11 @@ def _cause(message: str) -> str:
     """Return where NaN or Inf starts: "NaN starts at '(model):log' (net.py:17)"."""
     start = re.match(r"(NaN|Inf) starts .*?(['\)]|modules)(?=[:,] )", message)
     return start[0] if start else ""
+
+
+def _level_counts_and_rules(findings: Sequence[Finding]) -> str:
+    rules = some_of([*dict.fromkeys(finding.rule for finding in findings)], _FEW_RULES)
+    return f"{level_counts(findings)}: {rules}" if findings else ""
 
 
 def _network(report: CheckReport) -> str:

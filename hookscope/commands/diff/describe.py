@@ -27,6 +27,7 @@ from hookscope.reporting.document import (
     line_of,
 )
 from hookscope.reporting.overlays import input_picture
+from hookscope.reporting.run_facts import short_name
 from hookscope.reporting.terminal import model_words
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.check import CheckReport, RuleOutcome
@@ -62,7 +63,7 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     beyond: list[Part] = [Findings(findings=[*map(line_of, result.exceeded)])] if result.exceeded else []
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("beyond", "Beyond the limits", "Beyond the limits"): beyond,
-        ("classes", "Best classes", "Best classes"): _best_classes_lines(result),
+        ("classes", "Predictions", "Predictions"): _best_classes_lines(result),
         ("depth", "Over depth", "Over depth"): [_chart(result, letters)],
         ("maps", "Where it differs", "Where it differs"): [*_maps(result, maps, letters), *_pictures(result, record)],
         ("rows", "Every row", "Every row"): [*_tables(result), *_unmatched(result)],
@@ -93,7 +94,7 @@ def _side_text(side: Side, inputs: Sequence[InputRecord], *, full: bool) -> str:
     """Return a side's model, weights, ways and inputs in words; the usual device and dtype only in full."""
     placed = [name for name in (side.device, side.dtype) if full or name not in ("cpu", "float32")]
     run = [f"the run {side.run}"] if side.run else []
-    names = some_of([*dict.fromkeys(PurePath(record.name).name for record in inputs)], _FEW_INPUTS)
+    names = some_of([*dict.fromkeys(map(short_name, inputs))], _FEW_INPUTS)
     count = f"{len(inputs)} inputs: " if len(inputs) > 1 else ""
     name = model_words(side.model) if full else side.model.name
     parts = (name, f"weights: {side.model.weights}", *placed, *side.ways, *run, f"{count}{names}")
@@ -105,7 +106,9 @@ def _making(result: Differences) -> list[tuple[str, str]]:
     for letter, side in (("A", result.a), ("B", result.b)):
         made.append((f"Weights of {letter}", side.model.weights))
         made += [(f"SHA-256 of {letter}", side.model.sha256)] if side.model.sha256 else []
-    made += [(f"SHA-256 of {record.name}", record.sha256) for record in result.inputs[:_MOST_DIGESTS] if record.sha256]
+    made += [
+        (f"SHA-256 of {short_name(record)}", record.sha256) for record in result.inputs[:_MOST_DIGESTS] if record.sha256
+    ]
     return [*made, ("Seed", str(result.seed))]
 
 
@@ -115,8 +118,7 @@ def _best_classes_lines(result: Differences) -> list[Part]:
     changed = [(a, b) for a, b in pairs if a.class_indices[:1] != b.class_indices[:1]]
     same = [(a, b) for a, b in pairs[:1] if not (is_nan(a) and is_nan(b))]
     lines = [
-        f"{PurePath(result.inputs[a.input_index].name).name}: {_scores_text(a)} → {_scores_text(b)}"
-        for a, b in changed or same
+        f"{short_name(result.inputs[a.input_index])}: {_scores_text(a)} → {_scores_text(b)}" for a, b in changed or same
     ]
     return [Listing(title="Best classes, A → B", lines=lines)] if lines else []
 

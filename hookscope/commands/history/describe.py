@@ -30,6 +30,7 @@ from hookscope.reporting.document import (
 )
 from hookscope.reporting.run_facts import input_names
 from hookscope.reporting.steps import HeatMap, heat_map
+from hookscope.reporting.terminal import inputs_words
 from hookscope.results.history import (
     ActivationPoint,
     History,
@@ -210,7 +211,8 @@ def _facts(result: History) -> Facts:
         ends = f"lr {figure(rates[0], 3)} to {figure(rates[-1], 3)}" if rates else "no learning rate"
         facts.append(("Optimiser", f"at {', '.join(optimisers)}: {ends}", False))
     if result.inputs:
-        facts.append(("Inputs", ", ".join(record.name for record in result.inputs[:8]), False))
+        names = [*dict.fromkeys(record.name for record in result.inputs)]
+        facts.append(("Inputs", some_of(names, 8) if len(names) > 1 else inputs_words(result.inputs), False))
     return facts
 
 

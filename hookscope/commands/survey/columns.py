@@ -43,9 +43,8 @@ def _followed(channel: SurveyChannel) -> str:
 
 
 def _exciting(channel: SurveyChannel) -> str:
-    """Return the names of files, with the folder where it may be the class."""
-    parts = -2 if channel.best_class else -1
-    named = ((PurePath(top.input).parts[parts:], top.value) for top in channel.top[:_MOST_TOPS])
+    """Return the names of files with their folder, as every folder may have a file of the same name."""
+    named = ((PurePath(top.input).parts[-2:], top.value) for top in channel.top[:_MOST_TOPS])
     return "; ".join(f"{'/'.join(name)} {number_text(value, 3)}" for name, value in named)
 
 

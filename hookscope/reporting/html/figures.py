@@ -103,9 +103,11 @@ def _names_with_room(names: Sequence[tuple[float, str]]) -> list[PlacedName]:
     placed = placed_names(names, _width, 0, WIDTH, _GAP)
     scale = _PHONE_PIXELS / (WIDTH - LEFT)
     on_phones = [((place - LEFT) * scale, text) for place, _, text in placed]
-    kept = {place for place, _, _ in placed_names(on_phones, _width, 0, _PHONE_PIXELS + 8, _GAP)}
+    kept = {(place, begin < place) for place, begin, _ in placed_names(on_phones, _width, 0, _PHONE_PIXELS + 8, _GAP)}
     return [
-        PlacedName(text, place, round((place - LEFT) / (WIDTH - LEFT) * 100, 2), begin < place, at in kept)
+        PlacedName(
+            text, place, round((place - LEFT) / (WIDTH - LEFT) * 100, 2), begin < place, (at, begin < place) in kept
+        )
         for (place, begin, text), (at, _) in sorted(zip(placed, on_phones, strict=True))
     ]
 

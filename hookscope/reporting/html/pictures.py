@@ -96,26 +96,18 @@ def shrink_all(
     """
     pictures: list[Picture | None] = []
     for fidelity in LADDER:
-        pictures = _shrink_within(grids, read, fidelity, budget)
+        pictures, room = [], budget
+        # Pillow releases the interpreter lock while it compresses and decompresses.
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            for picture in pool.map(lambda grid, less=fidelity: shrink(read(grid.path), grid, less), grids):
+                room -= len(picture.png) if picture else 0
+                if room < 0:
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    break
+                pictures.append(picture)
         if len(pictures) == len(grids):
-            return pictures, fidelity
-    return pictures + [None] * (len(grids) - len(pictures)), LADDER[-1]
-
-
-def _shrink_within(
-    grids: Sequence[Grid], read: Callable[[str], bytes], fidelity: Fidelity, budget: int
-) -> list[Picture | None]:
-    pictures: list[Picture | None] = []
-    total = 0
-    # Pillow releases the interpreter lock while it compresses and decompresses.
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for picture in pool.map(lambda grid: shrink(read(grid.path), grid, fidelity), grids):
-            total += len(picture.png) if picture else 0
-            if total > budget:
-                pool.shutdown(wait=True, cancel_futures=True)
-                break
-            pictures.append(picture)
-    return pictures
+            break
+    return pictures + [None] * (len(grids) - len(pictures)), fidelity
 
 
 def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
@@ -171,15 +163,15 @@ def _smaller(tile: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     return small
 
 
-def first_maps(png: bytes, grid: Grid, count: int, side: int) -> tuple[str, int, int]:
-    """Return the first maps of a grid side by side as a data URI, how many they are, and how wide they are together.
+def first_maps(png: bytes, grid: Grid, count: int, side: int) -> tuple[str, int, int, str]:
+    """Return the first maps of a grid side by side as a data URI, how many they are, their width together, `colours`.
 
     Their longer sides have about `side` pixels, and there is a gap between them. An InputError is raised if the file is
     not a grid.
     """
     picture = shrink(png, grid, Fidelity(side=side, channels=1))
     if picture is None:
-        return "", 0, 0
+        return "", 0, 0, ""
     count = min(count, picture.columns, grid.tiles.count if grid.tiles else 0)
     scale = max(1, side // max(picture.height, picture.width))
     height, width = picture.height * scale, picture.width * scale
@@ -189,7 +181,7 @@ def first_maps(png: bytes, grid: Grid, count: int, side: int) -> tuple[str, int,
         for index in range(count):
             box = (index * picture.width, 0, (index + 1) * picture.width, picture.height)
             strip.paste(row.resize((width, height), Image.Resampling.NEAREST, box), (index * (width + _STRIP_GAP), 0))
-    return png_uri(strip, transparency=BACKGROUND), count, strip.width
+    return png_uri(strip, transparency=BACKGROUND), count, strip.width, picture.colours
 
 
 def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[str]:

@@ -122,6 +122,8 @@ class Strip:
     uri: str
     width: int
     caption: Sequence[str]
+    colours: str
+    bar: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -218,8 +220,8 @@ class ShownTable:
 
 def _strip(run: StoredRun[Any], row: ShownRow, grid: Grid) -> Strip:
     side = _LONE_MAP_SIDE if grid.tiles and grid.tiles.count == 1 else _STRIP_SIDE
-    uri, count, width = first_maps(run.read_picture(grid.path), grid, _STRIP_CHANNELS, side)
-    return Strip(row, count, uri, width, (row.details.kind, *colour_marks(grid)))
+    uri, count, width, colours = first_maps(run.read_picture(grid.path), grid, _STRIP_CHANNELS, side)
+    return Strip(row, count, uri, width, (row.details.kind, *colour_marks(grid)), colours, grid.bar)
 
 
 def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[str, Any]:
@@ -232,7 +234,8 @@ def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[st
     per_row = max(1, _MOST_CHANNELS // max(1, len(part.rows)))
     rows = [(row, channel) for row in part.rows for channel in _channels_to_show(row, per_row, strips)]
     places = [(row.index, channel.channel) for row, channel in rows]
-    columns = _channel_columns(part.columns, rows)
+    texts = [(column, [safe_text(column.cell(row)) for row in rows]) for column in part.columns if column.title]
+    columns = [(column, cells) for column, cells in texts if not {*cells} <= {"", "-"}]
     crops = {key: place for place, key in enumerate(strips)}
     total = channel_counts(part.rows)
     remarks = []
@@ -277,11 +280,6 @@ def _crops_of(sheet: CropSheet, content: bytes) -> Iterator[str]:
         raise InputError(f"Cannot read '{safe_text(sheet.path)}': it has fewer lines than run.json lists.")
     for line in range(len(sheet.channels)):
         yield jpeg_uri(picture.crop((0, line * step, picture.width, line * step + sheet.tile)))
-
-
-def _channel_columns(columns: Sequence[Column], rows: Sequence[Any]) -> list[tuple[Column, list[str]]]:
-    texts = [(column, [safe_text(column.cell(row)) for row in rows]) for column in columns if column.title]
-    return [(column, cells) for column, cells in texts if not {*cells} <= {"", "-"}]
 
 
 def _orders(channels: Sequence[SurveyChannel]) -> dict[str, list[int]]:

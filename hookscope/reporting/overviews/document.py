@@ -29,7 +29,6 @@ from hookscope.reporting.overviews.over_photograph import map_blocks
 from hookscope.reporting.overviews.sheet import (
     AMBER,
     DIM,
-    GAP,
     GREEN,
     INK,
     INNER,
@@ -44,6 +43,7 @@ from hookscope.reporting.overviews.sheet import (
     Colour,
     Line,
     cell_row,
+    column_width,
     draw_scale,
     draw_sheet,
     fitting,
@@ -70,7 +70,7 @@ _SCALE = 200  # width of a colour bar
 
 _LEGEND_OF_CROPS = (
     "Left: the inputs of one half of the data that excite the channel most; right: those of the other half. If alike, "
-    "that is what it responds to."
+    "that is what it responds to. Grey is outside of the input."
 )
 
 _GROUND = (84, 91, 100)
@@ -152,11 +152,6 @@ def _time_line(part: Findings) -> Block:
     return Block(len(findings) * step + line_height(SMALL), draw)
 
 
-def _depth_chart(part: DepthChart) -> list[Block]:
-    plot = depth_plot(part)
-    return [Chart(plot).block] if plot else []
-
-
 def _heat_block(heat: HeatMap) -> Block:
     """Draw a heat map with a row for each name, its scale above, and the steps or files of its columns below."""
     head = line_height(NAME) + 8
@@ -195,7 +190,7 @@ def _write_columns(pen: ImageDraw.ImageDraw, heat: HeatMap, top: int) -> None:
 def _pictures(part: Pictures, images: Mapping[str, Image.Image]) -> list[Block]:
     heading = text_block([(part.title, NAME, INK), (part.legend, SMALL, DIM)])
     if part.across > 1:
-        width = (INNER + GAP) // part.across - GAP
+        width = column_width(part.across)
         cells = [
             Cell(
                 _resized(images[picture.file], width) if picture.file in images else None,
@@ -254,7 +249,7 @@ def _captioned(lines: Sequence[str], picture: Image.Image) -> Block:
 _BLOCKS: Mapping[type, Callable[[Any, Mapping[str, Image.Image]], list[Block]]] = {
     Findings: lambda part, _: [_time_line(part) if part.ends else _finding_lines(part)],
     StepCharts: lambda part, _: _step_charts(part),
-    DepthChart: lambda part, _: _depth_chart(part),
+    DepthChart: lambda part, _: [Chart(plot).block] if (plot := depth_plot(part)) else [],
     HeatMaps: lambda part, _: _heat_maps(part),
     Maps: lambda part, _: _maps(part),
     PhotographMaps: lambda part, _: [block for mapped in part.inputs for block in map_blocks(mapped)],

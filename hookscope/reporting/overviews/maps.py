@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from hookscope.reporting.axes import spread
 from hookscope.reporting.document import MapRow, Maps, SmallMaps
 from hookscope.reporting.grids import palette_levels
-from hookscope.reporting.lettering import line_height
+from hookscope.reporting.lettering import line_height, write_line
 from hookscope.reporting.overlays import ColourScale, colour_scale
 from hookscope.reporting.overviews.sheet import (
     DIM,
@@ -30,6 +30,7 @@ from hookscope.reporting.overviews.sheet import (
 )
 from hookscope.reporting.palettes import colour_levels, palette_image
 from hookscope.results.activations import MapSummary
+from hookscope.text import figure
 
 MOST_STAGES = 5
 """Layers whose maps are shown beside the input: wide enough to see something, and most networks have five
@@ -44,7 +45,8 @@ _MOST_ROWS = 24  # the first, the last, and evenly between
 _MOST_COLUMNS = 24
 
 # Pixels.
-_NAMES = 150  # left of small maps
+_NAMES = 230  # left of small maps
+_NUMBER = 11  # the size of letters below a small map
 _LARGEST = 84  # a side of a small map, with the gap beside it
 _TWO_LINES = 40  # a higher row of small maps has room for a second line of text
 _BETWEEN = 12  # between the maps of a column
@@ -152,25 +154,29 @@ def _coloured_at(values: NDArray[np.float32], height: int, width: int) -> Image.
 
 
 def small_maps(part: SmallMaps) -> Block:
-    """Return maps in rows: a row for each block of a network, a column for each of its heads."""
+    """Return maps in rows: a row for each block of a network, a numbered column for each of its heads."""
     rows = [part.rows[place] for place in spread(len(part.rows), _MOST_ROWS)]
     columns = min(_MOST_COLUMNS, max(len(row.maps) for row in rows))
     pitch = min(_LARGEST, (INNER - _NAMES) // columns)
     sizes = [_size(row, pitch - 4) for row in rows]
-    heights = [max(height, line_height(SMALL)) + 4 for height, _ in sizes]
+    heights = [height + line_height(_NUMBER) + 4 for height, _ in sizes]
     skipped = f"   ·   {len(rows)} of them" if len(rows) < len(part.rows) else ""
-    head = line_height(NAME) + line_height(SMALL) + 6
+    head = line_height(NAME) + 2 * line_height(SMALL) + 6
 
     def draw(image: Image.Image, top: int) -> None:
         pen = ImageDraw.Draw(image)
         write(pen, [(f"{part.title}{skipped}", NAME, INK), (part.legend, SMALL, DIM)], top, MARGIN, INNER)
         at = top + head
+        for place in range(columns):
+            words = str(place) if place else "head 0" if pitch > _TWO_LINES else "0"
+            write_line(pen, words, SMALL, INK, at - line_height(SMALL) - 2, MARGIN + _NAMES + place * pitch)
         for row, size, height in zip(rows, sizes, heights, strict=True):
             lines = [(row.name, SMALL, INK), (fitting(row.where, SMALL, _NAMES - 10), SMALL, DIM)]
             write(pen, lines[: 1 + (size[0] > _TWO_LINES)], at, MARGIN, _NAMES)
             for place, values in enumerate(row.maps[:columns]):
                 left = MARGIN + _NAMES + place * pitch
                 image.paste(_coloured_at(values, *size), (left, at))
+                write_line(pen, figure(float(values.max())), _NUMBER, DIM, at + size[0], left)
                 if row.marked[place]:
                     pen.rectangle([left - 2, at - 2, left + size[1] + 1, at + size[0] + 1], outline=RED, width=2)
             at += height

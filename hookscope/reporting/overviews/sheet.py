@@ -61,23 +61,18 @@ def draw_sheet(
 
 
 def text_block(lines: Sequence[Line], picture: Image.Image | None = None) -> Block:
-    """Return lines of text as a block, with a picture on their left if there is one."""
+    """Return lines of text as a block, with a framed picture on their left if there is one."""
     left = picture.width + 20 if picture else 0
 
     def draw(image: Image.Image, top: int) -> None:
+        pen = ImageDraw.Draw(image)
         if picture:
-            framed(image, picture, MARGIN, top)
-        write(ImageDraw.Draw(image), lines, top, MARGIN + left, INNER - left)
+            image.paste(picture, (MARGIN, top))
+            pen.rectangle([MARGIN, top, MARGIN + picture.width - 1, top + picture.height - 1], outline=LINE)
+        write(pen, lines, top, MARGIN + left, INNER - left)
 
     height = sum(text_height(*line, INNER - left) for line in lines)
     return Block(max(height, picture.height if picture else 0), draw)
-
-
-def framed(image: Image.Image, picture: Image.Image, left: int, top: int) -> None:
-    """Put a picture on the sheet, with a line over its edge."""
-    image.paste(picture, (left, top))
-    box = [left, top, left + picture.width - 1, top + picture.height - 1]
-    ImageDraw.Draw(image).rectangle(box, outline=LINE)
 
 
 def in_font(text: str, limit: int = _LONGEST_TEXT) -> str:
