@@ -110,7 +110,7 @@ def report(run: Path, *, option: options.Report) -> int:
     from hookscope.commands.watch.describe import describe_training
     from hookscope.commands.watch.save import save_training_overview
     from hookscope.commands.watch.training_log import is_training, read_training
-    from hookscope.reporting.document_text import document_text
+    from hookscope.reporting.document_text import printed
     from hookscope.results.runs.reports import default_report_path
 
     log = read_training(run) if is_training(run) else None
@@ -123,9 +123,8 @@ def report(run: Path, *, option: options.Report) -> int:
     tables, messages = consoles(json=False)
     tables.quiet = option.quiet
     if log is not None:
-        text = document_text(describe_training(log), width=tables.width, full=option.full, height=height_of(tables))
-        for part in text:
-            tables.print(part)
+        document = describe_training(log)
+        tables.print(printed(document, width=tables.width, full=option.full, height=height_of(tables)))
     page = run_report(run if log is None else log, option.out or default_report_path(run))
     if log is not None:
         try:

@@ -36,7 +36,8 @@ from hookscope.reporting.document import (
     line_of,
 )
 from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns
-from hookscope.reporting.run_facts import input_names, model_facts, short_name, size_words
+from hookscope.reporting.run_facts import input_names, model_facts, short_name, size_words, subject_of
+from hookscope.reporting.terminal import verified
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.cost import ModuleCost
 from hookscope.results.costs_of_rows import costs_of_rows
@@ -77,6 +78,20 @@ def headline_of(verdicts: Sequence[Finding]) -> tuple[str, Level]:
     first = verdicts[0]
     where = f" at '{first.where}'" if first.where else ""
     return f"{counts}{': ' if len(verdicts) == 1 else '; first: '}{first.rule}{where}.", level
+
+
+def about_of(result: Inspection) -> list[tuple[str, Level]]:
+    """Return the network and its inputs, and whether hooks changed what it computes; edits are not part of that."""
+    checked = result.verification
+    without = "" if result.comparison is None else ", before the edits"
+    shown = [] if checked is None else [verified(checked, with_loss=isinstance(result, Gradients))]
+    return [*subject_of(result), *((f"{words}{without}", level) for words, level in shown)]
+
+
+def with_edits(result: Inspection, answer: Sequence[str]) -> list[str]:
+    """Return the answer, which begins with the number of edits if the network is edited."""
+    edits = "" if result.comparison is None else f"With {counted(len(result.comparison.edits), 'edit')}: "
+    return [f"{edits}{answer[0]}", *answer[1:]]
 
 
 def facts_of(result: Inspection, record: RunRecord | None, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:

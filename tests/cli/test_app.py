@@ -215,7 +215,7 @@ def test_too_few_inputs_to_call_a_channel_dead_are_no_problem(run: Run, tmp_path
     (tmp_path / "networks.py").write_text(STRICT, encoding="utf-8")
     ended = run("survey", "networks.py:dead", CAT, "--resize", "8", "--crop", "8", "--strict")
     assert ended.code == 0
-    assert "too few to call a channel dead" in " ".join(ended.stdout.split())
+    assert "too few inputs to call a channel dead" in " ".join(ended.stdout.split())
 
 
 def test_the_version_is_the_packages(run: Run) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from hookscope.reporting.columns import SPARKLINE_MEANING, number_text
-from hookscope.reporting.cost_text import cost_lines, dearest_sentence, whole_words
+from hookscope.reporting.cost_text import COST_LEGENDS, cost_lines, dearest_sentence, whole_words
 from hookscope.reporting.depth_charts import depth_charts
 from hookscope.reporting.document import (
     MAP_LEGEND,
@@ -20,6 +20,7 @@ from hookscope.reporting.document import (
     Text,
 )
 from hookscope.reporting.inspected import (
+    about_of,
     detailed_layers,
     facts_of,
     first_words,
@@ -27,12 +28,12 @@ from hookscope.reporting.inspected import (
     headline_of,
     names_of,
     sections_of,
+    with_edits,
 )
-from hookscope.reporting.layer_columns import HIST, TOKENS, layer_table_of
+from hookscope.reporting.layer_columns import HIST, TOKENS, kinds_text, layer_table_of
 from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.overviews.maps import chosen_maps, is_strip
 from hookscope.reporting.run_facts import first_name, input_names, making_of, subject_of
-from hookscope.reporting.terminal import verified
 from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.findings import Finding
 from hookscope.results.inputs import Photograph
@@ -75,11 +76,8 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
         title=f"What the layers of {result.model.name} see in {names_of(result.inputs)}",
         subtitle=f"{first_words(result)}  ·  {counted(len(result.rows), 'output')} of layers",
         page_title=f"{result.model.name} · activations · {first_name(result)}",
-        about=[
-            *subject_of(result),
-            *([] if result.verification is None else [verified(result.verification, with_loss=False)]),
-        ],
-        answer=[*answer, *filter(None, cost)],
+        about=about_of(result),
+        answer=with_edits(result, [*answer, *filter(None, cost)]),
         level=level,
         input=partial(input_picture, result, shown[0]) if result.inputs else None,
         warnings=[("", warning) for warning in result.warnings],
@@ -122,9 +120,10 @@ def no_findings(result: Activations) -> list[str]:
     flags = {flag for row in result.rows for flag in row.flags}
     constant = "" if {"constant", "all zero"} & flags else "no constant outputs, "
     share = "88% (noise)" if all(record.is_noise for record in result.inputs) else "80%"
+    kinds = kinds_text(result.rows)
     return [
         f"No problems found{result.where_judged}: no NaN, no Inf that spreads, {constant}no dead ReLUs.",
-        f"Looked at the layers shown and at operations; a ReLU is dead if {share} of its channels are 0.",
+        f"Looked at the layers shown{kinds} and at operations; a ReLU is dead if {share} of its channels are 0.",
     ]
 
 
@@ -160,7 +159,7 @@ def _layers(result: Activations) -> Table:
         next((level for flag, level in _ALARMS.items() if flag in row.flags), "") for row in result.rows
     ]
     norms = f"{TOKENS}: median to maximum norm of the tokens"
-    legends = {HIST: SPARKLINE_MEANING, TOKENS: norms}
+    legends = {HIST: SPARKLINE_MEANING, TOKENS: norms, **COST_LEGENDS}
     return Table(title="Layers", columns=columns, rows=rows, levels=levels, legends=legends, all_in="layers.csv")
 
 

@@ -11,7 +11,14 @@ from hookscope.parameters import arg
 from hookscope.reporting.columns import Column, machine_columns, number_text, probability_text, share_in_words
 from hookscope.reporting.document import Document, InputMap, Level, MappedInput, PhotographMaps, Section, Table, Text
 from hookscope.reporting.run_facts import first_name, input_names, machine_facts, making_of, model_facts, subject_of
-from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck, Target, input_word
+from hookscope.results.attributions import (
+    SANITY_LIMITS,
+    AttributionMap,
+    Attributions,
+    SanityCheck,
+    Target,
+    input_word,
+)
 from hookscope.results.concentration import Box, Concentration, concentration
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
 from hookscope.text import some_of, told_apart
@@ -138,9 +145,9 @@ def check_text(check: SanityCheck) -> str:
         random = f", random places → {others[0]}" if others else ""
         return f"deletion: probability {before} → {after}{random}"
     if check.name == "completeness":
-        return f"completeness gap {check.value * 100:.1f}%"
+        return f"completeness gap {check.value:.1%} (limit {SANITY_LIMITS[check.name]:.0%})"
     changed = "weights shuffled" if check.name == "weights" else "class (runner-up)"
-    return f"{changed}: rank correlation {check.value:.2f}"
+    return f"{changed}: rank correlation {check.value:.2f} (limit {SANITY_LIMITS[check.name]})"
 
 
 CHECKS = (

@@ -9,6 +9,7 @@ from typing import Any
 from hookscope.reporting.columns import Column, number_text
 from hookscope.reporting.document import DepthChart, Document, Level, Part, Series, Table, Text
 from hookscope.reporting.inspected import (
+    about_of,
     detailed_layers,
     facts_of,
     first_words,
@@ -16,11 +17,11 @@ from hookscope.reporting.inspected import (
     headline_of,
     names_of,
     sections_of,
+    with_edits,
 )
 from hookscope.reporting.layer_columns import gradient_columns, parameter_columns, verdicts_on
 from hookscope.reporting.overlays import input_picture
-from hookscope.reporting.run_facts import first_name, making_of, subject_of
-from hookscope.reporting.terminal import verified
+from hookscope.reporting.run_facts import first_name, making_of
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
 from hookscope.results.runs.record import RunRecord
@@ -61,11 +62,8 @@ def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Do
         title=f"Gradients of {result.model.name}, {names_of(result.inputs)}",
         subtitle=f"{first_words(result)}  ·  {result.mode} mode",
         page_title=f"{result.model.name} · gradients · {first_name(result)}",
-        about=[
-            *subject_of(result),
-            *([] if result.verification is None else [verified(result.verification, with_loss=True)]),
-        ],
-        answer=answer,
+        about=about_of(result),
+        answer=with_edits(result, answer),
         level=level,
         input=partial(input_picture, result, 0) if result.inputs else None,
         warnings=[("", warning) for warning in result.warnings],
