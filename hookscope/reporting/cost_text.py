@@ -66,7 +66,7 @@ def _total(key: str, title: str, meaning: str, rank: int, text: Callable[[float]
     return Column(key, title, meaning, rank, text, attrgetter(f"total.{key}"))
 
 
-_FIELD = Column("receptive_field", "rec. field", "receptive field /stride, in pixels", 6)
+_FIELD = Column("receptive_field", "rec. field", "receptive field /stride, in pixels", 6, usual="-")
 COSTS = (
     *(Column(f"{of}_parameter_count", value=attrgetter(f"{of}.parameter_count")) for of in ("total", "own")),
     replace(

@@ -81,11 +81,9 @@ def headline_of(verdicts: Sequence[Finding]) -> tuple[str, Level]:
 
 
 def about_of(result: Inspection) -> list[tuple[str, Level]]:
-    """Return the network and its inputs, and whether hooks changed what it computes; edits are not part of that."""
-    checked = result.verification
-    without = "" if result.comparison is None else ", before the edits"
-    shown = [] if checked is None else [verified(checked, with_loss=isinstance(result, Gradients))]
-    return [*subject_of(result), *((f"{words}{without}", level) for words, level in shown)]
+    """Return the network and its inputs, and whether hooks changed what it computes."""
+    with_loss, is_edited = isinstance(result, Gradients), result.comparison is not None
+    return [*subject_of(result), *verified(result.verification, with_loss=with_loss, is_edited=is_edited)]
 
 
 def with_edits(result: Inspection, answer: Sequence[str]) -> list[str]:

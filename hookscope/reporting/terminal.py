@@ -26,14 +26,18 @@ def warnings_panel(warnings: Sequence[str]) -> RenderableType:
     return Panel(lines, title="Warning" if len(warnings) == 1 else "Warnings", title_align="left", style="yellow")
 
 
-def verified(verification: Verification, *, with_loss: bool) -> tuple[str, Level]:
-    """Return whether hooks changed what the network computes: "verified: the same output as ...", and its level."""
+def verified(
+    verification: Verification | None, *, with_loss: bool = False, is_edited: bool = False
+) -> list[tuple[str, Level]]:
+    """Return whether hooks changed what the network computes, before edits: "verified: the same output as …"."""
+    if verification is None:
+        return []
     compared = "output, loss and parameter gradients" if with_loss else "output"
     if verification.status == "same":
-        return f"verified: the same {compared} as without hooks", "good"
+        return [(f"verified: the same {compared} as without hooks{', before the edits' * is_edited}", "good")]
     if verification.status == "not repeatable":
-        return f"not verified: two passes without hooks differ as well ({verification.difference})", "warn"
-    return "not the same as without hooks: see the warning", "fail"
+        return [(f"not verified: two passes without hooks differ as well ({verification.difference})", "warn")]
+    return [("not the same as without hooks: see the warning", "fail")]
 
 
 def failure_panel(failure: Failure) -> RenderableType:

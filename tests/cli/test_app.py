@@ -42,6 +42,7 @@ def test_help_has_examples_and_does_not_load_torch(environment: dict[str, str], 
     assert (ended.returncode, ended.stderr) == (0, "")
     example = " ".join(["\n  hookscope", *command_line])
     assert ended.stdout.count(example) >= 3
+    assert "{" not in ended.stdout.splitlines()[0], "a required argument stands as it is"
     assert max(map(len, ended.stdout.splitlines())) <= 100  # of 80 columns only an example may need more
 
 

@@ -121,7 +121,7 @@ TERMINAL: Mapping[str, Callable[[str, int], RenderableType]] = {
     "activations": lambda name, width: summary(activations(name), width=width, full=True),
     "warnings": lambda name, _: terminal.warnings_panel((name, name)),
     "verification": lambda name, _: Group(
-        *terminal.about_lines([terminal.verified(Verification("not repeatable", name), with_loss=True)])
+        *terminal.about_lines(terminal.verified(Verification("not repeatable", name), with_loss=True))
     ),
     "failure": lambda name, _: terminal.failure_panel(Failure(name, name, (name,), name)),
     "modules": lambda name, width: summary(

@@ -55,7 +55,6 @@ def describe_survey(
     `limit_bars` names a picture of the outputs nearest to float16's limit, which replaces the chart of the ranges.
     """
     crops, wrong = (record.crops, record.wrong) if record is not None else (crops, wrong)
-    verification = [] if result.verification is None else [verified(result.verification, with_loss=False)]
     channels = f"{counted(channel_counts(result.rows), 'channel')} of {counted(len(result.rows), 'output')}"
     parts: dict[tuple[str, str, str], list[Part]] = {
         ("wrong", "Wrong inputs", wrong_title(result.failures) if result.failures else ""): [*_wrong(result, wrong)],
@@ -76,7 +75,10 @@ def describe_survey(
         title=f"{result.model.name} over {inputs_text(result)}",
         subtitle=channels,
         page_title=f"{result.model.name} · survey",
-        about=[*model_subject(result.model, inputs_text(result), result.dtype, result.device), *verification],
+        about=[
+            *model_subject(result.model, inputs_text(result), result.dtype, result.device),
+            *verified(result.verification),
+        ],
         answer=answer(result),
         level=level_of(result),
         warnings=[("", warning) for warning in result.warnings],

@@ -13,10 +13,7 @@ MARK = "<!doctype html>\n<!-- hookscope report -->\n"
 
 
 def default_report_path(run: Path) -> Path:
-    """Return the default path of a run's report, next to its folder: "runs/demo.html" for "runs/demo".
-
-    The report of `latest` has the name of the run that `latest` leads to.
-    """
+    """Return the default path of a report: "runs/demo.html" for "runs/demo", and for "runs/latest" that leads to it."""
     folder = followed(run) if run.name not in {"", ".."} else Path(os.path.realpath(run))
     return folder.with_name(f"{folder.name}.html") if folder.name else Path("report.html")
 
