@@ -42,7 +42,7 @@ def document_text(
     yield _headline(document)
     yield from map(safe_line, document.answer[1:])
     yield from about_lines(document.about)
-    yield from finding_lines(document, full=full, told=" ".join(document.answer))
+    yield from finding_lines(document, full=full, answer=" ".join(document.answer))
     for note in document.notes:
         yield safe_line(f"note: {note}", style="dim")
     most = None if height is None else max(_LEAST_ROWS, height - _OTHER_LINES)
@@ -78,13 +78,13 @@ def _parts(document: Document, width: int, *, full: bool, most: int | None) -> I
             yield from (safe_line(sentence, style="dim") for sentence in part.sentences)
 
 
-def finding_line(finding: FindingLine, told: str = "") -> str:
+def finding_line(finding: FindingLine, answer: str = "") -> str:
     """Return a finding on one line: "FAIL dead-filters at layer1 from epoch_3.pt on: 4 of 64 filters are dead.".
 
-    A message that was `told` before is not repeated.
+    A message that the printed `answer` has is not repeated.
     """
     about = f" at {finding.where}" if finding.where and finding.where not in finding.message else ""
-    is_new = finding.message.lower() not in told.lower()  # which begins otherwise: "At step 3, the loss is NaN."
+    is_new = finding.message.lower() not in answer.lower()  # which begins otherwise: "At step 3, the loss is NaN."
     return f"{finding.level.upper()} {finding.rule}{about} {finding.when}".rstrip() + f": {finding.message}" * is_new
 
 
@@ -117,12 +117,12 @@ def _lines(title: str, lines: Sequence[tuple[str, Sequence[str]]], *, full: bool
         yield Text(f"  … {len(lines) - len(shown):,} more, {shows_all()}", style=_LESS)
 
 
-def finding_lines(document: Document, *, full: bool = False, told: str = "") -> Iterator[Text]:
+def finding_lines(document: Document, *, full: bool = False, answer: str = "") -> Iterator[Text]:
     """Yield the findings of a document, a line each; see `finding_line`."""
     for part in document.parts:
         if isinstance(part, Findings):
             shown = part.findings if full else part.first(_MOST_FINDINGS)
             for finding in shown:
-                yield safe_line(finding_line(finding, told), style=LEVEL_STYLES[finding.level])
+                yield safe_line(finding_line(finding, answer), style=LEVEL_STYLES[finding.level])
             if len(shown) < len(part.findings):
                 yield Text(f"… {len(part.findings) - len(shown):,} more, {part.shown_by or shows_all()}", style=_LESS)
