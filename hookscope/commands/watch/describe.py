@@ -29,14 +29,7 @@ from hookscope.reporting.document import (
     Text,
 )
 from hookscope.reporting.steps import Floats, HeatMap, as_floats, heat_map
-from hookscope.results.training import (
-    TrainingFinding,
-    TrainingLog,
-    TrainingStep,
-    WatchedLayer,
-    WatchedParameter,
-    WatchedStep,
-)
+from hookscope.results.training import TrainingFinding, TrainingLog, TrainingStep, WatchedLayer, WatchedParameter
 from hookscope.text import are, counted, some_of
 
 CLOSED = "closed"
@@ -131,7 +124,7 @@ def _all_clear(log: TrainingLog) -> list[str]:
     if not log.steps:
         return ["No step was recorded."]
     watched = Watched()
-    records: list[TrainingStep | WatchedStep] = [*log.steps, *log.watched]
+    records: list[Any] = [*log.steps, *log.watched]
     for record in records:
         watched.add(record)
     notes = [*dict.fromkeys(note for start in log.starts for note in start.notes)]
