@@ -30,10 +30,10 @@ _ARGUMENTS = {
     "history images": "IMAGE  Pictures, tensor files (.npy, .pt, .safetensors), folders or globs to run each "
     "checkpoint on; without them, only weights are judged.",
     "survey model": "MODEL  As for `activations`; none with --merge.",
-    "survey images": "INPUT...  The data: folders, globs, pictures, tensor files (.npy, .pt, .safetensors); none with "
+    "survey images": "INPUT  The data: folders, globs, pictures, tensor files (.npy, .pt, .safetensors); none with "
     "--merge.",
     "watch script": "SCRIPT  The training script.",
-    "models pattern": "[PATTERN]  A part of a name, or a glob such as 'resnet*'.",
+    "models pattern": "PATTERN  A part of a name, or a glob such as 'resnet*'.",
     "report run": "RUN  Run directory of `activations`, `grads`, `attribute`, `attention`, `diff`, `history` or "
     "`survey`, or the folder of a watched training.",
 }

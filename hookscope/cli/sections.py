@@ -50,6 +50,10 @@ class SectionedCommand(TyperCommand):
                 raise UsageError(f"{parameter.opts[0]} is given {count} times, and takes one value.")
         return super().parse_args(ctx, args)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line, without the braces that typer puts around a required argument."""
+        return [re.sub(r"[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments first, then a section for each heading in the order of its first option."""
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -82,8 +86,8 @@ def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     if record is None:
         return None
     text = _BETWEEN.sub(lambda match: f"{_bound(match[1])} to {_bound(match[2])}", record[1])
-    # click writes " / --no-grids" where there is no --grids.
-    return record[0].removeprefix(" / "), _AT_LEAST.sub(lambda match: f"{_bound(match[1])} or more", text)
+    # click writes " / --no-grids" where there is no --grids, typer the type of an argument: "MODEL <str>".
+    return re.sub(r"^ / | <.*>$", "", record[0]), _AT_LEAST.sub(lambda match: f"{_bound(match[1])} or more", text)
 
 
 def _bound(digits: str) -> str:

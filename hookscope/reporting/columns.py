@@ -162,7 +162,8 @@ def drawn_columns(columns: Sequence[Column], rows: Sequence[Any], styles: Sequen
             safe_line(text, column.style if text and not style else "")
             for text, style in zip(short, styles, strict=True)
         ]
-        max_width = column.max_width * (1 + full)
+        words = (word for text in short for word in text.split())
+        max_width = max(column.max_width * (1 + full), *map(cell_len, words), 0)  # no name is broken
         drawn.append(Drawn(column.title, cells, column.rank, column.words, max_width, column.beside))
     return drawn if drawn[-1].words else [*drawn, Drawn("", [Text()] * len(rows), 99, words=True)]
 

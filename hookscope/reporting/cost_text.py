@@ -66,7 +66,7 @@ def _total(key: str, title: str, meaning: str, rank: int, text: Callable[[float]
     return Column(key, title, meaning, rank, text, attrgetter(f"total.{key}"))
 
 
-_FIELD = Column("receptive_field", "rec. field", "receptive field /stride, in pixels", 6)
+_FIELD = Column("receptive_field", "rec. field", "receptive field /stride, in pixels", 6, usual="-")
 COSTS = (
     *(Column(f"{of}_parameter_count", value=attrgetter(f"{of}.parameter_count")) for of in ("total", "own")),
     replace(
@@ -88,6 +88,8 @@ COSTS = (
     Column("seconds", "time", "of a pass on the machine of the run, all calls", 2, seconds_text, usual="-"),
 )
 """Costs of a module with its submodules; rows are `ModuleCost`."""
+_FIELD_WORDS = "7x7 /2 means that a value depends on 7x7 pixels of the input, and the next value on those 2 further"
+COST_LEGENDS = {_FIELD.title: f"{_FIELD.title}: {_FIELD_WORDS}"}
 
 
 def cost_lines(cost: NetworkCost) -> list[str]:
@@ -101,7 +103,7 @@ def cost_lines(cost: NetworkCost) -> list[str]:
         f"{scaled_text(whole.output_bytes, 'B')} of output",
         *(timed if whole.seconds is not None else []),
     ]
-    lines = [f"a pass of {_input_words(cost)}: {' · '.join(parts)}"]
+    lines = [f"A pass of {_input_words(cost)}: {' · '.join(parts)}"]
     if cost.outside != CostSums():
         split = (("leaf modules", cost.leaves), ("other modules", cost.outside))
         lines.append("; ".join(f"{where}: {', '.join(_sums_words(sums))}" for where, sums in split))

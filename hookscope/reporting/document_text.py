@@ -40,7 +40,7 @@ def _text(document: Document, width: int, *, full: bool, most: int | None) -> It
     yield _headline(document)
     yield from map(safe_line, document.answer[1:])
     yield from about_lines(document.about)
-    yield from finding_lines(document, full=full)
+    yield from finding_lines(document, full=full, answer=" ".join(document.answer))
     for note in document.notes:
         yield safe_line(f"note: {note}", style="dim")
     yield from _parts(document, width, full=full, most=most)
@@ -75,10 +75,14 @@ def _parts(document: Document, width: int, *, full: bool, most: int | None) -> I
             yield from (safe_line(sentence, style="dim") for sentence in part.sentences)
 
 
-def finding_line(finding: FindingLine) -> str:
-    """Return a finding on one line: "FAIL dead-filters at layer1 from epoch_3.pt on: 4 of 64 filters are dead."."""
+def finding_line(finding: FindingLine, answer: str = "") -> str:
+    """Return a finding on one line: "FAIL dead-filters at layer1 from epoch_3.pt on: 4 of 64 filters are dead.".
+
+    A message that the printed `answer` has is not repeated.
+    """
     about = f" at {finding.where}" if finding.where and finding.where not in finding.message else ""
-    return f"{finding.level.upper()} {finding.rule}{about} {finding.when}".rstrip() + f": {finding.message}"
+    is_new = finding.message.lower() not in answer.lower()  # which begins otherwise: "At step 3, the loss is NaN."
+    return f"{finding.level.upper()} {finding.rule}{about} {finding.when}".rstrip() + f": {finding.message}" * is_new
 
 
 def _table(table: Table, width: int, *, is_first: bool, full: bool, most: int | None) -> Iterator[RenderableType]:
@@ -111,12 +115,12 @@ def _lines(title: str, lines: Sequence[tuple[str, Sequence[str]]], *, full: bool
         yield Text(f"  … {len(lines) - len(shown):,} more, {shows_all()}", style=_LESS)
 
 
-def finding_lines(document: Document, *, full: bool = False) -> Iterator[Text]:
-    """Yield the findings of a document, a line each."""
+def finding_lines(document: Document, *, full: bool = False, answer: str = "") -> Iterator[Text]:
+    """Yield the findings of a document, a line each; see `finding_line`."""
     for part in document.parts:
         if isinstance(part, Findings):
             shown = part.findings if full else part.first(_MOST_FINDINGS)
             for finding in shown:
-                yield safe_line(finding_line(finding), style=LEVEL_STYLES[finding.level])
+                yield safe_line(finding_line(finding, answer), style=LEVEL_STYLES[finding.level])
             if len(shown) < len(part.findings):
                 yield Text(f"… {len(part.findings) - len(shown):,} more, {part.shown_by or shows_all()}", style=_LESS)

@@ -88,6 +88,12 @@ def headline_of(verdicts: Sequence[Finding]) -> tuple[str, Level]:
     return f"{counts}{': ' if len(verdicts) == 1 else '; first: '}{first.rule}{where}.", level
 
 
+def with_edits(result: Inspection, answer: Sequence[str]) -> list[str]:
+    """Return the answer, which begins with the number of edits if the network is edited."""
+    edits = "" if result.comparison is None else f"With {counted(len(result.comparison.edits), 'edit')}: "
+    return [f"{edits}{answer[0]}", *answer[1:]]
+
+
 def facts_of(result: Inspection, record: RunRecord | None, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
     """Return what was looked at, and how; `more` comes before the device."""
     grids = f", {counted(len(record.grids), 'grid')}" if record is not None and record.grids else ""

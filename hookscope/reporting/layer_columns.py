@@ -1,5 +1,6 @@
 """The columns of a run's rows: outputs of layers, gradients, parameters."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,12 +24,14 @@ from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
 from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModuleRow
 from hookscope.results.statistics import QUANTILE_NAMES, TensorStatistics
 from hookscope.results.token_norms import HighToken
 from hookscope.text import shape_text
 
 HIST, TOKENS = "hist", "token L2"
 _MEDIAN = "q50"
+_MOST_KINDS = 3
 
 _STATISTICS = attrgetter("statistics")
 _measured = partial(statistics, of="statistics")
@@ -251,6 +254,13 @@ def _gradient_words(inspection: Gradients, row: GradientRow | ParameterRow) -> s
     ]
     words += [row.remark] if isinstance(row, GradientRow) else []
     return "; ".join(filter(None, words))
+
+
+def kinds_text(rows: Sequence[LayerRow] | Sequence[ModuleRow]) -> str:
+    """Return how many rows have each type: " (33 Conv2d, 16 MBConv)"; "" for many types."""
+    counts = Counter(row.kind for row in rows)
+    words = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
+    return f" ({words})" if words and len(counts) <= _MOST_KINDS else ""
 
 
 def verdicts_on(inspection: Gradients, row: GradientRow | ParameterRow) -> list[Finding]:

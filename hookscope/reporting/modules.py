@@ -6,9 +6,9 @@ from operator import attrgetter
 from typing import Any
 
 from hookscope.reporting.columns import Column, integer_text
-from hookscope.reporting.cost_text import COSTS, cost_lines
+from hookscope.reporting.cost_text import COST_LEGENDS, COSTS, cost_lines
 from hookscope.reporting.document import Document, Section, Table, Text
-from hookscope.reporting.layer_columns import KIND, remarks, with_costs
+from hookscope.reporting.layer_columns import KIND, kinds_text, remarks, with_costs
 from hookscope.reporting.terminal import model_words
 from hookscope.results.cost import NetworkCost
 from hookscope.results.network import ModuleRow, ModuleTable
@@ -20,11 +20,12 @@ def describe_modules(result: ModuleTable) -> Document:
     rows, cost = result.rows, result.cost
     whole = next((row.total_parameter_count for row in rows if not row.layer), None)
     parameter_count = sum(row.parameter_count for row in rows) if whole is None else whole
+    selected = [row for row in rows if row.selected]
     operation_count = sum(row.owner is not None for row in rows)
     totals = [
         counted(len(rows) - operation_count, "module"),
         *([counted(operation_count, "operation")] if operation_count else []),
-        f"{sum(row.selected for row in rows)} selected",
+        f"{len(selected)} selected{kinds_text(selected)}",
         counted(parameter_count, "parameter"),
     ]
     lines = [] if cost is None else cost_lines(cost)
@@ -36,12 +37,13 @@ def describe_modules(result: ModuleTable) -> Document:
         rows=module_rows(rows, cost),
         levels=["good" if row.selected and cost is None else "" for row in rows],
         notable=[True] * len(rows),
+        legends=COST_LEGENDS,
     )
     title = model_words(result.model)
     return Document(
         title=title,
         about=[(title, "")],
-        answer=[" · ".join(totals), *lines[:1]],
+        answer=[*lines[:1], " · ".join(totals)],  # the first sentence comes again below a long table
         notes=result.notes,
         sections=[Section("modules", "Modules", [table, Text(lines[1:])])],
     )

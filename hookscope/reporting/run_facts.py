@@ -55,19 +55,20 @@ def subject_of(result: Inspected | Survey) -> list[tuple[str, Level]]:
     ]
     if model.random:
         lines.append(("RANDOM WEIGHTS: this network is untrained, nothing here was learned", "fail"))
-    if isinstance(result, Gradients):
-        lines += _verified(result.verification, "output, loss and parameter gradients")
-    elif isinstance(result, Activations | Survey):
+    if isinstance(result, Activations | Gradients):
+        compared = "output, loss and parameter gradients" if isinstance(result, Gradients) else "output"
+        lines += _verified(result.verification, compared, is_edited=result.comparison is not None)
+    elif isinstance(result, Survey):
         lines += _verified(result.verification, "output")
     return lines
 
 
-def _verified(verification: Verification | None, compared: str) -> list[tuple[str, Level]]:
+def _verified(verification: Verification | None, compared: str, *, is_edited: bool = False) -> list[tuple[str, Level]]:
     """Return a line on whether hooks changed what the network computes, with its level; none if not looked at."""
     if verification is None:
         return []
     if verification.status == "same":
-        return [(f"verified: the same {compared} as without hooks", "good")]
+        return [(f"verified: the same {compared} as without hooks{', before the edits' * is_edited}", "good")]
     if verification.status == "not repeatable":
         return [(f"not verified: two passes without hooks differ as well ({verification.difference})", "warn")]
     return [("not the same as without hooks: see the warning", "fail")]

@@ -132,17 +132,18 @@ class LabelledResult:
 
 
 def accuracy_words(accuracy: Accuracy) -> str:
-    """Return "43 of 50 labelled pictures are classified right, 86.0% (95% interval 73.3% to 94.2%)".
+    """Return how many pictures are right, and the interval for others in words.
 
-    With several labels for each picture it is "43 of 50 labelled pictures are given exactly their labels, 86.0% (…),
-    macro F1 0.912".
+    "43 of 50 labelled pictures (86.0%) are classified right, and of all such pictures 73.3% to 94.2% (95% confidence)".
+    With several labels for each picture it is "… are given exactly their labels, and of all such pictures …, macro F1
+    0.912".
     """
     low, high = accuracy.interval
     how = "given exactly their labels" if accuracy.multi_label else "classified right"
     macro = "" if accuracy.macro_f1 is None else f", macro F1 {accuracy.macro_f1:.3f}"
     return (
-        f"{accuracy.right:,} of {counted(accuracy.count, 'labelled picture')} are {how}, "
-        f"{_percent(accuracy.share)} (95% interval {_percent(low)} to {_percent(high)}){macro}"
+        f"{accuracy.right:,} of {counted(accuracy.count, 'labelled picture')} ({_percent(accuracy.share)}) are {how}, "
+        f"and of all such pictures {_percent(low)} to {_percent(high)} (95% confidence){macro}"
     )
 
 

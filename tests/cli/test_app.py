@@ -42,6 +42,7 @@ def test_help_has_examples_and_does_not_load_torch(environment: dict[str, str], 
     assert (ended.returncode, ended.stderr) == (0, "")
     example = " ".join(["\n  hookscope", *command_line])
     assert ended.stdout.count(example) >= 3
+    assert "{" not in ended.stdout.splitlines()[0], "a required argument stands as it is"
     assert max(map(len, ended.stdout.splitlines())) <= 100  # of 80 columns only an example may need more
 
 
@@ -215,7 +216,7 @@ def test_too_few_inputs_to_call_a_channel_dead_are_no_problem(run: Run, tmp_path
     (tmp_path / "networks.py").write_text(STRICT, encoding="utf-8")
     ended = run("survey", "networks.py:dead", CAT, "--resize", "8", "--crop", "8", "--strict")
     assert ended.code == 0
-    assert "too few to call a channel dead" in " ".join(ended.stdout.split())
+    assert "too few inputs to call a channel dead" in " ".join(ended.stdout.split())
 
 
 def test_the_version_is_the_packages(run: Run) -> None:

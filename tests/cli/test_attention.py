@@ -119,6 +119,7 @@ def test_partly_seen_is_0_and_nothing_seen_is_5(run: Run, tmp_path: Path) -> Non
     ended = run("attention", "seen.py:half", CAT, *SIZES, "--rollout")
     assert ended.code == 2
     assert "--rollout is undefined here" in ended.stderr
+    assert "seen.py has no 'smal'" in run("attention", "seen.py:smal").stderr, "MODEL comes first"
     ended = run("attention", "seen.py:small")
     assert ended.code == 2
     assert "Missing IMAGE: name a picture, a tensor file or a folder, or give --input-shape for noise." in ended.stderr

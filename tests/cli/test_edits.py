@@ -97,6 +97,7 @@ def test_channels_of_an_output_are_zeroed_and_the_effect_is_shown(
     assert float(fc1["l2_after"]) == pytest.approx(output.norm().item(), rel=1e-5)
     assert ("activation", "conv") not in changes
     assert f"Effect of {edit}" in ended.stdout
+    assert ended.stdout.startswith("With 1 edit: ")
     if verb == "grads":
         assert f"loss {without.sum():#.4g} → {output.sum():#.4g}" in ended.stdout
     assert max(map(len, ended.stdout.splitlines()[:-1])) <= 80

@@ -341,7 +341,9 @@ def test_latest_leads_to_the_newest_run_and_leaves_what_is_the_users(run: Run, t
     assert latest.readlink() == Path("activations-net.py-tiny-cat")
     assert run("grads", "net.py:tiny", "--input-shape", "1,3,16,16").code == 0
     assert latest.readlink() == Path("grads-net.py-tiny-noise")
-    assert run("report", "hookscope-runs/latest").code == 0
+    assert run("report", "hookscope-runs/latest").stdout.startswith(
+        "Report: hookscope-runs/grads-net.py-tiny-noise.html"
+    )
     assert run("activations", "net.py:tiny", CAT, *small, "--out", "elsewhere").code == 0
     assert latest.readlink() == Path("grads-net.py-tiny-noise")
     latest.unlink()
@@ -363,6 +365,9 @@ def test_latest_is_a_text_file_where_there_are_no_links(
     latest = tmp_path / "hookscope-runs" / "latest"
     assert latest.read_text("utf-8") == "activations-net.py-tiny-cat\n"
     ended = run("report", "hookscope-runs/latest")
-    assert (ended.code, ended.stdout.partition(" (")[0]) == (0, "Report: hookscope-runs/latest.html")
+    assert (ended.code, ended.stdout.partition(" (")[0]) == (
+        0,
+        "Report: hookscope-runs/activations-net.py-tiny-cat.html",
+    )
     latest.write_text("not-there\n", "utf-8")
     assert "there is no such folder" in run("report", "hookscope-runs/latest").stderr

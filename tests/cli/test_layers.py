@@ -65,8 +65,8 @@ def test_the_table_fits_the_terminal_and_marks_in_words_what_is_selected(run: Ru
     lines = [line.rstrip() for line in ended.stdout.splitlines()]
     assert ended.code == 0
     assert max(map(len, lines)) <= 80
-    assert sum("Conv2d" in line and "selected" in line for line in lines) == 33
-    assert lines[0] == "116 modules · 33 selected · 21,797,672 parameters"  # torchvision's documented count
+    assert sum("Conv2d" in line and "● selected" in line for line in lines) == 33
+    assert lines[0] == "116 modules · 33 selected (33 Conv2d) · 21,797,672 parameters"  # torchvision's documented count
     assert lines[1] == "resnet34 (ResNet)"
 
 

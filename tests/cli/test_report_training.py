@@ -35,7 +35,7 @@ def test_the_finding_comes_first_then_the_verdicts_then_picture_and_page(run: Ru
     lines = ended.stdout.splitlines()
     assert lines[0] == "At step 25, 0.weight: its gradient holds NaN (limit 0)."
     [line] = [line for line in lines if "non-finite-gradient" in line]
-    assert line.startswith("FAIL non-finite-gradient at 0.weight from step 25 on: ")
+    assert line == "FAIL non-finite-gradient at 0.weight from step 25 on", "the message stands above"
     assert lines[-2] == f"Picture: {stored}/overview.png"
     assert lines[-1].startswith(f"Report: {stored}.html (")
     assert stored.with_name("a.html").read_text(encoding="utf-8").startswith(MARK)

@@ -199,7 +199,7 @@ def test_scalars_reach_tensorboard(data: Path, run: Run, tmp_path: Path) -> None
     ("arguments", "sentence"),
     [
         ((), "Missing MODEL and INPUT, or --merge DIR."),
-        (("net.py:build",), "Missing INPUT: name the network, and a folder or files."),
+        (("net.py:build",), "Missing INPUT: name a folder or files."),
         (("net.py:build", "data", "--features", "f.safetensors"), "--features needs --layer"),
         (("net.py:build", "data", "--layer", "0", "--features", "8"), "--features takes a path, not a number (8)"),
         (("net.py:build", "data", "--shard", "9/8"), "--shard '9/8' is no share"),

@@ -1,6 +1,6 @@
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hookscope.reporting.columns import (
+    REMARK_WIDTH,
     Column,
     Drawn,
     draw,
@@ -265,6 +266,18 @@ def test_a_source_line_below_a_short_name_is_not_broken(width: int) -> None:
     ]
     lines = table_lines(columns, width)
     assert any(line.rstrip() == "  └ net.py:10" or line.startswith("  :add · net.py:10") for line in lines)
+
+
+@pytest.mark.parametrize("width", range(44, 60))
+def test_no_word_of_a_remark_is_broken(width: int) -> None:
+    numbers = (
+        Column(f"number {number}", f"number {number}", rank=2, shown=lambda _: "123456789") for number in range(2)
+    )
+    remark = Column(
+        "", "remarks", shown=lambda _: "net.py:36; non-finite-activation", words=True, max_width=REMARK_WIDTH
+    )
+    columns = (Column("", "layer", rank=0, shown=str, words=True), *numbers, replace(remark, rank=12))
+    assert "non-finite-activation" in "\n".join(table_lines(drawn_columns(columns, ["log"], full=False), width))
 
 
 def test_remarks_below_names_take_no_room_from_numbers_and_are_as_wide_as_the_table() -> None:

@@ -95,7 +95,7 @@ def test_columns_are_left_out_where_they_would_say_nothing() -> None:
 def test_the_foot_has_totals_how_they_add_up_and_what_is_missing() -> None:
     lines = cost_lines(COST)
     assert lines[0] == (
-        "a pass of 1x3x8x8: 4.00 M multiply-adds · 2,000 parameters (8.00 kB) · 1.60 kB saved for backward · "
+        "A pass of 1x3x8x8: 4.00 M multiply-adds · 2,000 parameters (8.00 kB) · 1.60 kB saved for backward · "
         "40 B of output · 10.0 ms on this machine (cpu, 2 threads, median of 5 passes)"
     )
     assert lines[1].startswith("leaf modules: 4.00 M multiply-adds")

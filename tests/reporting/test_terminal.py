@@ -213,7 +213,7 @@ def test_a_single_warning_is_framed_under_the_word() -> None:
 
 def test_modules_begin_with_their_totals() -> None:
     part = printed(summary(ModuleTable(MODEL, MODULES[4:6]), width=80), 80)
-    assert part.splitlines()[0] == "2 modules · 1 selected · 36,864 parameters"
+    assert part.splitlines()[0] == "2 modules · 1 selected (1 Conv2d) · 36,864 parameters"
 
 
 def test_notes_find_room_at_eighty_columns() -> None:

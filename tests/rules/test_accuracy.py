@@ -56,8 +56,9 @@ def test_a_finding_has_the_share_the_interval_the_limit_and_the_lowest_class() -
     result = labelled_result(("otter", 5, 50, 50), ("tram", 3, 33, 50))
     (finding,) = report_of(result, accuracy=0.9).findings
     assert finding.message == (
-        "83 of 100 labelled pictures are classified right, 83.0% (95% interval 74.2% to 89.8%); the limit is at least"
-        " 90%. Lowest: 'tram' 33 of 50."
+        "83 of 100 labelled pictures (83.0%) are classified right, "
+        "and of all such pictures 74.2% to 89.8% (95% confidence); "
+        "the limit is at least 90%. Lowest: 'tram' 33 of 50."
     )
 
 
@@ -65,8 +66,9 @@ def test_thin_evidence_says_how_many_pictures_would_do() -> None:
     (finding,) = report_of(of(10, 10), accuracy=0.9).findings
     assert finding.level == "warn"
     assert finding.message == (
-        "10 of 10 labelled pictures are classified right, 100.0% (95% interval 69.2% to 100.0%); too few pictures to"
-        " tell whether it is at least 90%. About 36 pictures would be enough, at this share."
+        "10 of 10 labelled pictures (100.0%) are classified right, "
+        "and of all such pictures 69.2% to 100.0% (95% confidence); "
+        "too few pictures to tell whether it is at least 90%. About 36 pictures would be enough, at this share."
     )
     (even,) = report_of(of(9, 10), accuracy=0.9).findings
     assert "About" not in even.message  # no number of pictures tells 90% from 90%
@@ -85,8 +87,9 @@ def test_worse_than_guessing_is_not_called_indistinguishable_from_it() -> None:
     (finding,) = report_of(of(0, 60)).findings
     assert finding.level == "warn"
     assert finding.message == (
-        "0 of 60 labelled pictures are classified right, 0.0% (95% interval 0.0% to 6.0%), worse than guessing one of 6"
-        " classes, 16.7%. Are its classes in the order of the labels?"
+        "0 of 60 labelled pictures (0.0%) are classified right, "
+        "and of all such pictures 0.0% to 6.0% (95% confidence), "
+        "worse than guessing one of 6 classes, 16.7%. Are its classes in the order of the labels?"
     )
     # 5 of 60 reach up to 18.4 %, by Clopper and Pearson.
     assert "indistinguishable from guessing" in report_of(of(5, 60)).findings[0].message

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from hookscope.reporting.columns import SPARKLINE_MEANING, number_text
-from hookscope.reporting.cost_text import cost_lines, cost_sentences
+from hookscope.reporting.cost_text import COST_LEGENDS, cost_lines, cost_sentences
 from hookscope.reporting.depth_charts import depth_charts
 from hookscope.reporting.document import (
     MAP_LEGEND,
@@ -28,8 +28,9 @@ from hookscope.reporting.inspected import (
     headline_of,
     names_of,
     sections_of,
+    with_edits,
 )
-from hookscope.reporting.layer_columns import HIST, TOKENS, layer_table_of
+from hookscope.reporting.layer_columns import HIST, TOKENS, kinds_text, layer_table_of
 from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.overviews.maps import chosen_maps, is_strip
 from hookscope.reporting.run_facts import first_name, input_names, making_of, subject_of
@@ -49,6 +50,8 @@ _VOLUME_AXES = 5  # N, C, D or T, H, W
 def describe_activations(result: Activations, record: RunRecord | None = None) -> Document:
     """Describe the outputs of layers; `record` names the pictures of the run."""
     answer, level = _answer(result)
+    if result.cost is not None:
+        answer += cost_sentences(result.cost, result.rows)
     shown = sorted({summary.input_index for summary in result.map_summaries}) or [0]
     chosen = chosen_maps([summary for summary in result.map_summaries if summary.input_index == shown[0]])
     letters = dict(zip([summary.row for summary in chosen], _LETTERS, strict=False))
@@ -59,7 +62,7 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
         subtitle=f"{first_words(result)}  ·  {counted(len(result.rows), 'output')} of layers",
         page_title=f"{result.model.name} · activations · {first_name(result)}",
         about=subject_of(result),
-        answer=answer if result.cost is None else [*answer, *cost_sentences(result.cost, result.rows)],
+        answer=with_edits(result, answer),
         level=level,
         input=partial(input_picture, result, shown[0]) if result.inputs else None,
         warnings=[("", warning) for warning in result.warnings],
@@ -102,9 +105,10 @@ def no_findings(result: Activations) -> list[str]:
     flags = {flag for row in result.rows for flag in row.flags}
     constant = "" if {"constant", "all zero"} & flags else "no constant outputs, "
     share = "88% (noise)" if all(record.is_noise for record in result.inputs) else "80%"
+    kinds = kinds_text(result.rows)
     return [
         f"No problems found{result.where_judged}: no NaN, no Inf that spreads, {constant}no dead ReLUs.",
-        f"Looked at the layers shown and at operations; a ReLU is dead if {share} of its channels are 0.",
+        f"Looked at the layers shown{kinds} and at operations; a ReLU is dead if {share} of its channels are 0.",
     ]
 
 
@@ -141,7 +145,7 @@ def _layers(result: Activations) -> Table:
         next((level for flag, (level, _) in NOTABLE_FLAGS.items() if flag in row.flags), "") for row in result.rows
     ]
     norms = f"{TOKENS}: median to maximum norm of the tokens"
-    legends = {HIST: SPARKLINE_MEANING, TOKENS: norms}
+    legends = {HIST: SPARKLINE_MEANING, TOKENS: norms, **COST_LEGENDS}
     return Table(title="Layers", columns=columns, rows=rows, levels=levels, legends=legends, all_in="layers.csv")
 
 

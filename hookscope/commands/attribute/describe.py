@@ -19,7 +19,14 @@ from hookscope.reporting.run_facts import (
     subject_of,
     where_words,
 )
-from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck, Target, input_word
+from hookscope.results.attributions import (
+    SANITY_LIMITS,
+    AttributionMap,
+    Attributions,
+    SanityCheck,
+    Target,
+    input_word,
+)
 from hookscope.results.concentration import Concentration, concentration
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
 from hookscope.text import some_of, told_apart
@@ -137,9 +144,9 @@ def check_text(check: SanityCheck) -> str:
         random = f", random places → {others[0]}" if others else ""
         return f"deletion: probability {before} → {after}{random}"
     if check.name == "completeness":
-        return f"completeness gap {check.value * 100:.1f}%"
+        return f"completeness gap {check.value:.1%} (limit {SANITY_LIMITS[check.name]:.0%})"
     changed = "weights shuffled" if check.name == "weights" else "class (runner-up)"
-    return f"{changed}: rank correlation {check.value:.2f}"
+    return f"{changed}: rank correlation {check.value:.2f} (limit {SANITY_LIMITS[check.name]})"
 
 
 CHECKS = (

@@ -21,12 +21,12 @@ from hookscope.errors import ModelError, UsageError
 from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inspection.verification import difference, outcome_of
 from hookscope.parameters import arg
-from hookscope.results.attributions import Method, input_word
+from hookscope.results.attributions import SANITY_LIMITS, Method, input_word
 from hookscope.text import shape_text
 
 # Integrated gradients begin with so many steps, and double them until the gap is below `COMPLETENESS_LIMIT`.
 FIRST_STEPS, MOST_STEPS = 32, 512
-COMPLETENESS_LIMIT = 0.01
+COMPLETENESS_LIMIT = SANITY_LIMITS["completeness"]
 """Share of the score's difference that integrated gradients may miss."""
 # Smilkov et al. 2017, SmoothGrad, section 3.1: noise of 10 to 20% of the picture's range, 50 samples.
 _NOISE, _SAMPLES = 0.15, 50

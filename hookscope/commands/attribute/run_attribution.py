@@ -153,6 +153,7 @@ def run_attribution(
     further = {name: getattr(option, name) for name in ("top", "tokens", "sanity")}
     checks = checking.judged()
     failed = [f"The sanity check '{check.name}' failed. {check.meaning}" for check in checks if check.passed is False]
+    unclear = [f"The check '{check.name}' is inconclusive. {check.meaning}" for check in checks if check.passed is None]
     return Attributions(
         model=inspected.info,
         inputs=tuple(gathered.records),
@@ -163,7 +164,7 @@ def run_attribution(
         sanity=checks,
         input_values=gathered.input_values,
         unchanged=gathered.unchanged,
-        notes=(*inspected.notes, *map_layers.notes, *gathered.notes, *checking.notes),
+        notes=(*inspected.notes, *map_layers.notes, *gathered.notes, *checking.notes, *unclear),
         seed=session.seed,
         device=device,
         dtype=dtype,

@@ -24,14 +24,13 @@ from torch import Tensor, nn
 from hookscope.commands.attribute.batch_maps import Explained, explain_again
 from hookscope.commands.attribute.forward_backward import ForwardBackward, ModelRaisedError, model_errors
 from hookscope.commands.attribute.input_places import main_input, places_of
-from hookscope.commands.attribute.pixels import COMPLETENESS_LIMIT
 from hookscope.commands.attribute.scores import BatchTarget, probabilities, runner_up
 from hookscope.errors import HookscopeError, ModelError
 from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inspection.state.preservation import preserved
 from hookscope.models.construction import copied_results
 from hookscope.parameters import arg
-from hookscope.results.attributions import Method, SanityCheck, input_word
+from hookscope.results.attributions import SANITY_LIMITS, Method, SanityCheck, input_word
 from hookscope.results.concentration import Extent
 from hookscope.text import exception_line, told_apart
 
@@ -43,12 +42,6 @@ _DEPTHS = (0.1, 0.5, 1.0)  # shares of the layers that are randomised, from the 
 _SORTED_VALUES = 2**20
 _FEWEST_LAYERS = 3  # in a shallow network, the map of the last layer alone is hardly a map
 _DRAWS = 2  # at each depth: of maps with 49 values, one draw alone has come to 0.90
-# On single photographs methods to be trusted came to 0.62 at most, the others to 0.96 at least. On the small networks
-# gradients came to 0.76, and LayerCAM, which looks at activations more than at what follows them, to 0.92.
-_WEIGHTS_LIMIT = 0.85
-# Grad-CAM came to 0.982 at most, and gradients to 0.974; guided backpropagation to 0.994 at least on photographs, and
-# LayerCAM to 0.996.
-_CLASS_LIMIT = 0.99
 # Up to here two maps look different. Ours.
 _CLASS_DIFFERS = 0.9
 _DELETED_SHARE = 0.1
@@ -158,13 +151,14 @@ def weights_check(correlation: Numbers) -> SanityCheck:
     """Judge `weights_correlations` by the depth whose mean is greatest."""
     by_depth = correlation.mean(1)
     value = float(by_depth.max())
-    passed = value <= _WEIGHTS_LIMIT
+    limit = SANITY_LIMITS["weights"]
+    passed = value <= limit
     shown = ", ".join(f"{mean:.2f}" for mean in by_depth)
     meaning = f"With the weights shuffled in the last 10%, 50% and 100% of layers, maps correlate by {shown}"
     meaning += (
         ": they depend on what the network has learnt."
         if passed
-        else f" (limit {_WEIGHTS_LIMIT}): they hardly depend on what the network has learnt, like those of an edge "
+        else f" (limit {limit}): they hardly depend on what the network has learnt, like those of an edge "
         f"detector. Guided backpropagation is known for that. Try another {arg('method')}."
     )
     return SanityCheck("weights", value, passed, (), meaning)
@@ -173,15 +167,16 @@ def weights_check(correlation: Numbers) -> SanityCheck:
 def class_check(correlation: Numbers) -> SanityCheck:
     """Judge by their mean the `correlations` of maps with the runner-up class's maps of the same inputs."""
     value = float(correlation.mean())
-    passed = value <= _CLASS_LIMIT
+    limit = SANITY_LIMITS["class"]
+    passed = value <= limit
     meaning = f"Maps of the target and of the runner-up class correlate by {value:.3g}"
     if value <= _CLASS_DIFFERS:
         meaning += ": they tell the two apart."
     elif passed:
-        meaning += f" (limit {_CLASS_LIMIT}): they differ little. Compare two classes with {arg('target')} 'a-b'."
+        meaning += f" (limit {limit}): they differ little. Compare two classes with {arg('target')} 'a-b'."
     else:
         meaning += (
-            f" (limit {_CLASS_LIMIT}): they show what the network sees, but not why it chose this class. Compare "
+            f" (limit {limit}): they show what the network sees, but not why it chose this class. Compare "
             f"two classes with {arg('target')} 'a-b', or try another {arg('method')}."
         )
     return SanityCheck("class", value, passed, (), meaning)
@@ -189,12 +184,11 @@ def class_check(correlation: Numbers) -> SanityCheck:
 
 def completeness_check(gap: float, noun: str = "picture") -> SanityCheck:
     """Judge how far integrated gradients fall short of the score's difference, as a share of it."""
-    passed = gap < COMPLETENESS_LIMIT
+    limit = SANITY_LIMITS["completeness"]
+    passed = gap < limit
     meaning = f"The values add up to the difference that the {noun} makes to the score, but for {gap:.2%}"
     meaning += (
-        "."
-        if passed
-        else f" (limit {COMPLETENESS_LIMIT:.0%}): take {arg('method')} gradient or occlusion, or another target."
+        "." if passed else f" (limit {limit:.0%}): take {arg('method')} gradient or occlusion, or another target."
     )
     return SanityCheck("completeness", gap, passed, (), meaning)
 
@@ -257,18 +251,15 @@ def deletion_check(probs: Numbers, noun: str = "picture") -> SanityCheck:
     elif harm < _HARM_LIMIT and max(abs(before - value), abs(before - at_random)) >= least:
         passed = False
     texts = told_apart((before, value, at_random))
-    marked = f"the tenth of the {noun} that the map ranks highest"
+    meaning = (
+        f"Blurring the tenth of the {noun} that the map ranks highest takes the target's probability from {texts[0]} "
+        f"to {texts[1]}, blurring as much in random places to {texts[2]}: "
+    )
     if passed is None:
-        enough = "" if value > before else " enough to judge the map"
-        meaning = (
-            f"Inconclusive: blurring {marked} does not lower the probability{enough} ({texts[0]} to {texts[1]}; "
-            f"random places: {texts[2]}; at least {_LEAST_EFFECT:.0%} less is required)."
-        )
+        effect = "fall" if harm >= _HARM_LIMIT else "change"
+        meaning += f"only a {effect} by {_LEAST_EFFECT:.0%} or more would say something about the map."
     else:
-        meaning = (
-            f"Blurring {marked} takes the target from {texts[0]} to {texts[1]}, blurring as much in random places to "
-            f"{texts[2]}: it does more harm than {harm:.0%} of the random places"
-        )
+        meaning += f"it does more harm than {harm:.0%} of the random places"
         meaning += (
             "."
             if passed

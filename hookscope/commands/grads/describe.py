@@ -16,6 +16,7 @@ from hookscope.reporting.inspected import (
     headline_of,
     names_of,
     sections_of,
+    with_edits,
 )
 from hookscope.reporting.layer_columns import gradient_columns, input_columns, parameter_columns, verdicts_on
 from hookscope.reporting.overlays import input_picture
@@ -56,7 +57,7 @@ def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Do
         subtitle=f"{first_words(result)}  ·  {result.mode} mode",
         page_title=f"{result.model.name} · gradients · {first_name(result)}",
         about=subject_of(result),
-        answer=answer,
+        answer=with_edits(result, answer),
         level=level,
         input=partial(input_picture, result, 0) if result.inputs else None,
         warnings=[("", warning) for warning in result.warnings],

@@ -154,7 +154,7 @@ def _left_out(result: Survey) -> Iterator[Listing]:
 
 def answer(result: Survey) -> list[str]:
     """Return the answer in sentences, the one that matters most first."""
-    sentences = [*_nonfinite(result), *_overflowing(result), *_dead(result), *_accuracy(result)]
+    sentences = [*_nonfinite(result), *_overflowing(result), *_dead(result), *_accuracy(result), *_too_few(result)]
     if not any(row.channels for row in result.rows):
         sentences.append(f"None of {counted(len(result.rows), 'output')} has channels.")
     elif not result.dead_count:
@@ -166,7 +166,6 @@ def answer(result: Survey) -> list[str]:
         *_tight(result),
         *_selective(result),
         *_duplicates(result),
-        *_too_few(result),
     ]
 
 
@@ -176,11 +175,13 @@ def inputs_text(result: Survey) -> str:
 
 
 def _level(result: Survey) -> Level:
+    """Return the level of the answer: "" if inputs are classified wrong, or too few to call channels dead."""
     if [*_nonfinite(result), *_overflowing(result)]:
         return "fail"
     if [*_dead(result)]:
         return "warn"
-    return "good" if result.accuracy is None or result.accuracy.right == result.accuracy.count else ""
+    is_right = result.accuracy is None or result.accuracy.right == result.accuracy.count
+    return "good" if is_right and not result.dead_count else ""
 
 
 def _nonfinite(result: Survey) -> Iterator[str]:
@@ -240,8 +241,8 @@ def _none_dead(result: Survey) -> str:
 def _too_few(result: Survey) -> Iterator[str]:
     if result.dead_count and not result.can_call_dead:
         of_all = counted(channel_counts(result.rows), "channel")
-        few = f"{inputs_text(result)} {are(result.input_count)} too few to call a channel dead"
-        yield f"{few}: {result.dead_count:,} of {of_all} {are(result.dead_count)} 0 on all of them."
+        silent = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} 0 on {inputs_text(result)}"
+        yield f"{silent}, too few inputs to call a channel dead."
 
 
 def _accuracy(result: Survey) -> Iterator[str]:

@@ -75,6 +75,8 @@ def not_judged(watched: Watched) -> list[str]:
         "activations": watched.activations or not watched.in_full,
     }
     missing = [quantity for quantity, count in counts.items() if not count]
+    if watched.losses and watched.first is None:
+        missing.append("whether the loss falls")  # no rule looks at that
     left_out = [f"Not judged: {in_words(missing)}."] if missing else []
     if watched.in_full:
         return left_out

@@ -124,10 +124,9 @@ def _all_clear(log: TrainingLog) -> list[str]:
     if not log.steps:
         return ["No step was recorded."]
     watched = Watched()
-    for step in log.steps:
-        watched.add(step)
-    for in_full in log.watched:
-        watched.add(in_full)
+    records: list[Any] = [*log.steps, *log.watched]
+    for record in records:
+        watched.add(record)
     notes = [*dict.fromkeys(note for start in log.starts for note in start.notes)]
     seen = "what was seen of " if notes else ""
     return [f"No problems in {seen}{counted(len(log.steps), 'step')}.", *not_judged(watched), *notes]

@@ -221,10 +221,11 @@ def point_latest(folder: Path) -> None:
 
 
 def followed(folder: Path) -> Path:
-    """Return the run that `latest` names if it is a text file, see `point_latest`; any other folder unchanged."""
+    """Return the run that `latest` names, see `point_latest`; any other folder unchanged."""
     if folder.name == LATEST:
         with suppress(OSError, ValueError):
-            return folder.with_name(read_bounded(folder, 2 * _MOST_BYTES).decode().rstrip("\n"))
+            text = str(folder.readlink()) if folder.is_symlink() else read_bounded(folder, 2 * _MOST_BYTES).decode()
+            return folder.with_name(text.rstrip("\n"))
     return folder
 
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 from hookscope.regular_files import read_bounded
 from hookscope.results.runs.atomic import check_writable, refusal, reported, whole_file
+from hookscope.results.runs.directory import followed
 
 MARK = "<!doctype html>\n<!-- hookscope report -->\n"
 """The first bytes of every report."""
 
 
 def default_report_path(run: Path) -> Path:
-    """Return the default path of a run's report, next to its folder: "runs/demo.html" for "runs/demo"."""
-    folder = run if run.name not in {"", ".."} else Path(os.path.realpath(run))
+    """Return the default path of a report: "runs/demo.html" for "runs/demo", and for "runs/latest" that leads to it."""
+    folder = followed(run) if run.name not in {"", ".."} else Path(os.path.realpath(run))
     return folder.with_name(f"{folder.name}.html") if folder.name else Path("report.html")
 
 

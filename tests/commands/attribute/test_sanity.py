@@ -238,17 +238,20 @@ def of_blurring(before: float, after: float, *at_random: float) -> Numbers:
         (
             of_blurring(0.1217, 0.1212, 0.1216, 0.1216),
             None,
-            "enough to judge the map (0.1217 to 0.1212; random places: 0.1216;",
+            "from 0.1217 to 0.1212, blurring as much in random places to 0.1216: only a fall by 5% or more would",
         ),
         # On the shipped cat blurring raises the probability, wherever it is.
-        (of_blurring(0.39, 0.45, 0.51, 0.5), None, "does not lower the probability (0.39 to 0.45; random places:"),
+        (
+            of_blurring(0.39, 0.45, 0.51, 0.5),
+            None,
+            "from 0.39 to 0.45, blurring as much in random places to 0.51: only a fall",
+        ),
     ],
 )
 def test_blurring_holds_fails_or_says_nothing(actual: Numbers, passed: bool | None, words: str) -> None:
     check = deletion_check(actual)
     assert check.passed is passed
     assert words in check.meaning
-    assert check.meaning.startswith("Inconclusive: ") == (passed is None)
 
 
 def test_completeness_passes_within_its_limit() -> None:

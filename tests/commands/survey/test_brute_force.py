@@ -119,7 +119,7 @@ def test_activation_functions_are_measured_without_modules(tmp_path: Path) -> No
     check_row(survey["(model):relu"], rectified.double().numpy(), names, TOP)
     assert [row.label for row in survey if row.dead_channels] == ["(model):clamp"]
     words = " ".join(str(survey).split())
-    assert "13 inputs are too few to call a channel dead: 6 of 24 channels are 0 on all of them." in words
+    assert "6 of 24 channels are 0 on 13 inputs, too few inputs to call a channel dead." in words
     alone = hookscope.survey(network, tmp_path / "inputs.pt", layer=["first", "second"])
     assert [row.label for row in alone] == ["first", "second"]
 

@@ -48,8 +48,8 @@ def test_findings_are_counted_and_the_first_is_named() -> None:
     ("loss", "norm", "layers", "expected"),
     [
         (None, 1.0, (LAYER,), " Not judged: the loss."),
-        (1.0, None, (LAYER,), " Not judged: gradients."),
-        (1.0, 1.0, (), " Not judged: activations."),
+        (1.0, None, (LAYER,), " Not judged: gradients and whether the loss falls."),
+        (1.0, 1.0, (), " Not judged: activations and whether the loss falls."),
         (None, None, (), " Not judged: the loss, gradients and activations."),
     ],
 )
@@ -72,11 +72,15 @@ def test_a_network_that_is_not_seen_whole_is_not_cleared() -> None:
     for record in records:
         seen.add(record)
     line = closing_line(seen, folder="a", started=0)
-    assert line == "No problems in what was seen of 1 step (1 measured in full). As a page: hookscope report a"
+    assert line == (
+        "No problems in what was seen of 1 step (1 measured in full). Not judged: whether the loss falls. As a page: "
+        "hookscope report a"
+    )
     log = replace(watch.log, steps=(step(1),))
     assert answer(log) == [
         "No problems in what was seen of 1 step.",
         "None was measured in full, so activations, weights and updates were not judged: try --every 1.",
+        "Not judged: whether the loss falls.",
         *watch.notes,
     ]
 
@@ -97,6 +101,7 @@ QUIET = """
         optimizer.zero_grad()
 """
 UNMEASURED = "None was measured in full, so activations, weights and updates were not judged: try --every 4."
+LOSS = "Not judged: whether the loss falls."
 
 
 @pytest.mark.exhaustive
@@ -105,9 +110,9 @@ UNMEASURED = "None was measured in full, so activations, weights and updates wer
     [
         (
             ["--every", "10", "--out", "run"],
-            "No problems in 40 steps (4 measured in full). As a page: hookscope report run",
+            f"No problems in 40 steps (4 measured in full). {LOSS} As a page: hookscope report run",
         ),
-        ([], f"No problems in 40 steps. {UNMEASURED} For a page: --out DIR."),
+        ([], f"No problems in 40 steps. {UNMEASURED} {LOSS} For a page: --out DIR."),
     ],
 )
 def test_a_script_ends_with_one_line(tmp_path: Path, forked: Forked, options: list[str], expected: str) -> None:
@@ -135,7 +140,7 @@ def test_a_network_whose_forward_pass_is_not_seen_is_not_cleared(tmp_path: Path,
     (tmp_path / "train.py").write_text(textwrap.dedent(OUTSIDE))
     *_, line, last = said(forked("-m", "hookscope", "watch", "train.py", "--every", "4"))
     assert line.startswith("No forward pass of Bilinear was seen at step 4")
-    assert last == "No problems in what was seen of 4 steps (1 measured in full). For a page: --out DIR."
+    assert last.startswith("No problems in what was seen of 4 steps (1 measured in full). Not judged: whether the loss")
 
 
 @pytest.mark.exhaustive

@@ -39,11 +39,10 @@ def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path
         "watching FSDPSequential (AdamW" if name == "fsdp" else "watching Net (SGD, lr 0.1), from step 1 on, loss"
     )
     assert others == ([SHARDED] if name == "fsdp" else [])
-    in_full = "12 steps (3 measured in full). "
+    seen, activations = ("what was seen of ", "activations and ") if name == "fsdp" else ("", "")
     assert last == (
-        f"No problems in what was seen of {in_full}Not judged: activations. As a page: hookscope report run"
-        if name == "fsdp"
-        else f"No problems in {in_full}As a page: hookscope report run"
+        f"No problems in {seen}12 steps (3 measured in full). Not judged: {activations}whether the loss falls. "
+        "As a page: hookscope report run"
     )
     log = read_training(tmp_path / "run")
     assert [step.step for step in log.steps] == [*range(1, 13)]
