@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -17,8 +18,11 @@ from torchvision.models import resnet18
 from torchvision.models.vision_transformer import VisionTransformer
 
 import hookscope
+from hookscope.statistics import reducer
+from hookscope.statistics.reduction import Reduction
 from tests.inspection.test_accelerator import activations, differences, gradients, made
 from tests.networks import NETWORKS
+from tests.statistics.test_tiles import KINDS, values_of
 
 pytestmark = [
     pytest.mark.exhaustive,
@@ -223,3 +227,72 @@ def test_check_judges_there_as_on_the_cpu(files: Path) -> None:
         code, report = on(device, *arguments, folder=files)
         verdicts.append((code, {rule["rule"]: rule["status"] for rule in report["checkpoints"][0]["outcomes"]}))
     assert verdicts[0] == verdicts[1]
+
+
+# --- the kernel, where Triton can compile it ---
+
+_FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def exact_parts(reduction: Reduction) -> list[Any]:
+    counts = (reduction.finite_count, reduction.nan_count, reduction.nonzero_count, reduction.min, reduction.max)
+    bins = () if reduction.distribution is None else reduction.distribution.binned()
+    return [counts, reduction.channel_nonzero, *bins, *(reduction.kept or ())]
+
+
+def sums(reduction: Reduction) -> list[float]:
+    return [reduction.mean, reduction.squared_deviations, reduction.abs_sum, reduction.square_sum]
+
+
+@pytest.mark.parametrize("dtype", _FLOATS)
+def test_the_kernel_compiles_and_agrees_with_the_cpu(dtype: torch.dtype) -> None:
+    pytest.importorskip("triton")
+    assert reducer.agrees_with_cpu(torch.device("cuda", 0), dtype)
+
+
+@pytest.mark.parametrize("uses_kernel", [True, False])
+@pytest.mark.parametrize("dtype", _FLOATS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_reductions_are_those_of_the_cpu_with_the_kernel_and_without(
+    kind: str, dtype: torch.dtype, uses_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not uses_kernel:
+        monkeypatch.setattr(reducer, "agrees_with_cpu", lambda *_: False)
+    shapes = [(2, 3, 50, 51), (5, 64, 7, 7), (1, 197, 768), (4, 33, 4097), (9,), (64, 8, 128, 130)]
+    tensors = [values_of(shape, kind, dtype, seed) for seed, shape in enumerate(shapes)]
+    tensors += [tensor.transpose(0, -1) for tensor in tensors] + [tensor[..., ::2] for tensor in tensors]
+    used = reducer.Reducer(distributions=True, keeps_values=True)
+    far = reducer.collect([used.reduce(tensor.cuda(), tensor.dim() - 1) for tensor in tensors])
+    for tensor, there in zip(tensors, far, strict=True):
+        (here,) = reducer.collect([used.reduce(tensor, tensor.dim() - 1)])
+        for ours, theirs in zip(exact_parts(here), exact_parts(there), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        level = 1e-6 * math.sqrt(here.square_sum / max(here.finite_count, 1)) * 2.0**here.exponent
+        assert there.mean == pytest.approx(here.mean, rel=1e-6, abs=level)
+        assert here.exponent == there.exponent or dtype is torch.float64
+        if here.exponent == there.exponent:
+            np.testing.assert_allclose(sums(there)[1:], sums(here)[1:], rtol=3e-6, atol=0)
+
+
+def test_nobody_waits_for_the_kernel() -> None:
+    tensors = [torch.randn(1, 8, 30, 30 + index % 3, device="cuda") for index in range(9)]
+    used = reducer.Reducer(distributions=True, keeps_values=True)
+    used.reduce(tensors[0], 1)  # its first use is compared with the CPU
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        measured = [used.reduce(tensor.clone(), 1) for tensor in tensors]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(row.finite_count == row.element_count for row in reducer.collect(measured))
+
+
+def test_a_run_repeats_bit_for_bit() -> None:
+    tensor = torch.randn(64, 8, 128, 130, device="cuda").relu()
+    first, *others = (
+        reducer.collect([reducer.Reducer(distributions=True, keeps_values=True).reduce(tensor, 1)])[0]
+        for _ in range(20)
+    )
+    for other in others:
+        assert sums(other) == sums(first)
+        for one, same in zip(exact_parts(first), exact_parts(other), strict=True):
+            np.testing.assert_array_equal(one, same)

@@ -87,7 +87,7 @@ def inspect_gradients(
     """
     inspected, queue = inspected_network(model), queue_of(inputs)
     network, modules = inspected.network, inspected.modules
-    recorder = Recorder(0, None, None, options.reducer())
+    recorder = Recorder(0, None, None, options.reducer(inspected.network))
     chosen = choose(inspected, queue, options, recorder.axes)
     maps = Recorder(options.grids_for, options.max_channels, None, recorder.reducer, recorder.axes, chosen.operations)
     recorder.token_layout = maps.token_layout = TokenLayout(network) if options.grids_for else None

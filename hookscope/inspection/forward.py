@@ -105,7 +105,9 @@ def inspect(
     """
     inspected, queue = inspected_network(model), queue_of(inputs)
     network, modules = inspected.network, inspected.modules
-    recorder = Recorder(options.grids_for, options.max_channels, on_tensor, options.reducer(), on_call=on_call)
+    recorder = Recorder(
+        options.grids_for, options.max_channels, on_tensor, options.reducer(inspected.network), on_call=on_call
+    )
     chosen = choose(inspected, queue, options, recorder.axes)
     if options.summaries:
         recorder.maps = MapRecorder(every_row=len(chosen.layers) <= FEW_ROWS)

@@ -263,7 +263,6 @@ def parameter_rows(
     with plain_arithmetic():
         norms = _l2_norms([parameter.parameter for parameter in parameters])
         measured = [reducer.reduce(gradient) for _, gradient in gradients]
-        reducer.settle()
         statistics = dict(zip((index for index, _ in gradients), summarise(collect(measured)), strict=True))
     rows = []
     for index, (parameter, norm) in enumerate(zip(parameters, norms, strict=True)):

@@ -109,11 +109,8 @@ class Recorder:
 
     def settle(self) -> None:
         """Finish what waits for later outputs, without the caller's autocast and observation of operations."""
-        with plain_arithmetic(), torch._C.DisableTorchFunction():
-            self.reducer.settle()
-            if self.rules_reducer is not None:
-                self.rules_reducer.settle()
-            if self.maps is not None:
+        if self.maps is not None:
+            with plain_arithmetic(), torch._C.DisableTorchFunction():
                 self.maps.finish()
 
     def forget(self) -> None:

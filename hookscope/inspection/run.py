@@ -34,7 +34,7 @@ from hookscope.results.network import Failure
 from hookscope.statistics import native
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.library import missing_because
-from hookscope.statistics.reducer import Measured, Reducer
+from hookscope.statistics.reducer import Measured, Reducer, prepare_kernel
 from hookscope.text import an, printable, some_of
 
 _WITHOUT_KERNEL = (
@@ -79,8 +79,9 @@ class InspectionOptions:
     grids_for: int = 0
     max_channels: int | None = None
 
-    def reducer(self) -> Reducer:
-        """Return what measures tensors as these options want."""
+    def reducer(self, network: nn.Module) -> Reducer:
+        """Return what measures tensors of a network as these options want."""
+        prepare_kernel(network)
         return Reducer(distributions=self.distributions, keeps_values=self.keeps_values)
 
 

@@ -9,7 +9,6 @@ parts as it has values. The place within a part varies by channel, so that corne
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 MOST_KEPT = 256
+_UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 # Any number of multiples of the golden ratio, modulo 1, is spread evenly. In units of 2^-16.
 _GOLDEN, _UNITS = 40503, 2**16
@@ -25,8 +25,8 @@ _GOLDEN, _UNITS = 40503, 2**16
 _MOST_SHAPES = 512
 
 
-def kept_values(tensor: Tensor, channel_axis: int | None = None, inputs: int = 1) -> NDArray[Any] | Tensor | None:
-    """Return the kept values of each input, (N, K), without waiting for an accelerator.
+def kept_values(tensor: Tensor, channel_axis: int | None = None, inputs: int = 1) -> NDArray[np.floating] | None:
+    """Return the kept values of each input, (N, K), as floats on the CPU; integers become float64.
 
     Args:
         tensor: Any shape, dtype, strides and device that lacks no memory, see `missing_memory`; only read. Complex
@@ -35,7 +35,7 @@ def kept_values(tensor: Tensor, channel_axis: int | None = None, inputs: int = 1
         inputs: Number of inputs in the tensor, if its shape fits: see `by_input`.
 
     Returns:
-        Values for `as_array`, a tensor if they are on an accelerator. None for sparse, ragged and meta tensors.
+        None for sparse, ragged and meta tensors.
     """
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
         return None
@@ -47,18 +47,14 @@ def kept_values(tensor: Tensor, channel_axis: int | None = None, inputs: int = 1
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     dtype = tensor.dtype
-    if dtype.is_floating_point and dtype.itemsize == 1:  # torch cannot `take` from float8
-        tensor = tensor.view(torch.uint8)
+    is_float8 = dtype.is_floating_point and dtype.itemsize == 1
+    if is_float8 or dtype in _UNSIGNED:  # torch cannot `take` from these
+        tensor = tensor.view(torch.uint8 if is_float8 else _UNSIGNED[dtype])
     values, channel_axis = by_input(tensor, channel_axis, inputs)
     taken = values.take(kept_places(values.shape, channel_axis, values.device)).view(dtype)
     if dtype.is_floating_point and dtype.itemsize < 4:
         taken = taken.float()
-    return as_array(taken) if taken.is_cpu else taken
-
-
-def as_array(values: NDArray[Any] | Tensor) -> NDArray[np.floating]:
-    """Return the result of `kept_values` as floats on the CPU; integers become float64."""
-    array = values.cpu().numpy() if isinstance(values, Tensor) else values
+    array = taken.cpu().numpy()
     return array if array.dtype.kind == "f" else array.astype(np.float64)
 
 

@@ -43,6 +43,7 @@ class Layout(library.Layout):
     all_nonzero: NDArray[np.float64] | None  # count per channel if no value is zero, (C,)
     kept_shape: tuple[int, ...]  # (N, K)
     kept_at: NDArray[np.int64]  # the array at address `kept`
+    kept_on: dict[tuple[torch.device, int], Tensor]  # the same on accelerators, see tiles.py
     address: int  # of this structure
 
 
@@ -175,13 +176,12 @@ def dense_address_of(tensor: Tensor) -> int:
 
 def address_of_float32(tensor: Tensor) -> int:
     """Return the address of a float32 tensor's values on the CPU, which may have any order and gaps; else 0."""
-    if not (
-        type(tensor) in _READABLE
-        and tensor.dtype is torch.float32
-        and tensor.is_cpu
-        and not tensor.is_nested
-        and not tensor.is_neg()
-    ):
+    return address_of(tensor) if tensor.dtype is torch.float32 and tensor.is_cpu else 0
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's values on any device; 0 if they are not as they lie in memory."""
+    if type(tensor) not in _READABLE or tensor.is_nested or tensor.is_neg() or tensor.is_conj():
         return 0
     try:
         return tensor.data_ptr()
@@ -208,7 +208,7 @@ def layout_of(
     kept_at = _kept_at(like, channel_axis, inputs) if inputs else np.zeros(0, np.int64)
     threads = useful_threads(count, threads)
     layout = Layout(before, channels, after, by_channel, threads, kept_at.size, kept_at.ctypes.data)
-    layout.kept_shape, layout.kept_at = kept_at.shape, kept_at
+    layout.kept_shape, layout.kept_at, layout.kept_on = kept_at.shape, kept_at, {}
     layout.shape, layout.channel_axis, layout.count = tuple(shape), channel_axis, count
     layout.all_nonzero = np.full(channels, float(before * after)) if by_channel else None
     layout.address = ctypes.addressof(layout)

@@ -1,74 +1,68 @@
 """Reduce tensors as they arrive in hooks.
 
 Here the cost of statistics is decided. Compiled code, if installed, reads a dense float32 tensor on the CPU once; NumPy
-reduces other CPU tensors in float64. On an accelerator torch reduces, and no result is read before `collect`, so that
-Python never waits for the device.
+reduces other CPU tensors in float64. On a GPU a Triton kernel reduces; what it does not take, there and on other
+accelerators, is copied and reduced on the CPU. `collect` moves results and copies together.
 """
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import physical, shape_of, version_of
-from hookscope.results.distribution import distribution_of, quantiles
+from hookscope.results.distribution import EXACT_LIMIT, distribution_of, quantiles
 from hookscope.results.statistics import QUANTILE_LEVELS, Quantiles, TensorStatistics
-from hookscope.statistics.kept_values import as_array, joined, kept_values
+from hookscope.statistics.kept_values import joined, kept_values
 from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, reduce_array, with_zeros
 from hookscope.statistics.storage import as_real_floats, gathered, in_memory_order, plain_array, stored_values
-from hookscope.statistics.torch_reductions import completed, count_in_bins, distribution_of_counts, reduce_on_device
+from hookscope.statistics.tiles import Launched, TileReducer, moved_parts, reductions
 from hookscope.text import exception_line
 
-# Elements of a tensor on an accelerator up to which it is copied and waits for others of its shape, and of all waiting
-# tensors: starting an operation costs as much as reading megabytes. Not measured.
-_SMALL, _MOST_WAITING = 2**20, 2**23
-# Dtypes that can be copied to float32 without loss.
-_COPIED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+# Elements of all copies that wait on an accelerator: 32 MiB as float32.
+_MOST_COPIED = 2**23
+
+
+class Copy(NamedTuple):
+    """A copy of a tensor's values on an accelerator, (n,), and the function that reduces it on the CPU."""
+
+    values: Tensor
+    reduce: Callable[[Tensor], Reduction]
 
 
 @dataclass(slots=True)
 class Pending:
-    """A reduction on an accelerator, for `collect` to fetch; its tensor may still wait for others of its shape.
+    """A reduction on an accelerator, for `collect` to finish.
 
     Attributes:
         header: The fields that do not depend on values.
-        reduction: The complete reduction; None until it is fetched.
-        on_device: The results of `reduce_on_device` and `count_in_bins` for several tensors, one per row: (R, 7),
-            (R, 2 + C) and (R, ...), or (R, 0) without distributions; None if they have not been reduced.
-        row: The row of this tensor.
-        kept: The result of `kept_values`; None if no values are kept.
+        held: What is on the accelerator; None once it is fetched.
+        reduction: The complete reduction; None until then.
     """
 
     header: Reduction
+    held: Copy | Launched | None
     reduction: Reduction | None = None
-    on_device: tuple[Tensor, Tensor, Tensor] | None = None
-    row: int = 0
-    kept: NDArray[Any] | Tensor | None = None
 
 
 Measured = Reduction | Pending
 """What `Reducer.reduce` returns in a hook, for `collect` to finish."""
 
-_Group = tuple[torch.device, tuple[int, int, int]]
-"""The device and (before, C, after), see `in_memory_order`, of tensors that are reduced together."""
-
 
 class Reducer:
-    """Reduces tensors as they arrive; holds the work space, so that hooks do not allocate memory.
-
-    Small tensors on an accelerator are copied and wait for others of their shape: a copy costs less than an operation.
-    """
+    """Reduces tensors as they arrive; holds the work space, so that hooks do not allocate memory."""
 
     def __init__(self, *, distributions: bool = False, keeps_values: bool = False) -> None:
-        """Start without work space; it grows to the largest tensor seen, plus the copies that wait.
+        """Start without work space; it grows to the largest tensor seen, plus the copies that wait for `collect`.
 
         Args:
             distributions: Whether to count how values are distributed, for quantiles and histograms.
@@ -77,9 +71,10 @@ class Reducer:
         self.distributions = distributions
         self.keeps_values = keeps_values
         self._fused = FusedReducer(distributions=distributions)
+        self.tiles = TileReducer(distributions=distributions)
+        self._copies: list[Pending] = []
+        self._copied_elements = 0
         self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
-        self._waiting: dict[_Group, list[tuple[Pending, Tensor]]] = {}
-        self._waiting_elements = 0
 
     def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: int = 1) -> Measured:
         """Reduce a tensor of any layout, dtype and device to the numbers behind its statistics.
@@ -93,8 +88,8 @@ class Reducer:
             inputs: Number of inputs in the tensor, as for `kept_values`.
 
         Returns:
-            The reduction, or a `Pending` for `settle` and `collect`. If a tensor cannot be measured, the reduction has
-            the shape, the dtype and the reason; nothing is raised.
+            The reduction, or a `Pending` for `collect`. If a tensor cannot be measured, the reduction has its shape,
+            dtype and the reason; nothing is raised.
         """
         version = version_of(tensor)
         if missing := missing_memory(tensor):
@@ -107,13 +102,12 @@ class Reducer:
         if type(tensor) is not Tensor:
             tensor = gathered(tensor)
         inputs = max(inputs, 1) if self.keeps_values else 0
-        reduction = self._fused.reduce(tensor, channel_axis, inputs) or self._without_kernel(tensor, channel_axis)
-        if inputs and (isinstance(reduction, Pending) or reduction.kept is None):
-            reduction = _with_values(reduction, tensor, channel_axis, inputs)
+        fused = self._fused.reduce(tensor, channel_axis, inputs)
+        reduction = self._reduce_any(tensor, channel_axis, inputs) if fused is None else fused
         self._latest = (weakref.ref(original), version, channel_axis, reduction)
         return reduction
 
-    def _without_kernel(self, tensor: Tensor, channel_axis: int | None) -> Measured:
+    def _reduce_any(self, tensor: Tensor, channel_axis: int | None, inputs: int) -> Measured:
         dtype = str(tensor.dtype)[6:]  # without "torch."
         shape: tuple[int, ...] = ()
         element_count = 0
@@ -126,83 +120,103 @@ class Reducer:
                 return Reduction(shape, dtype, element_count, unmeasured="a meta tensor holds no data")
             if values.dim() != len(shape):  # stored values of sparse and ragged tensors have no channel axis
                 channel_axis = None
+            if tensor.layout != torch.strided or tensor.is_nested:
+                inputs = 0
             header = Reduction(shape, dtype, stored_count, channel_axis)
+            reduce = self.reduce_near if values.is_cpu or not stored_count else self._reduce_far
+            measured = reduce(values, header, inputs)
             if implicit_zeros:
-                (stored,) = collect([self._reduce_now(values, header)]) if stored_count else (header,)
-                return with_zeros(stored, implicit_zeros, distributions=self.distributions)
-            if stored_count == 0:
-                return header
-            small = not values.is_cpu and stored_count <= _SMALL and values.dtype in _COPIED_DTYPES
-            return self._copy(values, header) if small else self._reduce_now(values, header)
+                (stored,) = collect([measured])
+                measured = with_zeros(stored, implicit_zeros, distributions=self.distributions)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, MemoryError) as error:
             return Reduction(shape, dtype, element_count, unmeasured=exception_line(error))
+        return measured
 
-    def settle(self) -> None:
-        """Reduce waiting tensors, so that `collect` can finish all results of `reduce`."""
-        self._latest = None
-        while self._waiting:
-            self._reduce_largest_group()
+    def reduce_near(self, values: Tensor, header: Reduction, inputs: int) -> Reduction:
+        """Reduce values on the CPU by NumPy."""
+        reduction = header
+        if header.element_count:
+            ordered, channels_view = in_memory_order(values, header.channel_axis)
+            flat = as_real_floats(ordered.reshape(-1).resolve_neg())
+            array = plain_array(physical(flat)[0])
+            reduction = reduce_array(array, header)
+            nonzero = distribution = None
+            if (axis := header.channel_axis) is not None:
+                nonzero = np.count_nonzero(array.reshape(channels_view), axis=(0, 2)).astype(np.float64)
+            if self.distributions:
+                is_finite = reduction.finite_count == array.size
+                distribution = distribution_of(array if is_finite else array[np.isfinite(array)])
+            reduction = reduction._replace(channel_axis=axis, channel_nonzero=nonzero, distribution=distribution)
+        kept = kept_values(values, header.channel_axis, inputs) if inputs else None
+        return reduction if kept is None else reduction._replace(kept=(kept,))
 
-    def _copy(self, values: Tensor, header: Reduction) -> Pending:
-        """Copy the values, in memory order and as float32, to wait for others of their shape."""
-        ordered, channels_view = in_memory_order(values, header.channel_axis)
-        copied = torch.empty(ordered.shape, dtype=torch.float32, device=values.device).copy_(ordered)
-        pending = Pending(header)
-        self._waiting.setdefault((values.device, channels_view), []).append((pending, copied.view(-1)))
-        self._waiting_elements += header.element_count
-        if self._waiting_elements > _MOST_WAITING:
-            self._reduce_largest_group()
+    def _reduce_far(self, values: Tensor, header: Reduction, inputs: int) -> Pending:
+        """Reduce values on an accelerator, one or more."""
+        if values.is_cuda and header.element_count > EXACT_LIMIT and not torch.cuda.is_current_stream_capturing():
+            is_right = agrees_with_cpu(values.device, values.dtype)
+            launched = self.tiles.launch(values, header.channel_axis, inputs) if is_right else None
+            if launched is not None:
+                return Pending(header, launched)
+        values, axes = physical(values)
+        if axes:  # inside `torch.vmap`
+            header, inputs = header._replace(element_count=values.numel(), channel_axis=None), 0
+        copied = values.clone()
+        reduce = partial(self._reduce_copy, header, inputs, copied.shape, copied.stride())
+        pending = Pending(header, Copy(copied.as_strided((header.element_count,), (1,)), reduce))
+        if self._copies and self._copies[-1].held is None:  # they have been fetched
+            self._copies, self._copied_elements = [], 0
+        self._copies.append(pending)
+        self._copied_elements += header.element_count
+        if self._copied_elements > _MOST_COPIED:
+            collect(self._copies)
         return pending
 
-    def _reduce_largest_group(self) -> None:
-        group = max(self._waiting, key=lambda group: len(self._waiting[group]) * math.prod(group[1]))
-        pending, copies = zip(*self._waiting.pop(group), strict=True)
-        self._waiting_elements -= len(copies) * math.prod(group[1])
-        try:
-            self._reduce_on_device(torch.stack(copies), group[1], pending)
-        except RuntimeError as error:  # out of memory
-            for entry in pending:
-                entry.reduction = entry.header._replace(unmeasured=exception_line(error))
-
-    def _reduce_now(self, values: Tensor, header: Reduction) -> Reduction | Pending:
-        ordered, channels_view = in_memory_order(values, header.channel_axis)
-        flat = as_real_floats(ordered.reshape(-1).resolve_neg())
-        if flat.is_cpu:
-            return self._reduce_by_numpy(plain_array(physical(flat)[0]), channels_view, header)
-        pending = Pending(header)
-        self._reduce_on_device(flat.unsqueeze(0), channels_view, [pending])
-        return pending
-
-    def _reduce_by_numpy(
-        self, values: NDArray[np.floating], channels_view: tuple[int, int, int], header: Reduction
+    def _reduce_copy(
+        self, header: Reduction, inputs: int, shape: torch.Size, strides: tuple[int, ...], moved: Tensor
     ) -> Reduction:
-        reduction = reduce_array(values, header)
-        nonzero = distribution = None
-        if header.channel_axis is not None:
-            nonzero = np.count_nonzero(values.reshape(channels_view), axis=(0, 2)).astype(np.float64)
-        if self.distributions:
-            is_finite = reduction.finite_count == values.size
-            distribution = distribution_of(values if is_finite else values[np.isfinite(values)])
-        return reduction._replace(channel_axis=header.channel_axis, channel_nonzero=nonzero, distribution=distribution)
-
-    def _reduce_on_device(self, rows: Tensor, channels_view: tuple[int, int, int], pending: Sequence[Pending]) -> None:
-        """Reduce tensors of one shape on an accelerator, one per row, (R, n)."""
-        scalars, counts = reduce_on_device(rows, channels_view)
-        results = scalars, counts, count_in_bins(rows) if self.distributions else rows[:, :0]
-        for row, entry in enumerate(pending):
-            entry.on_device, entry.row = results, row
+        values, axis = moved.as_strided(shape, strides), header.channel_axis
+        reduction = self._fused.reduce(values, axis, inputs) or self._reduce_any(values, axis, inputs)
+        return collect([reduction])[0]._replace(shape=header.shape, dtype=header.dtype)
 
 
-def _with_values(reduction: Measured, tensor: Tensor, channel_axis: int | None, inputs: int) -> Measured:
-    """Add the tensor's kept values, if it has any, without waiting for an accelerator."""
+@cache
+def agrees_with_cpu(device: torch.device, dtype: torch.dtype) -> bool:
+    """Reduce a few small tensors by the kernel on a device, and compare the results with the CPU's.
+
+    A compiler or driver that is broken must not stop a run, and never give a wrong number.
+    """
+    reducer = Reducer(distributions=True, keeps_values=True)
     try:
-        kept = kept_values(tensor, channel_axis, inputs)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # the reduction has the reason
-        return reduction
-    if isinstance(reduction, Pending):
-        reduction.kept = kept
-        return reduction
-    return reduction if kept is None else reduction._replace(kept=(as_array(kept),))
+        waves = torch.arange(9000, dtype=torch.float64, device="cpu").mul(0.7).sin().add(0.3).view(2, 3, 1500)
+        odd = waves.clamp(min=0).masked_fill(waves > 1.2, math.nan)
+        limits = torch.finfo(dtype)
+        odd[0, 0, :4] = torch.tensor([math.inf, -math.inf, limits.max, limits.smallest_normal / 8], device="cpu")
+        for sample in (odd, waves + 1e4, waves.transpose(0, 2), waves[..., 1::2], odd * 0):
+            values = sample.to(dtype)
+            header = Reduction(tuple(values.shape), str(dtype)[6:], values.numel(), 1)
+            (actual,) = collect([Pending(header, reducer.tiles.launch(values.to(device), 1, 2))])
+            exact, sums = _figures(reducer.reduce_near(values, header, 2))
+            actual_exact, actual_sums = _figures(actual)
+            if not (np.array_equal(exact, actual_exact, equal_nan=True) and np.allclose(sums, actual_sums, 1e-5, 0)):
+                return False
+    except Exception:  # noqa: BLE001 - whatever a compiler or driver may raise
+        return False
+    return True
+
+
+def prepare_kernel(network: nn.Module) -> None:
+    """Compile and check the kernel before a network runs on a GPU, so that no pass includes this time."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        for device, dtype in {(param.device, param.dtype) for param in network.parameters() if param.is_cuda}:
+            agrees_with_cpu(device, dtype)
+
+
+def _figures(reduction: Reduction) -> tuple[NDArray[np.float64], list[float]]:
+    """Return everything that is exact, and the sums."""
+    finite_count, mean, deviations, low, high, *sums, nan_count, nonzero_count, nonzero, distribution = reduction[4:15]
+    bins = () if distribution is None else distribution.binned()
+    arrays = [nonzero, *map(np.ravel, reduction.kept or ()), *bins]
+    return np.concatenate([[finite_count, low, high, nan_count, nonzero_count], *arrays]), [mean, deviations, *sums]
 
 
 def _without_values(tensor: Tensor, reason: str) -> Reduction:
@@ -213,55 +227,44 @@ def _without_values(tensor: Tensor, reason: str) -> Reduction:
 
 def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
     """Reduce one tensor by itself, with its distribution; see `Reducer.reduce`."""
-    reducer = Reducer(distributions=True)
-    reduction = reducer.reduce(tensor, channel_axis)
-    reducer.settle()
-    return collect([reduction])[0]
+    return collect([Reducer(distributions=True).reduce(tensor, channel_axis)])[0]
 
 
 def collect(measured: Sequence[Measured]) -> list[Reduction]:
     """Return finished reductions in order; all results on a device are moved together.
 
     Args:
-        measured: Results of `Reducer.reduce`, after `settle`. An object that comes twice is returned twice.
+        measured: Results of `Reducer.reduce`. An object that comes twice is returned twice.
     """
-    pending = [entry for entry in measured if isinstance(entry, Pending) and entry.reduction is None]
-    groups = {id(entry.on_device): entry.on_device for entry in pending if entry.on_device is not None}
-    keeping = {id(entry): entry for entry in measured if isinstance(entry, Pending) and entry.kept is not None}
-    kept = [entry.kept for entry in keeping.values() if isinstance(entry.kept, Tensor)]
-    arrays = iter(_fetch([*(part for group in groups.values() for part in group), *kept]))
-    fetched = {key: (next(arrays), next(arrays), next(arrays)) for key in groups}
-    for entry in pending:
-        if entry.on_device is None:
-            entry.reduction = entry.header._replace(unmeasured="its values were not read")
-        elif entry.reduction is None:  # not yet completed by its first occurrence
-            scalars, counts, binned = (array[entry.row] for array in fetched[id(entry.on_device)])
-            entry.reduction = completed(entry.header, scalars.tolist(), counts)
-            if binned.size:
-                dtype, low, high = entry.on_device[0].dtype, entry.reduction.min, entry.reduction.max
-                distribution = distribution_of_counts(binned, dtype, low, high)
-                entry.reduction = entry.reduction._replace(distribution=distribution)
-    for entry in keeping.values():
-        values = next(arrays) if isinstance(entry.kept, Tensor) else entry.kept
-        if values is not None:
-            entry.reduction = (entry.reduction or entry.header)._replace(kept=(as_array(values),))
-        entry.kept = None
+    by_device: dict[torch.device, dict[int, Pending]] = {}
+    for entry in measured:
+        if isinstance(entry, Pending) and entry.held is not None:
+            by_device.setdefault(entry.held[0].device, {})[id(entry)] = entry
+    for pending in by_device.values():
+        _finish([*pending.values()])
     return [entry.reduction or entry.header if isinstance(entry, Pending) else entry for entry in measured]
 
 
-def _fetch(tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
-    """Return contiguous tensors as arrays; all tensors of a device are moved in one piece, as bytes."""
-    groups: dict[torch.device, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        groups.setdefault(tensor.device, []).append(index)
-    arrays: dict[int, NDArray[Any]] = {}
-    for indices in groups.values():
-        together = torch.cat([tensors[index].view(-1).view(torch.uint8) for index in indices]).cpu().numpy()
-        ends = np.cumsum([tensors[index].nbytes for index in indices])
-        for index, piece in zip(indices, np.split(together, ends[:-1]), strict=True):
-            values = piece.view(str(tensors[index].dtype).removeprefix("torch."))
-            arrays[index] = values.reshape(tensors[index].shape)
-    return [arrays[index] for index in range(len(tensors))]
+def _finish(pending: Sequence[Pending]) -> None:
+    """Finish reductions on one device."""
+    copies = [(entry, entry.held) for entry in pending if isinstance(entry.held, Copy)]
+    tiled = [(entry, entry.held) for entry in pending if isinstance(entry.held, Launched)]
+    launched = [(entry.header, held) for entry, held in tiled]
+    moved = _fetch([*(held.values for _, held in copies), *(moved_parts(launched) if launched else ())])
+    parts = [part.numpy() for part in moved[len(copies) :]]
+    reduced = [held.reduce(values) for (_, held), values in zip(copies, moved, strict=False)]
+    reduced += reductions(launched, parts) if launched else ()
+    for (entry, _), reduction in zip([*copies, *tiled], reduced, strict=True):
+        entry.reduction, entry.held = reduction, None
+
+
+def _fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return contiguous tensors of one device on the CPU; they are moved in one piece, as bytes."""
+    order = sorted(range(len(tensors)), key=lambda index: -tensors[index].itemsize)  # no tensor begins within a word
+    together = torch.cat([tensors[index].view(-1).view(torch.uint8) for index in order]).cpu()
+    pieces = together.split_with_sizes([tensors[index].nbytes for index in order])
+    moved = dict(zip(order, pieces, strict=True))
+    return [moved[index].view(tensor.dtype).view(tensor.shape) for index, tensor in enumerate(tensors)]
 
 
 def summarise(reductions: Sequence[Reduction]) -> list[TensorStatistics]:

@@ -18,7 +18,6 @@ from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.reducer import Reducer, collect, summarise
-from hookscope.statistics.torch_reductions import count_in_bins
 from tests import far_device
 from tests.inspections import inspect, inspect_gradients
 from tests.networks import NETWORKS, batch_of
@@ -29,18 +28,6 @@ _CHOSEN = (
 )
 _COMPARED = ("mean", "std", "min", "max", "mean_abs", "l2")
 _COUNTED = ("shape", "dtype", "element_count", "nan_count", "inf_count", "channel_axis", "channel_count")
-
-
-@pytest.fixture(scope="module")
-def elsewhere(elsewhere: ProcessPoolExecutor) -> ProcessPoolExecutor:
-    """A process that has on the device the bins of distributions, which are sent there once."""
-    elsewhere.submit(send_bins).result()
-    return elsewhere
-
-
-def send_bins() -> None:
-    for dtype in (torch.float32, torch.float64):
-        count_in_bins(far_device.sent(torch.zeros(1, 1, dtype=dtype)))
 
 
 def weighted_sum(output: object, _batch: Batch) -> Tensor:
@@ -238,48 +225,63 @@ def test_nobody_waits_for_the_device_while_a_pass_runs(elsewhere: ProcessPoolExe
 
 
 @pytest.mark.exhaustive
-def test_tensors_of_one_shape_are_reduced_together(elsewhere: ProcessPoolExecutor) -> None:
+def test_a_module_call_takes_few_operations(elsewhere: ProcessPoolExecutor) -> None:
     activations_alone, with_gradients = elsewhere.submit(operations_per_call).result()
-    assert activations_alone < 10  # by itself, a tensor takes over 40
-    assert with_gradients < 30
+    assert activations_alone < 3
+    assert with_gradients < 20
 
 
-def launches_in_this_order(sizes: list[int]) -> int:
-    tensors = [far_device.sent(torch.ones(1, 2, size)) for size in sizes]
-    reducer = Reducer(distributions=True)
+def launches_and_looks(dtype: torch.dtype) -> tuple[list[str], list[str], list[str]]:
+    tensors = [far_device.sent(torch.ones(1, 2, size).to(dtype)) for size in (4, 6, 600, 70_000)]
+    reducer = Reducer(distributions=True, keeps_values=True)
     far_device.launches.clear()
-    for tensor in tensors:
-        reducer.reduce(tensor, 1)
-    reducer.settle()
-    return len(far_device.launches)
+    far_device.looks.clear()
+    measured = [reducer.reduce(tensor, 1) for tensor in tensors]
+    launches, looks = list(far_device.launches), list(far_device.looks)
+    collect(measured)
+    return launches, looks, list(far_device.looks)
 
 
-def test_tensors_of_one_shape_are_reduced_together_wherever_they_come(elsewhere: ProcessPoolExecutor) -> None:
-    in_turns, in_order, one_each = (
-        elsewhere.submit(launches_in_this_order, sizes).result() for sizes in ([4, 6] * 3, [4] * 3 + [6] * 3, [4, 6])
-    )
-    assert in_turns == in_order
-    assert in_turns - one_each == 4 * 2  # the others take memory and a copy
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.float8_e4m3fn])
+def test_without_the_kernel_a_tensor_is_copied_in_one_operation(
+    elsewhere: ProcessPoolExecutor, dtype: torch.dtype
+) -> None:
+    launches, before, after = elsewhere.submit(launches_and_looks, dtype).result()
+    assert launches == ["clone"] * 4
+    assert (before, after) == ([], [far_device.TRANSFER])
 
 
-def reduced_a_few_at_a_time() -> list[tuple[float | None, ...]]:
+def reduced_a_few_at_a_time() -> tuple[list[tuple[float | None, ...]], list[str]]:
     parts = [far_device.sent(part) for part in _PARTS]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hookscope.statistics.reducer._MOST_WAITING", 1000)
+        patch.setattr("hookscope.statistics.reducer._MOST_COPIED", 1000)
         reducer = Reducer()
+        far_device.looks.clear()
         reductions = [reducer.reduce(part, 1) for part in parts]
-        reducer.settle()
-    return [(tensor.min, tensor.max, tensor.mean, tensor.std) for tensor in summarise(collect(reductions))]
+        looks = list(far_device.looks)
+    return [(tensor.min, tensor.max, tensor.mean, tensor.std) for tensor in summarise(collect(reductions))], looks
 
 
 _PARTS = [torch.randn(1, 3, 10, 10, generator=torch.Generator().manual_seed(seed)) + seed for seed in range(25)]
 
 
-def test_many_small_tensors_that_cannot_all_wait_are_unharmed(elsewhere: ProcessPoolExecutor) -> None:
-    actual = elsewhere.submit(reduced_a_few_at_a_time).result()
+def test_more_copies_than_may_wait_are_fetched_together(elsewhere: ProcessPoolExecutor) -> None:
+    actual, looks = elsewhere.submit(reduced_a_few_at_a_time).result()
+    assert looks == [far_device.TRANSFER] * 6  # of 25 parts, after every fourth
     for part, numbers in zip(_PARTS, actual, strict=True):
         values = part.double().numpy()
         assert numbers == pytest.approx((values.min(), values.max(), values.mean(), values.std()), rel=1e-5, abs=1e-5)
+
+
+def copies_after_steps() -> int:
+    reducer = Reducer()
+    for _ in range(5):
+        collect([reducer.reduce(far_device.sent(torch.ones(size))) for size in (2, 3)])
+    return len(reducer._copies)
+
+
+def test_copies_that_were_fetched_are_forgotten(elsewhere: ProcessPoolExecutor) -> None:
+    assert elsewhere.submit(copies_after_steps).result() == 2
 
 
 def reasons_of_a_failure() -> list[str | None]:
@@ -287,14 +289,13 @@ def reasons_of_a_failure() -> list[str | None]:
         raise RuntimeError("out of memory\nmore about it")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hookscope.statistics.reducer.reduce_on_device", fail)
+        patch.setattr(far_device.FarTensor, "clone", fail)
         reducer = Reducer()
         reductions = [reducer.reduce(far_device.sent(torch.ones(size))) for size in (2, 2, 3)]
-        reducer.settle()
     return [statistics.unmeasured for statistics in summarise(collect(reductions))]
 
 
-def test_what_cannot_be_reduced_together_says_why(elsewhere: ProcessPoolExecutor) -> None:
+def test_what_cannot_be_copied_says_why(elsewhere: ProcessPoolExecutor) -> None:
     assert elsewhere.submit(reasons_of_a_failure).result() == ["RuntimeError: out of memory"] * 3
 
 

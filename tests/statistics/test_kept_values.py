@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.statistics import native
-from hookscope.statistics.kept_values import MOST_KEPT, as_array, joined, kept_values
+from hookscope.statistics.kept_values import MOST_KEPT, joined, kept_values
 from hookscope.statistics.native import load_kernel
 from hookscope.statistics.reducer import Reducer, collect
 
@@ -22,7 +22,7 @@ def numbered(*shape: int) -> Tensor:
 def kept(tensor: Tensor, axis: int | None = None, inputs: int = 1) -> NDArray[np.floating]:
     values = kept_values(tensor, axis, inputs)
     assert values is not None
-    return as_array(values)
+    return values
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -34,7 +34,6 @@ def reducer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def reduced(reducer: Reducer, tensor: Tensor, axis: int | None, inputs: int) -> NDArray[np.floating]:
     """Return what a reduction of the tensor keeps."""
     measured = reducer.reduce(tensor, axis, inputs)
-    reducer.settle()
     (reduction,) = collect([measured])
     assert reduction.kept is not None
     return joined(reduction.kept)
@@ -43,6 +42,13 @@ def reduced(reducer: Reducer, tensor: Tensor, axis: int | None, inputs: int) -> 
 @pytest.mark.parametrize("shape", [(1, 256), (2, 4, 8, 8), (3, 5), (2, 1)])
 def test_up_to_256_values_of_an_input_are_kept_whole(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(kept(numbered(*shape), 1, shape[0]), numbered(*shape).view(shape[0], -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e5m2, torch.bool])
+def test_values_are_kept_of_dtypes_that_torch_cannot_index(dtype: torch.dtype, reducer: Reducer) -> None:
+    largest = 1 if dtype is torch.bool else 57344.0  # the largest float8_e5m2
+    tensor = torch.tensor([[0.0, largest], [1.0, 0.0]]).to(dtype)
+    np.testing.assert_array_equal(reduced(reducer, tensor, None, 2), [[0, largest], [1, 0]])
 
 
 @pytest.mark.parametrize("space", [(2, 150), (13, 13), (1, 129)])

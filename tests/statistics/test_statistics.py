@@ -23,10 +23,9 @@ from torch import Tensor
 
 from hookscope.results.distribution import Distribution, distribution_of, key_of
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.statistics.reducer import Pending, Reducer, collect, reduce_tensor, summarise
+from hookscope.statistics.reducer import Reducer, collect, reduce_tensor, summarise
 from hookscope.statistics.reducer import tensor_statistics as measure
-from hookscope.statistics.reduction import Reduction, merge
-from hookscope.statistics.torch_reductions import count_in_bins, reduce_on_device
+from hookscope.statistics.reduction import merge
 
 RELATIVE = 1e-5
 
@@ -424,44 +423,6 @@ def test_a_tensor_in_a_graph_is_read_without_adding_to_it() -> None:
     assert tensor.grad_fn.name() == "MulBackward0"
 
 
-# --- the path for accelerators: no branch on data, all in the tensor's dtype ---
-
-
-def measure_as_on_an_accelerator(tensor: Tensor) -> TensorStatistics:
-    """Measure a dense float tensor through the reductions that an accelerator would run."""
-    channels_view = (1, tensor.shape[0], math.prod(tensor.shape[1:]))
-    rows = tensor.reshape(1, -1)
-    expected = Reduction(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), rows.numel(), 0)
-    scalars, counts = reduce_on_device(rows, channels_view)
-    return summarise(collect([Pending(expected, None, (scalars, counts, count_in_bins(rows)))]))[0]
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    values=hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=9), elements=st.floats(width=32)),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-)
-def test_the_path_without_branches_measures_any_float32_values(values: NDArray[np.float32], dtype: torch.dtype) -> None:
-    check(measure_as_on_an_accelerator(torch.from_numpy(values).to(dtype)), values.astype(np.float64))
-
-
-@pytest.mark.parametrize("count", [1, 300_003])
-@pytest.mark.parametrize(("mean", "scale"), [(0.0, 1e-25), (1e4, 1.0), (1.5e7, 1e25)])
-def test_the_path_without_branches_is_as_accurate(mean: float, count: int, scale: float) -> None:
-    tensor = ((mean + random_tensor([count], 12, torch.float64)) * scale).float()
-    check(measure_as_on_an_accelerator(tensor), exact(tensor))
-
-
-@pytest.mark.exhaustive
-def test_the_path_without_branches_counts_exactly() -> None:
-    tensor = torch.ones(2**24 + 7)
-    tensor[: 2**24 + 3] = math.nan
-    tensor[-1] = math.inf
-    statistics = measure_as_on_an_accelerator(tensor)
-    assert (statistics.nan_count, statistics.inf_count) == (2**24 + 3, 1)
-    assert (statistics.mean, statistics.std) == (1, 0)
-
-
 # --- distributions ---
 
 
@@ -469,7 +430,6 @@ def test_the_path_without_branches_counts_exactly() -> None:
 def test_nothing_is_counted_that_was_not_asked_for(count: int, dtype: torch.dtype) -> None:
     reducer = Reducer()
     reductions = [reducer.reduce(random_tensor([count], 1, dtype)), reducer.reduce(torch.eye(3).to_sparse())]
-    reducer.settle()
     for reduction in collect(reductions):
         assert reduction.distribution is None
         assert summarise([reduction])[0].quantiles is None
@@ -588,7 +548,6 @@ def test_tensors_in_a_row_do_not_disturb_each_other(
         expected.append((exact(tensor).copy(), axis))
         reductions.append(reducer.reduce(tensor, axis))
         tensor.zero_()  # as an in-place layer would a moment later
-    reducer.settle()
     for statistics, (reference, axis) in zip(summarise(collect(reductions)), expected, strict=True):
         check(statistics, reference, axis)
 
@@ -599,7 +558,6 @@ def test_a_reducer_serves_inside_and_outside_of_inference_mode() -> None:
         reductions = [reducer.reduce(tensor, 1) for tensor in tensors]
         reductions += [reducer.reduce(tensor.clone(), 1) for tensor in tensors]
     reductions += [reducer.reduce(tensor, 1) for tensor in tensors]
-    reducer.settle()
     for index, statistics in enumerate(summarise(collect(reductions))):
         check(statistics, exact(tensors[index % 2]), 1)
 

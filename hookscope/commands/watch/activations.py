@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hookscope.commands.watch.networks import WatchedNetwork
-from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows, merge_rows
 from hookscope.hooks.forward_hooks import Capture, observed
@@ -170,9 +169,6 @@ class ForwardPasses:
     def _finish_pass(self) -> None:
         if self._capture is None:
             return
-        with torch.no_grad(), plain_arithmetic():
-            self._plain.settle()
-            self._bounded.settle()
         self._axes.restart()
         seen = self._capture.restart()
         if seen:

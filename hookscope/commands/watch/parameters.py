@@ -59,7 +59,6 @@ class ParameterMeasurement:
 
     def finish(self, shared: Sequence[ShardedNorms]) -> tuple[WatchedParameter, ...]:
         """Return the rows, after waiting for the device. `shared` has the norms of the sharded parameters."""
-        self._reducer.settle()
         self._before.clear()
         reductions = collect([*self._gradients.values()])
         gradients = dict(zip(self._gradients, summarise(reductions), strict=True))

@@ -16,7 +16,7 @@ from hookscope.inspection.rows import OnCall, OnTensor
 from hookscope.results.check import OutputSignature
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics.channels import channel_moments
-from hookscope.statistics.kept_values import as_array, joined, kept_values
+from hookscope.statistics.kept_values import joined, kept_values
 from hookscope.statistics.storage import as_real_floats, plain_array
 
 
@@ -54,7 +54,7 @@ class OutputSignatures:
             for path, tensor in tensors_in((batch.args, batch.kwargs)):
                 kept = kept_values(tensor, None, self.inputs)
                 if kept is not None:
-                    self.input_values.setdefault(path, []).append(as_array(kept))
+                    self.input_values.setdefault(path, []).append(kept)
             yield batch
 
     def after(self, on_call: OnCall | None, on_tensor: OnTensor) -> tuple[OnCall, OnTensor]:
@@ -115,7 +115,7 @@ def _part_of(tensor: Tensor, inputs: int, axis: int | None) -> _Part:
         with np.errstate(all="ignore"):
             channels = np.stack([mean, variance + mean**2]) * channel_size
     kept = kept_values(tensor, axis, inputs)
-    return _Part(None if kept is None else as_array(kept), total, count, channels, channel_size)
+    return _Part(kept, total, count, channels, channel_size)
 
 
 def _signature(parts: Sequence[_Part]) -> OutputSignature:
