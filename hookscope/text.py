@@ -29,6 +29,12 @@ def printable(text: str, limit: int = 200) -> str:
     return safe_text(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
+def layer_words(label: str, limit: int = 80) -> str:
+    """Return the label of a layer for a sentence, with "layer" before a number, as in nn.Sequential: "layer 3"."""
+    name = printable(label or "(model)", limit)
+    return name if any(map(str.isalpha, name)) else f"layer {name}"
+
+
 def one_line(message: object, limit: int = 160) -> str:
     """Return a message of unknown origin on one line that is safe to show; its type's name if the message is empty."""
     return printable(" ".join(str(message).split()) or type(message).__name__, limit)

@@ -39,7 +39,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.inputs import Photograph
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.token_norms import DEVIATIONS, LEAST_RATIO, TokenMap
-from hookscope.text import counted, some_of
+from hookscope.text import counted, layer_words, some_of
 
 _LETTERS = "ABCDE"
 _MOST_HIGH = 8  # tokens that are named of a map
@@ -116,7 +116,7 @@ def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> lis
     """Return a sentence on each flag that calls for a look, with the first layers that have it and no verdict."""
     judged = {place for verdict in verdicts for place in verdict.places}
     labels = {
-        words: [row.label or "(model)" for row in rows if flag in row.flags and row.label not in judged]
+        words: [layer_words(row.label) for row in rows if flag in row.flags and row.label not in judged]
         for flag, (_, words) in NOTABLE_FLAGS.items()
     }
     return [f"{words} {some_of(flagged, _FEW)}." for words, flagged in labels.items() if flagged]

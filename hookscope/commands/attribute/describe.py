@@ -29,7 +29,7 @@ from hookscope.results.attributions import (
 )
 from hookscope.results.concentration import Concentration, concentration
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
-from hookscope.text import some_of, told_apart
+from hookscope.text import layer_words, some_of, told_apart
 
 _MOST_LABELS = 6
 _LEVELS: dict[bool | None, Level] = {True: "", False: "fail", None: "warn"}
@@ -84,7 +84,8 @@ def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
 
 def _looked_at(result: Attributions) -> Iterator[str]:
     layers = {
-        f"{layer.label} ({layer.kind}, {'x'.join(map(str, layer.grid))})": layer.reason for layer in result.layers
+        f"{layer_words(layer.label)} ({layer.kind}, {'x'.join(map(str, layer.grid))})": layer.reason
+        for layer in result.layers
     }
     for reason, labels in _by_reason(layers):
         yield f"Looked at {labels}: {reason}."

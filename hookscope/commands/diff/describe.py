@@ -44,7 +44,7 @@ from hookscope.results.differences import (
 )
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
-from hookscope.text import are, counted, printable, shape_text, some_of
+from hookscope.text import are, counted, layer_words, printable, shape_text, some_of
 
 _MOST_FIRST = 5  # differences that the answer names
 _FEW_INPUTS = 3
@@ -156,7 +156,7 @@ def _without_nan(amounts: Iterable[tuple[float, str]]) -> list[tuple[float, str]
 
 
 def _at_most(amount: float, label: str) -> str:
-    return f"at most {number_text(amount, 3)}, at {label}"
+    return f"at most {number_text(amount, 3)}, at {layer_words(label)}"
 
 
 def _first_rows(result: Differences) -> set[int]:
@@ -262,7 +262,7 @@ def _gradients_text(result: Differences) -> Iterator[str]:
         row = next(gradient for gradient in result.gradients if gradient.label == result.first_gradient_difference)
         amount = row.note or _amount_text(row.relative_l2, row.nonfinite)
         yield (
-            f"The first gradient to differ in the backward pass is {row.label} ({row.kind}): {amount}; "
+            f"The first gradient to differ in the backward pass is {layer_words(row.label)} ({row.kind}): {amount}; "
             "the activations agree."
         )
     elif result.first_differences and result.way == "networks" and moved:
@@ -290,7 +290,7 @@ def _ways_text(side: Side, other: Side) -> str:
 
 
 def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool) -> str:
-    name = first.layer or "(model)"
+    name = layer_words(first.layer)
     row = next((other for other in result.rows if other.label == first.row), None)
     kind = (
         f" ({', '.join(filter(None, (row.kind, row.source)))})" if row is not None and row.layer == first.layer else ""
@@ -301,7 +301,7 @@ def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool)
         amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
     if first.gone_at:
         gone = "the difference is gone at" if result.way == "networks" else "the rows agree again at"
-        return f"{name}{kind} differs, {amount}, but {gone} {first.gone_at}."
+        return f"{name}{kind} differs, {amount}, but {gone} {layer_words(first.gone_at)}."
     if result.way != "networks":  # runs do not store the inputs of layers
         around = (
             f"{_called_on_one_side(_callers(first.layer)[0], result)}{_not_compared_parts(result) if is_first else ''}"
@@ -309,9 +309,9 @@ def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool)
         return f"The difference first shows at {name}{kind}: {amount}.{around}"
     begins = "First difference in" if is_first else "Another difference in"
     if first.in_own_code:
-        is_own = first.row in ("", name) or (row is not None and row.layer == first.layer)
+        is_own = first.row in ("", "(model)", first.layer) or (row is not None and row.layer == first.layer)
         line = f" ({row.source})" if row is not None and row.source else ""
-        shows = f"{'its output' if is_own else f'{first.row}{line}'} is the first to show it, {amount}"
+        shows = f"{'its output' if is_own else f'{layer_words(first.row)}{line}'} is the first to show it, {amount}"
         alone = _called_on_one_side(first.layer, result)
         return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
     inputs = "" if row is None else _inputs_text(row) if is_first else f", {row.arguments}" if row.arguments else ""
@@ -382,7 +382,7 @@ def _different_inputs(result: Differences) -> Iterator[str]:
         return
     sentence = "A and B get different inputs, so the difference begins there"
     if finite := _without_nan(norms):
-        ends = [f"{number_text(amount, 3)} at {label}" for amount, label in (finite[0], max(finite))]
+        ends = [f"{number_text(amount, 3)} at {layer_words(label)}" for amount, label in (finite[0], max(finite))]
         sentence += f": relative L2 {ends[0]}, at most {ends[1]}"
     sentences = [f"{sentence}{'' if norms else '; no row has the same shape in both'}."]
     if broken := sum(row.nonfinite is not None for row in result.rows):
@@ -408,7 +408,7 @@ def _rounding_or_equal(result: Differences) -> Iterator[str]:
 def _not_compared(rows: Sequence[DifferenceRow], unit: str) -> Iterator[str]:
     if alone := [row for row in rows if row.measures is None]:
         many = f"{len(alone):,} of {counted(len(rows), unit)} cannot be compared"
-        yield f"{many}, as at {alone[0].label}: {alone[0].note}."
+        yield f"{many}, as at {layer_words(alone[0].label)}: {alone[0].note}."
 
 
 def _first_unequal(result: Differences) -> Iterator[str]:
@@ -427,8 +427,8 @@ def _first_unequal(result: Differences) -> Iterator[str]:
     sure = "equal in its statistics and up to 256 values per input" if partly else "equal"
     amount, limit = number_text(row.measures.relative_l2, 3), number_text(row.limit, 3)
     yield (
-        f"The first row that is not {sure} is {row.label} ({row.kind}): relative L2 {amount}{_inputs_text(row)}. "
-        f"Rounding may explain up to {limit} there."
+        f"The first row that is not {sure} is {layer_words(row.label)} ({row.kind}): relative L2 {amount}"
+        f"{_inputs_text(row)}. Rounding may explain up to {limit} there."
     )
 
 
@@ -445,14 +445,16 @@ def _growth(result: Differences) -> Iterator[str]:
     sentences = []
     if finite and max(finite)[0]:
         most, last = max(finite), finite[-1]
-        grown = f"It is largest at {most[1]} ({number_text(most[0], 3)})"
+        grown = f"It is largest at {layer_words(most[1])} ({number_text(most[0], 3)})"
         is_last = last == later[-1] and most != last
         sentences.append(
-            f"{grown}, and {number_text(last[0], 3)} at the last row, {last[1]}." if is_last else f"{grown}."
+            f"{grown}, and {number_text(last[0], 3)} at the last row, {layer_words(last[1])}."
+            if is_last
+            else f"{grown}."
         )
     broken = [(row.label, row.nonfinite) for row in rows if row.nonfinite]
     if len(finite) < len(later) and (not broken or broken[0][0] != first.row):
-        where = f": at {broken[0][0]} {nonfinite_text(broken[0][1])}" if broken else ""
+        where = f": at {layer_words(broken[0][0])} {nonfinite_text(broken[0][1])}" if broken else ""
         sentences.append(f"{_hold_nan(len(later) - len(finite), 'row')}{where}.")
     if sentences:
         yield " ".join(sentences)
@@ -562,12 +564,12 @@ def gradients_answer(result: Differences) -> str:
         sentences.append(f"{many}: relative L2 {_at_most(*max(changed))}.")
     if broken:
         hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side only"
-        sentences.append(f"{hold}, {broken[0]} among them.")
+        sentences.append(f"{hold}, {layer_words(broken[0])} among them.")
     errors = _without_nan((row.error_b, row.label) for row in result.gradients if row.error_b)
     if result.reference and errors:
         error, label = max(errors)
         of_a = next(row.error for row in result.gradients if row.label == label)
-        largest = f"B's largest error is relative L2 {number_text(error, 3)}, at {label}, and A's there"
+        largest = f"B's largest error is relative L2 {number_text(error, 3)}, at {layer_words(label)}, and A's there"
         sentences.append(f"Beside {result.reference} {largest} {number_text(of_a, 3)}.")
     return " ".join(sentences)
 

@@ -40,7 +40,7 @@ from hookscope.results.history import (
     WeightPoint,
     by_layer,
 )
-from hookscope.text import are, counted, figure, in_words, printable, shape_text, some_of
+from hookscope.text import are, counted, figure, in_words, layer_words, printable, shape_text, some_of
 
 _OF_LAYERS = {
     "drift": "Relative weight change per checkpoint",
@@ -361,7 +361,7 @@ def places_text(verdict: HistoryFinding, *, quoted: bool = False) -> str:
     names = [printable(place, _MOST_NAME) for place in verdict.places if place]
     if verdict.rule.startswith("dead-filter"):  # shown as the layer
         names = [name.removesuffix(".weight") for name in names]
-    names = [f"'{name}'" for name in names] if quoted else names
+    names = [f"'{name}'" if quoted else layer_words(name) for name in names]
     return some_of(names, _MOST_PLACES if len(names) <= _MOST_PLACES else 1)
 
 

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from hookscope.reporting.columns import Column, integer_text, machine_columns, number_text, percent_text, statistics
 from hookscope.results.survey import Survey, SurveyChannel, SurveyRow
-from hookscope.text import counted, printable
+from hookscope.text import counted
 
 FLOAT16 = "float16"
 TIGHT = 10.0
@@ -87,9 +87,3 @@ EMBEDDINGS = machine_columns("name", "row_count", "used_count")
 def channel_rows(result: Survey) -> Sequence[tuple[SurveyRow, SurveyChannel]]:
     """Return every channel with its row."""
     return [(row, channel) for row in result.rows for channel in row.channels]
-
-
-def row_name(row: SurveyRow) -> str:
-    """Return the row's label, with "layer" before a number, as in nn.Sequential."""
-    name = printable(row.label or "(model)", 60)
-    return name if any(map(str.isalpha, name)) else f"layer {name}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
-from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, TIGHT, remarks_of, row_name
+from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, TIGHT, remarks_of
 from hookscope.commands.survey.describe_failures import describe_failures
 from hookscope.reporting.columns import number_text, percent_bound, percent_text, share_in_words
 from hookscope.reporting.document import (
@@ -26,7 +26,7 @@ from hookscope.results.headroom import FORMATS
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.survey import NONFINITE_OUTPUT, CropSheet, Survey, SurveyRow, WrongStrip, channel_counts
 from hookscope.results.table_rows import TableRows
-from hookscope.text import are, counted, figure, printable, some_of
+from hookscope.text import are, counted, figure, layer_words, printable, some_of
 
 _MOST_NAMES = 3
 _MOST_CLASSES = 8
@@ -189,7 +189,7 @@ def _nonfinite(result: Survey) -> Iterator[str]:
         names = some_of([printable(PurePath(path).name, _MOST_NAME) for path in broken], _MOST_NAMES)
         held = f"{len(broken):,} of {inputs_text(result)} {'holds' if len(broken) == 1 else 'hold'}"
         yield f"{held} NaN or Inf before any layer: {names}."
-    labels = [row_name(row) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
+    labels = [layer_words(row.label) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
     if labels:
         yield f"NaN or Inf in {some_of(labels, _MOST_NAMES)}."
     elif any(warning.startswith(NONFINITE_OUTPUT) for warning in result.warnings):
@@ -212,8 +212,8 @@ def _overflowing(result: Survey) -> Iterator[str]:
         worst = max(rows, key=lambda row: row.activation.max_abs or 0.0)
         more = f" So do values of {counted(len(rows) - 1, 'other output')}." if len(rows) > 1 else ""
         yield (
-            f"{row_name(worst)} reaches {number_text(worst.activation.max_abs, 3)}, above float16's greatest number, "
-            f"{FORMATS[FLOAT16].greatest:,.0f}.{more}"
+            f"{layer_words(worst.label)} reaches {number_text(worst.activation.max_abs, 3)}, above float16's greatest "
+            f"number, {FORMATS[FLOAT16].greatest:,.0f}.{more}"
         )
 
 
@@ -221,7 +221,7 @@ def _dead(result: Survey) -> Iterator[str]:
     if not result.dead_count or not result.can_call_dead:
         return
     rows = sorted((row for row in result.rows if row.dead_channels), key=lambda row: -len(row.dead_channels))
-    named = [f"{row_name(row)} ({len(row.dead_channels)} of {len(row.channels)})" for row in rows]
+    named = [f"{layer_words(row.label)} ({len(row.dead_channels)} of {len(row.channels)})" for row in rows]
     of_all = f"{counted(channel_counts(result.rows), 'channel')} in {counted(len(result.rows), 'output')}"
     dead = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} dead on {inputs_text(result)}"
     most = percent_bound(result.dead_bound)
@@ -253,7 +253,7 @@ def _accuracy(result: Survey) -> Iterator[str]:
 def _massive(result: Survey) -> Iterator[str]:
     rows = [row for row in result.rows if row.massive]
     if rows:
-        named = [f"{row_name(row)} (channel {some_of(row.massive, 2)})" for row in rows]
+        named = [f"{layer_words(row.label)} (channel {some_of(row.massive, 2)})" for row in rows]
         yield f"Massive activations (above 100, and above 1,000 times the median) in {some_of(named, 2)}."
 
 
@@ -264,7 +264,9 @@ def _tight(result: Survey) -> Iterator[str]:
         row, least = min(factors, key=lambda pair: pair[1])
         if least >= 1:
             answer = "These outputs are close to the limit of" if least < TIGHT else "None of these outputs overflows"
-            peak = f"the peak, in {row_name(row)}, is {figure(least, 3)}\N{MULTIPLICATION SIGN} below the limit"
+            peak = (
+                f"the peak, in {layer_words(row.label)}, is {figure(least, 3)}\N{MULTIPLICATION SIGN} below the limit"
+            )
             yield f"{answer} float16: {peak}."
 
 
@@ -275,8 +277,8 @@ def _selective(result: Survey) -> Iterator[str]:
         best = printable(row.channels[channel].best_class, _MOST_NAME)
         explained = share_in_words(percent_text(max(0.0, share)))
         yield (
-            f"The most selective channel is {channel} of {row_name(row)}: the class explains {explained} of how it "
-            f"varies between inputs; it is greatest for {best}."
+            f"The most selective channel is {channel} of {layer_words(row.label)}: the class explains {explained} of "
+            f"how it varies between inputs; it is greatest for {best}."
         )
 
 
@@ -286,6 +288,6 @@ def _duplicates(result: Survey) -> Iterator[str]:
         count, row = max(rows, key=lambda pair: pair[0])
         verb = "copies" if count == 1 else "copy"
         yield (
-            f"{counted(count, 'channel')} in the output of {row_name(row)} almost {verb} another channel "
+            f"{counted(count, 'channel')} in the output of {layer_words(row.label)} almost {verb} another channel "
             "(|r| of 0.99 or more)."
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from hookscope.commands.survey import columns as survey_columns
-from hookscope.commands.survey.columns import FLOAT16, TIGHT, channel_rows, row_name
+from hookscope.commands.survey.columns import FLOAT16, TIGHT, channel_rows
 from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.describe_failures import wrong_strips
 from hookscope.commands.survey.draw_crops import SCALE, crop_sheets
@@ -20,7 +20,7 @@ from hookscope.reporting.tables import csv_text, write_tables
 from hookscope.results.headroom import FORMATS
 from hookscope.results.runs.directory import OVERVIEW, RunFiles
 from hookscope.results.survey import CropSheet, Survey, WrongStrip
-from hookscope.text import counted, figure
+from hookscope.text import counted, figure, layer_words
 
 CHANNELS, EMBEDDINGS = "channels.csv", "embeddings.csv"
 _LIMIT_BARS = "limit bars"
@@ -62,7 +62,7 @@ def write_survey(folder: Path, result: Survey, *, crops: int | None = None) -> R
 def _draw_limit_bars(result: Survey) -> Image.Image | None:
     """Draw the largest magnitudes as shares of the limit, on a logarithmic scale from 1; None without any."""
     limit, step, whole = FORMATS[FLOAT16].greatest, line_height(SMALL) + 6, INNER - _NAMES - _WORDS
-    peaks = [(peak, row_name(row)) for row in result.rows if (peak := row.activation.max_abs)]
+    peaks = [(peak, layer_words(row.label)) for row in result.rows if (peak := row.activation.max_abs)]
     shown = sorted(peaks, key=itemgetter(0), reverse=True)[:_MOST_BARS]
     if not shown:
         return None
