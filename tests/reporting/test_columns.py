@@ -277,7 +277,7 @@ def test_no_word_of_a_remark_is_broken(width: int) -> None:
         "", "remarks", shown=lambda _: "net.py:36; non-finite-activation", words=True, max_width=REMARK_WIDTH
     )
     columns = (Column("", "layer", rank=0, shown=str, words=True), *numbers, replace(remark, rank=12))
-    assert "non-finite-activation" in "\n".join(table_lines(drawn_columns(columns, ["log"], full=False), width))
+    assert "non-finite-activation" in "\n".join(table_lines(drawn_columns(columns, ["log"], [""], full=False), width))
 
 
 def test_remarks_below_names_take_no_room_from_numbers_and_are_as_wide_as_the_table() -> None:
