@@ -33,10 +33,10 @@ def input_names(inputs: tuple[InputRecord, ...]) -> list[str]:
     return [f"{name}[{index}]" if counts[name] > 1 else name for index, name in enumerate(names)]
 
 
-def size_words(record: InputRecord) -> str:
-    """Return the size of an input, and the shape that the network gets."""
-    before = f"{' × '.join(map(str, record.size))} pixels, " if record.size else ""
-    return f"{before}to the network as {input_shape_text(record.shape)}"
+def size_words(record: InputRecord, *steps: str) -> str:
+    """Return the size of an input, steps of its preprocessing, and the shape that the network gets."""
+    size = [f"{' × '.join(map(str, record.size))} pixels"] if record.size else []
+    return ", ".join([*size, *steps, f"to the network as {input_shape_text(record.shape)}"])
 
 
 def first_name(result: Inspected) -> str:

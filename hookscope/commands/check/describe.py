@@ -299,7 +299,7 @@ def _making(report: CheckReport) -> list[tuple[str, str]]:
     made = [("Weights SHA-256", report.model.sha256)] if report.model and report.model.sha256 else []
     for record in report.inputs[:_MOST_INPUTS]:
         sha256 = [f"SHA-256 {record.sha256}"] if record.sha256 else []
-        made.append((record.name, ", ".join([size_words(record), *record.steps, *sha256])))
+        made.append((record.name, ", ".join([size_words(record, *record.steps), *sha256])))
     if len(report.inputs) > _MOST_INPUTS:
         made.append(("More inputs", f"{len(report.inputs) - _MOST_INPUTS:,}"))
     phases = ", ".join(f"{name} {spent:.2f}" for name, spent in report.seconds.items() if name != "total")

@@ -1,7 +1,7 @@
 """A run by its checkpoints as a document: what happened and since which file, the files, the layers over files."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
@@ -347,22 +347,21 @@ def sentence_of(verdict: HistoryFinding, result: History) -> str:
         more = len(verdict.places) - 1
         named = f" So did {counted(more, 'more tensor')}." if more and verdict.rule not in _LIST_ALL else ""
         return f"{verdict.message}{named}"
-    places = places_text(verdict)
+    places = places_text(verdict, layer_words)
     if not places:
         return f"{verdict.rule}, {span_text(verdict, result)}: {verdict.message}"
     singular, several = _WORDS.get(verdict.rule, ("", ""))
     if not singular:
-        return f"{verdict.rule} at {places_text(verdict, quoted=True)}, {span_text(verdict, result)}."
+        return f"{verdict.rule} at {places_text(verdict, "'{}'".format)}, {span_text(verdict, result)}."
     return f"{places} {singular if len(verdict.places) == 1 else several} {span_text(verdict, result)}."
 
 
-def places_text(verdict: HistoryFinding, *, quoted: bool = False) -> str:
+def places_text(verdict: HistoryFinding, words: Callable[[str], str] = str) -> str:
     """Return the places of a verdict: "layer3.1.conv2"; of more than three, the first and how many more there are."""
     names = [printable(place, _MOST_NAME) for place in verdict.places if place]
     if verdict.rule.startswith("dead-filter"):  # shown as the layer
         names = [name.removesuffix(".weight") for name in names]
-    names = [f"'{name}'" if quoted else layer_words(name) for name in names]
-    return some_of(names, _MOST_PLACES if len(names) <= _MOST_PLACES else 1)
+    return some_of([*map(words, names)], _MOST_PLACES if len(names) <= _MOST_PLACES else 1)
 
 
 def span_text(verdict: HistoryFinding, result: History) -> str:
