@@ -352,7 +352,8 @@ def sentence_of(verdict: HistoryFinding, result: History) -> str:
         return f"{verdict.rule}, {span_text(verdict, result)}: {verdict.message}"
     singular, several = _WORDS.get(verdict.rule, ("", ""))
     if not singular:
-        return f"{verdict.rule} at {places_text(verdict, "'{}'".format)}, {span_text(verdict, result)}."
+        quoted = places_text(verdict, "'{}'".format)
+        return f"{verdict.rule} at {quoted}, {span_text(verdict, result)}."
     return f"{places} {singular if len(verdict.places) == 1 else several} {span_text(verdict, result)}."
 
 
