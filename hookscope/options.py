@@ -158,6 +158,7 @@ _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
 _HINTS = {
     "arch": " Give the name of a network here, such as 'net.py:build', and a module as `model`.",
     "device": " Give its name, such as 'cuda:1'.",
+    "input": " It gives arguments by name: {'meta': tensor}.",
 }
 
 

@@ -110,8 +110,6 @@ def read_named(texts: Sequence[str], preprocessing: Preprocessing) -> tuple[Name
     """
     named: dict[str, NamedInput] = {}
     for text in texts:
-        if not isinstance(text, str):
-            raise UsageError(f"{arg('input')} gives arguments by name: {{'meta': tensor}}.")
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not value or not name.isidentifier():

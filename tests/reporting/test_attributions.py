@@ -45,12 +45,12 @@ def test_the_finding_says_where_half_of_the_map_lies() -> None:
 def test_every_check_has_its_number_its_verdict_and_its_meaning() -> None:
     rows = [[column.cell(check) for column in CHECKS] for check in SANITY]
     assert rows == [
-        ["weights shuffled: rank correlation 0.07", SANITY[0].meaning, "ok"],
-        ["class (runner-up): rank correlation 0.91", SANITY[1].meaning, "failed"],
+        ["weights shuffled: rank correlation 0.07 (limit 0.85)", SANITY[0].meaning, "ok"],
+        ["class (runner-up): rank correlation 0.91 (limit 0.99)", SANITY[1].meaning, "failed"],
         ["deletion: probability 0.41 → 0.06, random places → 0.38", SANITY[2].meaning, "ok"],
     ]
     text = " ".join(str(RESULT).split())
-    assert "class (runner-up): rank correlation 0.91 failed" in text
+    assert "class (runner-up): rank correlation 0.91 (limit 0.99) failed" in text
     assert "Checks of the maps" not in str(replace(RESULT, sanity=()))
 
 
