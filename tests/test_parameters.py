@@ -64,9 +64,6 @@ WRONG: dict[str, tuple[Callable[..., object], str]] = {
     "chunks to resume": (partial(hookscope.survey, resume=True), "`resume` needs `chunks`, the folder"),
     "size": (partial(hookscope.activations, batch_size=0), "`batch_size` 0 is not possible: give 1 or more"),
     "tensor": (lambda model, x: hookscope.layers(model, input=x), "It gives arguments by name: {'meta': tensor}."),
-        lambda model, x: hookscope.layers(model, input=x),
-        "not type Tensor. It gives arguments by name: {'meta': tensor}.",
-    ),
     "array": (lambda model, x: hookscope.activations(model, x.numpy()), "torch.from_numpy makes a tensor"),
     "select": (lambda model, _: hookscope.select_layers(model, ["name:"]), "e.g. `layer` conv."),
 }
