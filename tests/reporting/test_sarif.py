@@ -168,7 +168,8 @@ def test_a_clean_run_says_so() -> None:
 def test_what_became_of_labelled_pictures_is_a_note() -> None:
     [note] = sarif(LABELLED)["invocations"][0]["toolExecutionNotifications"]
     assert note["level"] == "note"
-    assert note["message"]["text"].startswith(f"{LABELLED.checkpoint}: data: 15 of 20 labelled pictures are classified")
+    words = "15 of 20 labelled pictures (75.0%) are classified right"
+    assert note["message"]["text"].startswith(f"{LABELLED.checkpoint}: data: {words}")
 
 
 def test_findings_alone_do_not_make_a_run_unsuccessful() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.commands.survey.classified_inputs import ClassifiedInputs
-from hookscope.commands.survey.describe import answer, level_of
+from hookscope.commands.survey.describe import answer, describe_survey
 from hookscope.commands.survey.failures import departure_p_values
 from hookscope.commands.survey.judged_inputs import JudgedInputs
 from hookscope.commands.survey.measure_chunk import MeasuredInput
@@ -168,8 +168,8 @@ def test_class_names_tell_the_order_that_folders_do_not(data: Path) -> None:
     assert by_folder.accuracy.right < 70
     assert "are the classes in the order of the labels? `classes` names them." in " ".join(str(by_folder).split())
     # All green ones but the planted two, and the inverted red one, which looks blue.
-    assert answer(by_folder)[0].startswith("61 of 184 labelled pictures are classified right")
-    assert level_of(by_folder) == ""
+    assert answer(by_folder)[0].startswith("61 of 184 labelled pictures (33.2%) are classified right")
+    assert describe_survey(by_folder).level == ""
 
 
 def test_of_few_inputs_nothing_is_said(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_rules_judge_exact_match_recall_and_guessing(tmp_path: Path) -> None:
         ("accuracy", "fail"),
         ("class-accuracy", "fail"),
     ]
-    assert "labelled pictures are given exactly their labels" in failing.findings[0].message
+    assert "labelled pictures (42.5%) are given exactly their labels" in failing.findings[0].message
     assert "macro F1" in failing.findings[0].message
     assert ", F1 0." in failing.findings[1].message
     assert not check(Scores(), data).findings
