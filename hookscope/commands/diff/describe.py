@@ -53,7 +53,10 @@ _FEW_ALONE = 3
 _MOST_OF_A_WAY = 60
 _MOST_DIGESTS = 8
 _MARKS = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")  # a layer may be called 1, and A is a network
-_LEGENDS = {"ulps": "ulps: max |Δ| in units in the last place; a few are rounding, millions are other values"}
+_LEGENDS = {
+    "input": "input: relative L2 of the layer's inputs",
+    "ulps": "ulps: max |Δ| in units in the last place; a few are rounding, millions are other values",
+}
 
 
 def describe_differences(result: Differences, record: RunRecord | None = None) -> Document:
