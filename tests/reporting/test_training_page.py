@@ -102,12 +102,12 @@ def test_a_healthy_training_says_so_and_how_it_ended() -> None:
     assert page.said("h2", **{"class": "answer good"}) == ["No problems in 30 steps."]
     assert not page.all("section", id="verdicts")
     assert not page.all("section", id="before")
-    killed = sentences(page_of(replace(log, ends=(), cut_short=True)))
-    [sentence] = killed
+    unjudged, sentence = sentences(page_of(replace(log, ends=(), cut_short=True)))
+    assert unjudged == "Not judged: whether the loss falls."
     assert sentence.startswith("The record stops at step 30 without an end: the training still runs, or was killed.")
     assert sentence.endswith(" Its last line is incomplete.")
     raised = replace(log, ends=(replace(log.ends[0], reason="ValueError: no more data"),))
-    assert sentences(page_of(raised)) == ["It ended after step 30 (ValueError: no more data)."]
+    assert sentences(page_of(raised)) == [unjudged, "It ended after step 30 (ValueError: no more data)."]
 
 
 @exhaustive

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -296,7 +297,7 @@ def _maps(log: TrainingLog, lines: Sequence[FindingLine]) -> HeatMaps:
     findings: dict[str, list[FindingLine]] = {}
     for line in lines:
         for place in line.places:
-            findings.setdefault(place, []).append(line)
+            findings.setdefault(place, []).append(replace(line, where="", places=(), spans=()))
 
     def details(name: str) -> RowDetails:
         parameter, layer = parameters.get(name), layers.get(name)
