@@ -88,7 +88,7 @@ def test_runs_are_compared_by_the_values_they_keep(run: Run, runs: tuple[Path, P
     assert ended.code == 1
     assert "\nReport: " in ended.stdout
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert "The difference first shows at 2 (Conv2d): relative L2 " in ended.stdout
+    assert "The difference first shows at layer 2 (Conv2d): relative L2 " in ended.stdout
     assert "measured on up to 256 values per input" in " ".join(ended.stdout.split())
     assert "FAIL 2:rel>0.5: 2 is beyond " in ended.stdout
     assert names_below(tmp_path / "found") == {

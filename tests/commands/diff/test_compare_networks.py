@@ -131,10 +131,10 @@ def test_an_edited_input_is_a_difference_of_its_layer_alone(shadow: bool) -> Non
         layer, block = (numpys(part(before), part(-before)) for part in (network[1][0], network[1]))
     result = hookscope.diff(network, "same", x, edit_b="/^1.0$/:input:scale(-1)", shadow=shadow)
     amount = number_text(layer, 3)
-    assert answer(result)[0] == f"First difference in 1.0 (Linear): relative L2 {amount}, with an edited input."
+    assert answer(result)[0] == f"First difference in layer 1.0 (Linear): relative L2 {amount}, with an edited input."
     assert [difference.layer for difference in result.first_differences] == ["1.0"]
     result = hookscope.diff(network, "same", x, edit_b="/^1$/:input:scale(-1)", shadow=shadow)
-    assert answer(result)[0] == f"First difference in 1: relative L2 {number_text(block, 3)}."
+    assert answer(result)[0] == f"First difference in layer 1: relative L2 {number_text(block, 3)}."
     assert [difference.layer for difference in result.first_differences] == ["1"]
 
 
@@ -372,7 +372,7 @@ def test_a_shape_that_differs_is_a_difference() -> None:
     assert [difference.layer for difference in result.first_differences] == ["1"]
     assert (
         answer(result)[0]
-        == "First difference in 1 (Conv1d): shapes differ, 2x2x8 in A and 2x2x10 in B, its inputs are equal."
+        == "First difference in layer 1 (Conv1d): shapes differ, 2x2x8 in A and 2x2x10 in B, its inputs are equal."
     )
 
 
@@ -396,7 +396,7 @@ def test_a_shape_that_differs_in_some_batches_is_a_difference(order: tuple[int, 
     assert result["1"].relative_l2 is None
     assert result["1"].note == "shapes differ"
     assert [(first.layer, first.relative_l2) for first in result.first_differences] == [("1", None)]
-    assert "First difference in 1 (Cutting): shapes differ, 2x2 in A and 2x3 in B" in answer(result)[0]
+    assert "First difference in layer 1 (Cutting): shapes differ, 2x2 in A and 2x3 in B" in answer(result)[0]
     assert result["2"].relative_l2 == pytest.approx((3**2 + 1) ** 0.5 / (3**2 + 2**2 + 36**2) ** 0.5)
 
 
@@ -425,8 +425,8 @@ def test_a_difference_that_is_gone_again_does_not_hide_one_behind_it(shadow: boo
     assert [(difference.layer, difference.gone_at) for difference in result.first_differences][:1] == [("0", "1")]
     assert all(difference.gone_at == "1" for difference in result.first_differences)
     first, *_, second, _ = answer(result)
-    assert first.startswith("0 (Conv2d) differs, relative L2")
-    assert first.endswith("but the difference is gone at 1.")
+    assert first.startswith("layer 0 (Conv2d) differs, relative L2")
+    assert first.endswith("but the difference is gone at layer 1.")
     assert second == "The rows before and after differ no more than rounding explains."
     other = folded(network)
     with torch.no_grad():
@@ -437,7 +437,7 @@ def test_a_difference_that_is_gone_again_does_not_hide_one_behind_it(shadow: boo
         ("3", ""),
         ("0", "1"),
     ]
-    assert answer(result)[0].startswith("First difference in 3 (Conv2d): relative L2 0.0100")
+    assert answer(result)[0].startswith("First difference in layer 3 (Conv2d): relative L2 0.0100")
 
 
 class Branches(nn.Module):
@@ -612,7 +612,7 @@ def test_values_that_are_not_finite_are_counted_and_left_out(
     assert measures is not None
     assert measures.nonfinite == NonFinite(*counts, 432)
     assert (measures.max_abs, measures.ulps) == (None, None)
-    assert answer(result)[0] == f"First difference in 2.0 (Conv2d): {said}, its inputs are equal."
+    assert answer(result)[0] == f"First difference in layer 2.0 (Conv2d): {said}, its inputs are equal."
     assert "nan" not in " ".join(answer(result))
     with torch.no_grad():
         other.get_parameter("2.0.bias")[2] += 1
@@ -973,7 +973,7 @@ def test_rows_that_cannot_be_compared_are_not_said_to_be_equal() -> None:
     layers = nn.Linear(4, 4), Apply(Tensor.to_sparse), Apply(Tensor.to_dense), nn.Linear(4, 2)
     equal, other, output = answer(hookscope.diff(nn.Sequential(*layers), "same", torch.ones(2, 4)))
     assert (equal, output[:6]) == ("A and B are equal in 3 rows.", "Output")
-    assert other == "1 of 4 rows cannot be compared, as at 1: A is no dense tensor."
+    assert other == "1 of 4 rows cannot be compared, as at layer 1: A is no dense tensor."
 
 
 def test_a_network_that_takes_other_inputs_raises_under_its_name() -> None:

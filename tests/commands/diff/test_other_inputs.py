@@ -75,7 +75,7 @@ def test_rows_that_are_nan_for_other_inputs_are_counted() -> None:
         network.get_parameter("0.weight").copy_(torch.eye(4))
     a = torch.ones(2, 4)
     result = hookscope.diff(network, "same", a, input_b=a * torch.tensor([1.0, 1.0, 1.0, -1.0]))
-    difference = "relative L2 1.00 at 0, at most 1.00 at 0. 2 rows hold NaN or Inf on one side only."  # 2 of 2
+    difference = "relative L2 1.00 at layer 0, at most 1.00 at layer 0. 2 rows hold NaN or Inf on one side only."
     assert answer(result)[0] == f"A and B get different inputs, so the difference begins there: {difference}"
 
 
