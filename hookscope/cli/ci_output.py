@@ -87,7 +87,7 @@ def write_each(writers: Iterable[Callable[[], None]]) -> list[HookscopeError]:
 
 @contextmanager
 def sarif_log(path: Path | None, config: Path | None) -> Iterator[None]:
-    """Write a log to `path` that the check did not finish, which `write_sarif` replaces; do nothing without a path.
+    """Write a log to `path`, if there is one, saying that the check did not finish; `write_sarif` replaces it.
 
     A run that ends early must not look clean: where the block raises, the log has the reason. Raises OutputError if it
     cannot be written.

@@ -29,8 +29,8 @@ _LENGTH_BYTES = 8
 
 CAN_LIMIT_MEMORY = sys.platform == "linux"  # relative to what is mapped, which /proc lists
 
-# Sizes in bytes of the pieces in which freed memory is allocated again. Each piece costs one written page, which would
-# be more than a quarter of a smaller piece.
+# Freed memory is allocated again in pieces of these sizes, in bytes. Each piece costs a written page, more than a
+# quarter of anything smaller.
 _LARGEST_PIECE, _SMALLEST_PIECE = 2**44, 2**14
 
 

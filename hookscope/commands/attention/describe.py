@@ -126,7 +126,7 @@ def _every_head(maps: Sequence[HeadMaps], result: Attention) -> SmallMaps:
     marks = " Red: one token has more than 90% of the weight, whatever the query." if flagged else ""
     return SmallMaps(
         title=f"Every head of {some}: {maps[0].query}",
-        legend=f"From 0, the darkest colour, to the largest weight of a patch, which is below each map.{marks}",
+        legend=f"Each map goes from 0, the darkest colour, to its largest weight on a patch, printed below it.{marks}",
         rows=[
             MapRow(
                 name=f"block {part.index}",

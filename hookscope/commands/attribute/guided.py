@@ -58,7 +58,7 @@ class ActivationCalls(TorchFunctionMode):
     """Notes which module or operation made each of autograd's nodes that stands for an activation.
 
     An activation that overwrites a view has no node that the rule could be put on: autograd hides it in one for the
-    whole tensor. So it is computed in a new tensor and copied into the view, which gives the same values.
+    whole tensor. It is computed in a new tensor instead and copied into the view; the values are the same.
     """
 
     def __init__(self, network: nn.Module) -> None:
