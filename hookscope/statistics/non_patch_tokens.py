@@ -102,10 +102,12 @@ class NonPatchTokens:
         return source is not None and any(prefix >= tensor.shape[1] for tensor in _texts(source))
 
     def _decoder(self, running: Sequence[ModuleInput], grids: Sequence[tuple[int, ...]]) -> "_Decoder | None":
-        tensors = [tensor for module in running[-1:] if _has_picture(module) for _, tensor in module.sequences]
         for module in running[:_LAYERS_OUT]:
             decoder = _decoder(module, grids)
-            if decoder is not None and not any(map(decoder.holds, tensors)):  # else a given text
+            if decoder is None:
+                continue
+            given = [tensor for _, tensor in running[-1].sequences] if _has_picture(running[-1]) else []
+            if not any(map(decoder.holds, given)):  # else a text that the network was given
                 self._own[decoder.own_tokens] = decoder.reason
                 self._memories.setdefault(decoder.own_tokens, weakref.ref(decoder.memories[0]))
                 return decoder
