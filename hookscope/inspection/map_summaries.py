@@ -13,7 +13,6 @@ from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import RowKey, version_of
 from hookscope.results.activations import LayerRow, MapSummary, OverChannels
 from hookscope.statistics.layouts import token_grid
-from hookscope.statistics.library import LARGEST_SQUARABLE
 
 SUMMARISED_INPUTS = 3
 """How many inputs, from the first, have their maps summarised: as many as an overview shows."""
@@ -159,9 +158,11 @@ def _summarised(key: RowKey, maps: Tensor, over_channels: OverChannels, first: i
 def _combined(maps: Tensor, over_channels: OverChannels) -> tuple[Tensor, Tensor, Tensor]:
     """Return all channels combined, the channel of largest L2 norm, both (n, H, W), and its index, (n,)."""
     channel_count, *size = maps.shape[1:]
-    is_large = maps.is_cpu and max(map(abs, torch.aminmax(maps))) > LARGEST_SQUARABLE
-    wide = torch.float64 if is_large else torch.promote_types(maps.dtype, torch.float32)
+    wide = torch.promote_types(maps.dtype, torch.float32)
     strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=wide)  # (n, C)
+    if maps.is_cpu and torch.linalg.vector_norm(strength).isinf():  # float32 does not hold the squares
+        wide = torch.float64
+        strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=wide)
     channels = strength.nan_to_num(nan=math.inf).argmax(1)  # NaN before Inf, which becomes the greatest finite number
     strongest = torch.cat([sample.index_select(0, channels[place : place + 1]) for place, sample in enumerate(maps)])
     if over_channels == "RMS":

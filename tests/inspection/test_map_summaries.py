@@ -143,6 +143,13 @@ def test_a_channel_with_nan_comes_before_one_with_inf_and_that_before_the_strong
     assert summary.channel == 0
 
 
+def test_the_magnitude_of_a_step_is_finite_where_float32_cannot_add_the_squares_of_its_channels() -> None:
+    x = torch.zeros(1, 5, 8)  # words
+    x[0, 2] = 1e19
+    [summary] = summaries_of(nn.Identity(), x).map_summaries
+    np.testing.assert_allclose(summary.combined[0], [0, 0, 1e19, 0, 0], rtol=1e-6)
+
+
 def shown_channel(x: Tensor) -> int:
     [summary] = summaries_of(nn.Identity(), x).map_summaries
     return summary.channel
