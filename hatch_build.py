@@ -73,7 +73,7 @@ class FusedKernelHook(BuildHookInterface[Any]):
 
     def _say_left_out(self, reason: str) -> None:
         self.app.display_warning(
-            f"Compiled statistics are left out: {reason}. torch computes the same ones, more slowly."
+            f"Compiled statistics are left out: {reason}. NumPy computes the same ones, more slowly."
         )
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 - as called
