@@ -30,7 +30,7 @@ from hookscope.results.accuracy import WrongPicture
 from hookscope.results.failures import DEPARTURE_RATE, FailedInput, Failures, NearInput
 from hookscope.results.repeats import fold_repeats
 from hookscope.statistics.storage import is_dense
-from hookscope.text import counted, printable, some_of
+from hookscope.text import printable, some_of
 
 FEWEST_MEMBERS = 19
 """With fewer members no p-value is as low as `DEPARTURE_RATE`."""
@@ -116,8 +116,7 @@ def explained(
 
 def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iterator[str]:
     if not classified.knows_ranges:
-        count = counted(classified.right_count, "picture")
-        yield f"Ranges of pictures were not checked: {count} classified right are too few."
+        yield f"Ranges of pictures were not checked: too few are classified right ({classified.right_count})."
     if compared is None:
         yield (
             "The layer where an input leaves its class was not searched for, because merging has no network. To "

@@ -184,7 +184,7 @@ def test_of_few_inputs_nothing_is_said(tmp_path: Path) -> None:
     text = " ".join(str(survey).split())
     assert "Wrong inputs, most confident first: no reason found in what could be looked at " in text
     assert "No reason found" not in text
-    assert "Ranges of pictures were not checked: 15 pictures classified right are too few" in text
+    assert "Ranges of pictures were not checked: too few are classified right (15)" in text
     assert "that needs at least 19 inputs of the class that are classified right" in text
 
 
