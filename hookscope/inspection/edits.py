@@ -215,7 +215,7 @@ def _round(values: Tensor, edit: Edit) -> Tensor:
         rounded = _by_turn(exact, edit, _to_int8)
     else:
         rounded = exact.to(getattr(torch, edit.dtype)).to(exact.dtype)
-    # `values - finite` is 0, with a gradient, or what is not finite: Inf - Inf would be NaN.
+    # The difference carries the gradient. It is 0, but NaN or Inf where a value is: Inf minus Inf would be NaN.
     return rounded + (values - finite) if values.requires_grad else rounded
 
 
