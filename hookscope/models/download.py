@@ -30,7 +30,8 @@ STALL_SECONDS = 7.0
 
 def download_remedy() -> str:
     """Return what to do without a network."""
-    return f"Download it on a machine with network access, and give the file with {arg('weights')}."
+    how = f"with {arg('weights')}, or to `check` as CHECKPOINT with {arg('arch')}"
+    return f"Download it on a machine with network access, and give the file {how}."
 
 
 def cached_file(url: str) -> Path:

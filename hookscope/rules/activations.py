@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hookscope.hooks.patterns import FILLING
 from hookscope.rules.rule import (
     GREATEST,
     RuleFinding,
@@ -15,7 +16,6 @@ from hookscope.rules.rule import (
     limit,
     named,
     non_finite_count,
-    of_modules,
     output_of,
     rule,
     stored_in,
@@ -430,9 +430,10 @@ _MASKED = ("float32", "bfloat16")
 def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Values come near float16's largest, or become zero in it.
 
-    Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All activations and weights are
-    checked on the inputs given; mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such
-    layers in float32, or ignore this rule if float16 is never used.
+    Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All weights are checked, and on
+    the inputs given all outputs of layers and operations, apart from negative values of operations, which masks hold on
+    purpose. Mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such layers in float32, or
+    ignore this rule if float16 is never used.
     """
     yield from _headroom(measured, terms, "float16")
     vanishing = [
@@ -456,11 +457,12 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
 
     The square of a number above 1.8e19 is beyond float32, so the next norm, variance or product of two such numbers is
     Inf. A trained network never comes near this. Causes: a flipped bit in the exponent of a weight, wrong units,
-    missing normalisation. The first such layer is named: look at its weights and at its input. It is a warning while
-    weights are random or BatchNorm is untrained.
+    missing normalisation. The first such layer or operation is named: look at its weights and at its input. An
+    operation, which may hold such values on purpose, is a warning, and so is a layer while weights are random or
+    BatchNorm is untrained.
     """
-    rows = of_modules(forward_of(measured).rows)
-    magnitudes = [(row.activation.max_abs or 0.0, row) for row in rows if row.activation.dtype in _MASKED]
+    rows = forward_of(measured).rows
+    magnitudes = [(_magnitude(row), row) for row in rows if row.activation.dtype in _MASKED]
     beyond = [
         (magnitude, row)
         for magnitude, row in magnitudes
@@ -474,7 +476,8 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
             f" (limit {figure(terms.limit('max_magnitude', output_of(first)), 3)});"
             f" {len(beyond)} of {counted(len(magnitudes), 'output')} {are(len(beyond))} above it."
         )
-        yield RuleFinding(output_of(first), message, "warn" if is_untrained(measured) else "fail")
+        may_be_meant = first.owner is not None or is_untrained(measured)
+        yield RuleFinding(output_of(first), message, "warn" if may_be_meant else "fail")
 
 
 @rule("bf16-headroom", "warn", "forward")
@@ -496,30 +499,32 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
 
 def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str) -> Iterator[RuleFinding]:
     top = GREATEST[dtype]
-    rows = of_modules(forward_of(measured).rows)
-    magnitudes = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
+    rows = [row for row in forward_of(measured).rows if "float" in row.activation.dtype]
+    magnitudes = [(_magnitude(row, dtype), output_of(row), named(row)) for row in rows]
     magnitudes += [
-        (values.max_abs or 0.0, stored_in(values))
+        (values.max_abs or 0.0, stored_in(values), f"'{values.name}' ({values.kind})")
         for values in measured.stored
         if "float" in values.dtype and not values.kind.endswith("Observer")  # observers for quantisation hold counts
     ]
-    on = [(magnitude, target) for magnitude, target in magnitudes if terms.is_on(target)]
-    broken = [pair for pair in on if pair[0] > terms.limit("max_fraction_of_range", pair[1]) * top]
+    on = [(magnitude, target, name) for magnitude, target, name in magnitudes if terms.is_on(target)]
+    broken = [entry for entry in on if entry[0] > terms.limit("max_fraction_of_range", entry[1]) * top]
     if broken:
-        magnitude, worst = max(broken, key=lambda pair: pair[0])
+        magnitude, worst, name = max(broken, key=lambda entry: entry[0])
         limit = terms.limit("max_fraction_of_range", worst)
         beyond = f"{len(broken)} of {len(on):,} outputs, parameters and buffers {are(len(broken))} above it"
         message = (
-            f"'{worst.where}' ({worst.kind}) reaches {figure(magnitude, 3)},"
-            f" {figure(magnitude / top, 3)} times the greatest of {dtype} (limit {limit:g}); {beyond}."
-            f"{untrained_remark(measured)}"
+            f"{name} reaches {figure(magnitude, 3)}, {figure(magnitude / top, 3)} times the greatest of {dtype}"
+            f" (limit {limit:g}); {beyond}.{untrained_remark(measured)}"
         )
         yield RuleFinding(worst, message)
 
 
-def _magnitude(row: LayerRow, dtype: str) -> float:
-    """Return the greatest magnitude of an output; Inf if the output is in `dtype` and has overflowed."""
+def _magnitude(row: LayerRow, dtype: str = "") -> float:
+    """Return the greatest magnitude of an output; Inf if a layer's output is in `dtype` and has overflowed.
+
+    For an operation it is the greatest positive value, because masks hold negative ones; 0 if it fills in or selects.
+    """
     statistics = row.activation
-    if statistics.dtype == dtype and statistics.inf_count:
-        return float("inf")
-    return statistics.max_abs or 0.0
+    if row.owner is not None:
+        return 0.0 if row.kind in FILLING | _RESAMPLING else max(statistics.max or 0.0, 0.0)
+    return math.inf if statistics.dtype == dtype and statistics.inf_count else statistics.max_abs or 0.0
