@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookscope.rules.activations import one_row_outputs
-from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule, taken_forward
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, named, output_of, rule, taken_forward
 from hookscope.rules.stored import is_weight, is_zero
 from hookscope.text import counted, figure
 
@@ -184,21 +184,19 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     elif (
         first and first.far.alike and first.far.variance_ratio > (most := terms.limit("max_first_ratio", first.target))
     ):
+        variances = f"{figure(first.far.variance_ratio, 3)} times the stored variances (limit {most:g})"
         message = (
-            f"'{first.row.label}' ({first.row.kind}), the first BatchNorm: its input has "
-            f"{figure(first.far.variance_ratio, 3)}"
-            f" times the stored variances (limit {most:g}), median over"
+            f"{named(first.row)}, the first BatchNorm: its input has {variances}, median over"
             f" {counted(first.far.channel_count, 'channel')}.{_preparation_words(measured, first)}"
         )
         yield RuleFinding(first.target, message, "warn")
     elif stray := [norm for norm in norms if norm.far.channel_ratio > terms.limit("max_channel_ratio", norm.target)]:
         worst = stray[0]
         following = _following_words(len(stray) - 1, len(norms) - norms.index(worst) - 1)
+        ratio, limit = figure(worst.far.channel_ratio), figure(terms.limit("max_channel_ratio", worst.target))
         message = (
-            f"'{worst.row.label}' ({worst.row.kind}) has an input channel with"
-            f" {figure(worst.far.channel_ratio)} times the"
-            f" stored variance (limit {terms.limit('max_channel_ratio', worst.target):g}), though half of its"
-            f" channels differ by less than {figure(worst.far.variance_factor)}. {following}"
+            f"{named(worst.row)} has an input channel with {ratio} times the stored variance (limit {limit}), though"
+            f" half of its channels differ by a factor of less than {figure(worst.far.variance_factor)}. {following}"
         )
         yield RuleFinding(worst.target, message.rstrip(), "warn")
 
@@ -233,11 +231,12 @@ def _mismatch(
 ) -> RuleFinding:
     far, target = judged.far, judged.target
     factor, apart = _limits(judged, terms)
-    begins = f"It begins at {_named(judged)}"
+    begins = f"It begins at {_with_its_feeder(judged)}"
     if stray is not None:
+        ratio = figure(stray.far.channel_ratio, 3)
         begins = (
-            f"It begins at {_named(stray)}, with an input channel that has {figure(stray.far.channel_ratio, 3)} times"
-            f" the stored variance, and reaches most channels at {_named(judged)}"
+            f"It begins at {_with_its_feeder(stray)}, with an input channel that has {ratio} times the stored variance,"
+            f" and reaches most channels at {_with_its_feeder(judged)}"
         )
     correlation = ""
     if far.mean_correlation is not None:
@@ -266,9 +265,9 @@ def is_as_new(norm: Any) -> bool:
     return bool((norm.running_mean == 0).all() and (norm.running_var == 1).all())
 
 
-def _named(judged: _Judged) -> str:
+def _with_its_feeder(judged: _Judged) -> str:
     row = judged.row
-    return f"'{row.label}' ({row.kind})" + (f", which '{row.inputs[0]}' feeds" if row.inputs else "")
+    return named(row) + (f", which '{row.inputs[0]}' feeds" if row.inputs else "")
 
 
 def _preparation_words(measured: CheckMeasurements, judged: _Judged) -> str:

@@ -302,11 +302,12 @@ def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator
 
     Inputs of one batch influence each other: BatchNorm with batch statistics in eval mode (track_running_stats=False),
     normalisation over the wrong axis, a reshape that mixes axis 0. Scores then depend on the rest of the batch, so
-    correct the network. Skipped if outputs differ while layers are quantised dynamically, which round by the range of
-    the whole batch, or while observers of quantisation-aware training are on.
+    correct the network. If the network raises on an input alone, the input is compared in two batches. Skipped if
+    outputs differ while layers are quantised dynamically, which round by the range of the whole batch, or while
+    observers of quantisation-aware training are on.
     """
     for output in measured.outputs:
-        claim = "differs between an input in a batch and the same input alone"
+        claim = "differs between an input in a batch and the same input alone, or in another batch"
         yield from _differs(measured, output, output.alone_difference, terms, claim)
 
 

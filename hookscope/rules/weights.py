@@ -463,17 +463,12 @@ def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
     for gradients. The rule checks weights with at least two axes longer than 1 as they are, without a scale. Off until
     --select or the configuration turns it on, because few networks are meant for float8.
     """
-    weights = [tensor for tensor in measured.stored if is_weight(tensor) and "float" in tensor.dtype]
-    nonzero = [(weight, weight.element_count - weight.zero_count) for weight in weights]
-    yield from worst_weight(
-        terms,
-        "max_overflowing_fraction",
-        [(weight.float8_overflow_count / weight.element_count, weight) for weight in weights if weight.element_count],
-        "its values lie beyond 448, the greatest of float8_e4m3fn",
-    )
-    yield from worst_weight(
-        terms,
-        "max_vanishing_fraction",
-        [(values.float8_zero_count / count, values) for values, count in nonzero if count],
-        "its values other than 0 become 0 in float8_e4m3fn",
-    )
+    weights = [weight for weight in measured.stored if is_weight(weight) and "float" in weight.dtype]
+    beyond = [
+        (weight.float8_overflow_count / weight.element_count, weight) for weight in weights if weight.element_count
+    ]
+    vanishing = [(weight.float8_zero_count / _nonzero(weight), weight) for weight in weights if _nonzero(weight)]
+    flaw = "its values lie beyond 448, the greatest of float8_e4m3fn"
+    yield from worst_weight(terms, "max_overflowing_fraction", beyond, flaw)
+    flaw = "its values other than 0 become 0 in float8_e4m3fn"
+    yield from worst_weight(terms, "max_vanishing_fraction", vanishing, flaw)
