@@ -30,7 +30,7 @@ from hookscope.rules.baseline_values import (
     values_from_text,
     values_text,
 )
-from hookscope.rules.rule import of_modules, taken_forward
+from hookscope.rules.rule import given, of_modules
 from hookscope.rules.settings import RENEW
 from hookscope.text import counted, one_line, printable, safe_text, shape_text, strict_json
 
@@ -159,10 +159,10 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
 
 def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, BaselineRow], ...]:
     """Return the rows that a baseline holds, in execution order, each with its form in the baseline."""
-    rows = of_modules(taken_forward(measured).rows)
+    rows = of_modules(given(measured.forward).rows)
     containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
-    taken = measured.gradients.gradients if measured.gradients else ()
-    norms = {row.label: row.gradient.l2 for row in taken if row.role == "output"}
+    gradients = measured.gradients.gradients if measured.gradients else ()
+    norms = {row.label: row.gradient.l2 for row in gradients if row.role == "output"}
     return tuple(
         (row, _baseline_row(row, norms.get(row.label), measured.signatures.get(row.label, _NO_SIGNATURE)))
         for row in rows
@@ -323,7 +323,7 @@ def _other_class(baseline: Baseline, measured: CheckMeasurements) -> str:
 
 
 def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
-    now = inputs_of(taken_forward(measured).inputs)
+    now = inputs_of(given(measured.forward).inputs)
     counts = [sum(entry.count for entry in inputs) for inputs in (baseline.inputs, now)]
     if counts[0] != counts[1]:
         return f"it was made with {counted(counts[0], 'input')}, and this run has {counts[1]}"

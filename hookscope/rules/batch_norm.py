@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookscope.rules.activations import one_row_outputs
-from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, named, output_of, rule, taken_forward
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, given, limit, named, output_of, rule
 from hookscope.rules.stored import is_weight, is_zero
 from hookscope.text import counted, figure
 
@@ -166,7 +166,7 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     trained for seconds). It does not find swapped colours, kernels with height and width exchanged, or swaps between
     similar channels.
     """
-    forward = taken_forward(measured)
+    forward = given(measured.forward)
     rows, one_row = {row.layer: row for row in reversed(forward.rows)}, one_row_outputs(forward)
     norms = [
         _Judged(layer, row, far)
@@ -243,7 +243,7 @@ def _mismatch(
         least = terms.limit("min_mean_correlation", target)
         correlation = f", and correlate by {far.mean_correlation:.2f} with them (limit: at least {least:g})"
     message = (
-        f"{begins}: over {counted(len(taken_forward(measured).inputs), 'input')}, variances"
+        f"{begins}: over {counted(len(given(measured.forward).inputs), 'input')}, variances"
         f" of its input differ from the stored ones by a factor of {figure(far.variance_factor, 3)}"
         f" (limit {factor:g}), means by {figure(far.mean_distance)} stored standard deviations"
         f" (limit {apart:g}){correlation}; medians over"
@@ -276,7 +276,7 @@ def _preparation_words(measured: CheckMeasurements, judged: _Judged) -> str:
         return " It stores mean 0 and variance 1 in all channels, as a new layer does."
     if not judged.far.alike:
         return ""
-    steps = next((record.steps for record in taken_forward(measured).inputs if record.steps), ())
+    steps = next((record.steps for record in given(measured.forward).inputs if record.steps), ())
     here = f" Here: {steps[-1]}." if steps else ""
     return (
         f" All its channels vary {figure(math.sqrt(judged.far.variance_ratio))} times as much as in training (standard"
