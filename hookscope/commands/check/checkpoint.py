@@ -85,11 +85,10 @@ def check_checkpoint(
     name = _name_of(model)
     prepared, measured = None, None
     try:
-        if isinstance(model, Mapping):
-            reason = "a state dict is checked without one"
+        if isinstance(model, Mapping) or settings.arch == NO_NETWORK:
+            is_state = isinstance(model, Mapping)
+            reason = "a state dict is checked without one" if is_state else f"{arg('arch')} none"
             report = _judged_alone(model, name, settings, wanted, reason, trust=trust)
-        elif settings.arch == NO_NETWORK:
-            report = _judged_alone(model, name, settings, wanted, f"{arg('arch')} none", trust=trust)
         else:
             prepared = prepare(model, settings, trust=trust, device=device)
             # Baselines and evidence need a forward pass, whatever rules are wanted; the rule `drift` makes sure of one.

@@ -198,8 +198,7 @@ def _inputs(report: CheckReport) -> str:
 
 def _findings(report: CheckReport) -> list[Part]:
     findings = [line_of(finding, where=f"'{finding.where}'" if finding.where else "") for finding in report.findings]
-    json = "--format json"
-    return [Findings(findings=findings, all_in=json, shown_by=shows_all(f"{json} lists all"))]
+    return [Findings(findings=findings, all_in="--format json", shown_by=shows_all("--format json lists all"))]
 
 
 def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
@@ -273,7 +272,7 @@ def _rules(outcomes: Sequence[RuleOutcome]) -> Table:
             Column("status", "status", words=True),
             Column("rule", "rule", rank=0, words=True),
             Column("", "findings", shown=lambda outcome: level_counts(outcome.findings), words=True, usual=""),
-            Column("", "looks for", shown=_meaning, words=True, max_width=60, usual=""),
+            Column("", "looks for", shown=lambda row: RULES[row.rule].meaning, words=True, max_width=60, usual=""),
             Column("reason", "why it was skipped", words=True, max_width=60, usual=""),
         ],
         rows=ordered,
@@ -281,10 +280,6 @@ def _rules(outcomes: Sequence[RuleOutcome]) -> Table:
         remark="`hookscope check --explain RULE` explains a rule, its limits and what to do.",
         is_extra=True,
     )
-
-
-def _meaning(outcome: RuleOutcome) -> str:
-    return RULES[outcome.rule].meaning if outcome.rule in RULES else ""
 
 
 def _facts(report: CheckReport) -> Facts:
