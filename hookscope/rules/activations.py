@@ -57,21 +57,11 @@ _RESAMPLING = frozenset(
 )
 
 # The module that computes the same as a function. The bound of `clamp` is not known; at 0 it is a ReLU.
-_MODULE_OF = {
-    "relu": "ReLU",
-    "relu6": "ReLU6",
-    "hardswish": "Hardswish",
-    "threshold": "Threshold",
-    "sigmoid": "Sigmoid",
-    "tanh": "Tanh",
-    "softsign": "Softsign",
-    "hardsigmoid": "Hardsigmoid",
-    "clamp": "ReLU",
-    "clip": "ReLU",
-    "clamp_min": "ReLU",
-    "maximum": "ReLU",
-    "hardtanh": "ReLU",
-}
+_MODULE_OF = (
+    {"relu": "ReLU", "relu6": "ReLU6", "hardswish": "Hardswish", "threshold": "Threshold"}
+    | {"sigmoid": "Sigmoid", "tanh": "Tanh", "softsign": "Softsign", "hardsigmoid": "Hardsigmoid"}
+    | dict.fromkeys(("clamp", "clip", "clamp_min", "maximum", "hardtanh"), "ReLU")
+)
 # Modules whose output is exactly zero over a range of inputs, unlike GELU, SiLU and leaky ReLUs.
 RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
 _RECTIFIER_FUNCTIONS = frozenset({"relu", "relu6", "hardswish", "threshold"})

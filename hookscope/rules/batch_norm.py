@@ -242,12 +242,11 @@ def _mismatch(
     if far.mean_correlation is not None:
         least = terms.limit("min_mean_correlation", target)
         correlation = f", and correlate by {far.mean_correlation:.2f} with them (limit: at least {least:g})"
+    inputs, channels = counted(len(given(measured.forward).inputs), "input"), counted(far.channel_count, "channel")
     message = (
-        f"{begins}: over {counted(len(given(measured.forward).inputs), 'input')}, variances"
-        f" of its input differ from the stored ones by a factor of {figure(far.variance_factor, 3)}"
-        f" (limit {factor:g}), means by {figure(far.mean_distance)} stored standard deviations"
-        f" (limit {apart:g}){correlation}; medians over"
-        f" {counted(far.channel_count, 'channel')}. {follow}"
+        f"{begins}: over {inputs}, variances of its input differ from the stored ones by a factor of"
+        f" {figure(far.variance_factor, 3)} (limit {factor:g}), means by {figure(far.mean_distance)} stored standard"
+        f" deviations (limit {apart:g}){correlation}; medians over {channels}. {follow}"
     ).rstrip()
     if judged is first or is_as_new(judged.layer):
         message += _preparation_words(measured, judged)

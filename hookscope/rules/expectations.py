@@ -69,18 +69,13 @@ def _unmet(
 ) -> Iterator[str]:
     ranked = prediction.class_indices
     first, share = ranked[0], prediction.probabilities[0]
+    classified = f"is classified as {_class(first, categories)} with probability {share:.3f} ({prediction.reading}"
     if expected.top1 is not None and first not in wanted[expected.top1]:
         place = next((str(rank) for rank, index in enumerate(ranked, 1) if index in wanted[expected.top1]), "")
         rank = f"in place {place}" if place else f"not among the first {len(ranked)}"
-        yield (
-            f"is classified as {_class(first, categories)} with probability {share:.3f} ({prediction.reading});"
-            f" expected first is {_named(expected.top1, categories)}, which is {rank}."
-        )
+        yield f"{classified}); expected first is {_named(expected.top1, categories)}, which is {rank}."
     elif expected.min_probability is not None and not share >= expected.min_probability:  # NaN is no probability
-        yield (
-            f"is classified as {_class(first, categories)} with probability {share:.3f} ({prediction.reading};"
-            f" limit: at least {expected.min_probability:g})."
-        )
+        yield f"{classified}; limit: at least {expected.min_probability:g})."
     among = ranked[: expected.k]
     # A prediction of a network with fewer than k classes lists all of them.
     unknown = len(ranked) < expected.k and len(ranked) < len(categories or range(expected.k))

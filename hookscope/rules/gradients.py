@@ -40,10 +40,8 @@ if TYPE_CHECKING:
 
 # Modules whose outputs have a constant sum.
 _NORMALISERS = frozenset(
-    {
-        *("Softmax", "Softmax2d", "LayerNorm", "GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"),
-        *("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"),
-    }
+    {"Softmax", "Softmax2d", "LayerNorm", "GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"}
+    | {"InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"}
 )
 
 

@@ -227,15 +227,11 @@ class _Counting:
     def result(self) -> LabelledResult:
         classes = tuple(map(self.counts.accuracy, self.counts.seen))
         worst = tuple(picture for _, _, picture in self.worst)
-        mapping = self.mapping
-        if self.data.multi_label:
-            mapping += (
-                f"; a label is given where its {'sigmoid' if self.reading == 'sigmoid' else 'score'} is above 0.5"
-            )
         source, multi_label = self.data.source, self.data.multi_label
-        accuracy = Accuracy(
-            source, mapping, self.class_count, self.count, self.exact, classes, worst, multi_label=multi_label
-        )
+        value = "sigmoid" if self.reading == "sigmoid" else "score"
+        mapping = self.mapping + (f"; a label is given where its {value} is above 0.5" if multi_label else "")
+        counts = self.class_count, self.count, self.exact
+        accuracy = Accuracy(source, mapping, *counts, classes, worst, multi_label=multi_label)
         return LabelledResult(accuracy, self.pictures)
 
 
