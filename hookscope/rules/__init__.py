@@ -81,9 +81,7 @@ def with_limits(settings: CheckSettings, overrides: Limits) -> CheckSettings:
 def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
     """Return the limits that `--limit RULE.LIMIT=VALUE` sets, by rule and limit; raises as `with_limits`."""
     limits: dict[str, dict[str, float]] = {}
-    choices = {
-        f"{rule.identifier}.{key.replace('_', '-')}": (rule, key) for rule in RULES.values() for key in rule.limits
-    }
+    choices = {f"{name}.{key.replace('_', '-')}": (rule, key) for name, rule in RULES.items() for key in rule.limits}
     for text, written, value in _named_limits(overrides):
         name = written.replace("_", "-")
         if name not in choices:

@@ -127,10 +127,8 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFi
         statistics = row.activation
         enough = max(terms.limit("min_values", output_of(row)), _VALUES_PER_CHANNEL * (statistics.channel_count or 1))
         if is_rectifier and statistics.element_count >= enough and statistics.dead_channel_fraction == 1:
-            outputs = (
-                f"all {statistics.element_count:,} outputs of its {counted(statistics.channel_count or 0, 'channel')}"
-            )
-            message = f"{named(row)}: {outputs} are 0 over {_inputs_words(measured, row)}."
+            channels, inputs = counted(statistics.channel_count or 0, "channel"), _inputs_words(measured, row)
+            message = f"{named(row)}: all {statistics.element_count:,} outputs of its {channels} are 0 over {inputs}."
             yield RuleFinding(output_of(row), message, "warn" if is_untrained(measured) else "fail")
 
 
@@ -197,9 +195,8 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
             often = counted(row.tokens.massive_count, "token")
             words = f"{peak.value:,.4g} in channel {peak.channel} of {row.tokens.place(peak.token)}"
             against = f"the median magnitude is {figure(peak.median, 3)}"
-            yield RuleFinding(
-                output_of(row), f"{named(row)}: {words}, where {against}; {often} with such a value.", "warn"
-            )
+            message = f"{named(row)}: {words}, where {against}; {often} with such a value."
+            yield RuleFinding(output_of(row), message, "warn")
 
 
 def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:

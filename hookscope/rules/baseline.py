@@ -34,9 +34,7 @@ from hookscope.rules.rule import given, of_modules
 from hookscope.rules.settings import RENEW
 from hookscope.text import counted, one_line, printable, safe_text, shape_text, strict_json
 
-SCHEMA_VERSION = (
-    8  # 7 and 6 have different names, 5 sums of values instead of values, 4 shapes of first batches, 3 no channels
-)
+SCHEMA_VERSION = 8  # 7 and 6 have different names, 5 has sums of values, 4 shapes of first batches, 3 no channels
 
 # float32 itself holds seven. Rounding to six moves a value by at most 5e-6 of itself: 5e-4 of the spread that drift is
 # measured in, a twentieth of the default limit of the rule `drift`.

@@ -167,10 +167,8 @@ def _filled_on_purpose(broken: Sequence[LayerRow]) -> set[str]:
 
 def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[RuleFinding]:
     """Report NaN in an output, or Inf in the network's result, if no module makes them out of finite inputs."""
-    broken = next(
-        (row for row in rows if row.activation.nan_count or (not row.layer and row.activation.inf_count)), None
-    )
-    if broken:
+    suspects = (row for row in rows if row.activation.nan_count or (not row.layer and row.activation.inf_count))
+    if broken := next(suspects, None):
         message = (
             f"The output of '{broken.label}' ({broken.kind}) has {non_finite_words(broken.activation)} (limit 0), but"
             f" no module makes them out of finite inputs: check the inputs.{remark and f' {remark}'}"

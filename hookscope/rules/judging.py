@@ -211,9 +211,8 @@ def judged_by(
     for name, limits in by_rule.items():
         written = f"{arg('limit')} {name}.{next(iter(limits)).replace('_', '-')}"
         if name not in wanted:
-            raise UsageError(
-                f"{written} has no effect: the rule is off or left out. Turn it on with {arg('select')} {name}."
-            )
+            remedy = f"Turn it on with {arg('select')} {name}."
+            raise UsageError(f"{written} has no effect: the rule is off or left out. {remedy}")
         if name in idle:
             raise UsageError(f"{written} has no effect: {name} needs {_idle_without(name)}.")
     return settings, wanted
@@ -224,10 +223,8 @@ def _matching(option: str, patterns: Iterable[str]) -> set[str]:
     for pattern in patterns:
         matched = {name for name in RULES if fnmatchcase(name, pattern)}
         if not matched:
-            hint = nearest(pattern, RULES)
-            raise UsageError(
-                f"{option} '{printable(pattern, 80)}' is no rule.{hint} List them with `hookscope check --rules`."
-            )
+            remedy = f"{nearest(pattern, RULES)} List them with `hookscope check --rules`."
+            raise UsageError(f"{option} '{printable(pattern, 80)}' is no rule.{remedy}")
         names |= matched
     return names
 

@@ -108,9 +108,8 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
             f"{len(names)} of {counted(len(trainable), 'trainable parameter')} never get a gradient (limit 0):"
             f" {reason}: {listed(names)}."
         )
-        yield RuleFinding(
-            parameter_of(unused[0]) if len(unused) == 1 else _module_around(names, gradients), message, "warn"
-        )
+        target = parameter_of(unused[0]) if len(unused) == 1 else _module_around(names, gradients)
+        yield RuleFinding(target, message, "warn")
 
 
 def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
@@ -153,9 +152,8 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     gradients, limit = given(measured.gradients), terms.limit("max_ratio")
     partly_fed = _serving_idle(gradients)
     weights = [] if _batch_norm_is_idle(gradients) else _weights(gradients)
-    ranked = sorted(
-        (row for row in weights if row.layer not in partly_fed), key=lambda row: (row.ratio or 0.0, row.name)
-    )
+    fully_fed = (row for row in weights if row.layer not in partly_fed)
+    ranked = sorted(fully_fed, key=lambda row: (row.ratio or 0.0, row.name))
     if len(ranked) < _SHORTEST_TREND:
         return
     smallest, greatest = (row.ratio or 0.0 for row in (ranked[0], ranked[-1]))

@@ -375,9 +375,8 @@ def _has_one_sign(values: StoredValues) -> bool:
 
 def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
     """Return the position of the last trained weight; 0 if fewer than three, or than `fraction`, are trained."""
-    judged = [
-        (at, weight.spread_beyond_chance) for at, weight in enumerate(stored) if weight.spread_beyond_chance is not None
-    ]
+    spreads = [(at, weight.spread_beyond_chance) for at, weight in enumerate(stored)]
+    judged = [(at, spread) for at, spread in spreads if spread is not None]
     trained = [at for at, spread in judged if spread >= TRAINED_SPREAD]
     return trained[-1] if len(trained) >= max(_FEWEST_TRAINED, fraction * len(judged)) else 0
 

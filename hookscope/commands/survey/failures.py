@@ -216,9 +216,7 @@ def departure_p_values(
     features: Sequence[NDArray[np.float32]], members: Sequence[NDArray[np.float32]]
 ) -> NDArray[np.float64]:
     """Return p-values, (L,), from the features of an input, (C,), and of members of the class, (n, C), by layer."""
-    reaches = np.stack(
-        [_reaches(vector, others) for vector, others in zip(features, members, strict=True)], 1
-    )  # (n + 1, L)
+    reaches = np.stack([*map(_reaches, features, members)], 1)  # (n + 1, L)
     greatest = reaches.max(1)
     shares: NDArray[np.float64] = (greatest[:, None] >= reaches[0]).mean(0)
     return shares

@@ -90,9 +90,8 @@ class FirstPass:
             if "batch-consistency" in self.wanted and not single:
                 self._run_alone(batch)
             if paired := [rule for rule, needed in needs_another.items() if needed and rule in self.wanted]:
-                self._run_with_another(
-                    batch, paired, "There is only one input" if single else "All inputs are the same"
-                )
+                only = "There is only one input" if single else "All inputs are the same"
+                self._run_with_another(batch, paired, only)
         self._explain()
         return tuple(self._row(path, tensor) for path, tensor in self.returned.items())
 
