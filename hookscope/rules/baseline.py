@@ -278,8 +278,8 @@ def _parsed(document: Any) -> Baseline:
     if version is None or isinstance(version, bool) or not isinstance(version, int):
         raise ValueError("it has no schema version")
     if version != SCHEMA_VERSION:
-        older = "an earlier" if version < SCHEMA_VERSION else "a later"
-        raise ValueError(f"{older} hookscope wrote it (schema version {version}, this one reads {SCHEMA_VERSION})")
+        which = "an earlier" if version < SCHEMA_VERSION else "a later"
+        raise ValueError(f"{which} hookscope wrote it (schema version {version}, this one reads {SCHEMA_VERSION})")
     if document.get("quantile_levels") != [*QUANTILE_LEVELS]:
         raise ValueError(f"its quantile levels are not {', '.join(map(str, QUANTILE_LEVELS))}")
     try:
@@ -290,8 +290,9 @@ def _parsed(document: Any) -> Baseline:
     for row in baseline.rows:
         check_text(values_from_text, row.values, f"'values' of layer {row.label!r}")
         check_text(channels_from_text, row.channels, f"'channels' of layer {row.label!r}")
-        numbers = (row.mean, row.std, row.dead_fraction, row.gradient_l2, *(row.quantiles or QUANTILE_LEVELS))
-        if len(numbers) != 4 + len(QUANTILE_LEVELS) or not all(map(math.isfinite, filter(None, numbers))):
+        quantiles = row.quantiles or QUANTILE_LEVELS
+        numbers = filter(None, (row.mean, row.std, row.dead_fraction, row.gradient_l2, *quantiles))
+        if len(quantiles) != len(QUANTILE_LEVELS) or not all(map(math.isfinite, numbers)):
             raise ValueError(f"layer {row.label!r} has infinite numbers, or not {len(QUANTILE_LEVELS)} quantiles")
     labels = [row.label for row in baseline.rows]
     if len({*labels}) < len(labels):

@@ -185,7 +185,7 @@ def _moved_inputs(baseline: Baseline, measured: CheckMeasurements, terms: RuleTe
 
 
 def _gone_target(row: BaselineRow) -> FindingTarget:
-    name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")
+    name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")  # the label without call and output
     return FindingTarget(row.label, (name,), row.kind)
 
 
@@ -217,19 +217,19 @@ def _movement(before: BaselineRow, now: BaselineRow, precision: str, limit: floa
         spread = max(spread, _STEP_OF_FLOAT16 / limit)
     moved = {name: _ratio(abs(value - current[name]), spread) for name, value in was.items() if name in current}
     most = max(moved, key=lambda name: moved[name], default="")
-    furthest, apart, words = moved.get(most, 0.0), None, ""
-    distance = _kept_values_apart(before, now)
-    if distance is not None:
-        apart = _ratio(distance, spread)
+    furthest, distance = moved.get(most, 0.0), _kept_values_apart(before, now)
+    apart = None if distance is None else _ratio(distance, spread)
+    changes: list[str] = []
+    if distance is not None and apart is not None and apart > limit:
         differ = f"differ by about {figure(apart, 3)} of their spread" if spread else "are no longer all 0"
-        words = f"its values {differ if math.isfinite(distance) else 'are NaN or Inf in other places'}"
-        words = words if apart > limit else ""
+        changes.append(f"its values {differ if math.isfinite(distance) else 'are NaN or Inf in other places'}")
     if furthest > limit:
-        went = f"its {most} went from {_shown(was[most])} to {_shown(current[most])}"
-        alone = f"{went}, {figure(furthest, 3)} of its spread" if spread else went
-        words = f"{words}, {went}" if words else alone
-    where = _worst_channels(before.channels, now.channels, spread, limit) if words else ""
-    return _Movement(apart, furthest, f"{words} (limit {limit:g}){where}" if words else "")
+        of_spread = f", {figure(furthest, 3)} of its spread" if spread and not changes else ""
+        changes.append(f"its {most} went from {_shown(was[most])} to {_shown(current[most])}{of_spread}")
+    if not changes:
+        return _Movement(apart, furthest, "")
+    where = _worst_channels(before.channels, now.channels, spread, limit)
+    return _Movement(apart, furthest, f"{', '.join(changes)} (limit {limit:g}){where}")
 
 
 def _worst_channels(before: str | None, now: str | None, spread: float, limit: float) -> str:
