@@ -129,10 +129,8 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     """
     baseline, labelled = given(terms.baseline), given(measured.labelled)
     if baseline.multi_label != labelled.accuracy.multi_label:
-        how = "with" if baseline.multi_label else "without"
-        raise UsageError(
-            f"The baseline does not fit: its labelled pictures were counted {how} {arg('multi_label')}. {RENEW}"
-        )
+        how = f"{'with' if baseline.multi_label else 'without'} {arg('multi_label')}"
+        raise UsageError(f"The baseline does not fit: its labelled pictures were counted {how}. {RENEW}")
     pairs = _paired(baseline.labelled, labelled)
     lost, gained, count = pairs.lost.total(), pairs.gained, pairs.compared
     drop, most, p = (lost - gained) / count, terms.limit("max_fraction"), mcnemar(lost, gained)

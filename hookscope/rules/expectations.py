@@ -50,17 +50,12 @@ def _indices(wanted: str | int, categories: tuple[str, ...]) -> frozenset[int]:
             bounds = f"the network has 0 to {len(categories) - 1}" if categories else "they count from 0"
             raise UsageError(f"The expectations name class {wanted}, but {bounds}.")
         return frozenset([wanted])
+    named = f"The expectations name class '{printable(wanted, 80)}'"
     if not categories:
-        raise UsageError(
-            f"The expectations name class '{printable(wanted, 80)}', but the names of this network's classes are not"
-            " known; give its index."
-        )
+        raise UsageError(f"{named}, but the names of this network's classes are not known; give its index.")
     indices = frozenset(index for index, name in enumerate(categories) if name.casefold() == wanted.casefold())
     if not indices:
-        hint = nearest(wanted, categories)
-        raise UsageError(
-            f"The expectations name class '{printable(wanted, 80)}', which the network does not have.{hint}"
-        )
+        raise UsageError(f"{named}, which the network does not have.{nearest(wanted, categories)}")
     return indices
 
 

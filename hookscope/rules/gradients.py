@@ -276,12 +276,9 @@ def _finding_at(stop: _Stop, cause: str, is_training: bool) -> RuleFinding:
     elif is_training and all(row.kind in _STOCHASTIC_DEPTH for row in takers):
         cause = f"{first} left the branch out by chance; give more inputs"
         level = "warn"
-    elif cause:
-        pass
-    elif last.taken_by is None:
-        cause = f"nothing gets through {first}"
-    else:
-        cause = f"it is lost in {first} or on the way from there"
+    elif not cause:
+        lost = f"it is lost in {first} or on the way from there"
+        cause = lost if last.taken_by is not None else f"nothing gets through {first}"
     message = f"The gradient of the output of '{last.label}'{others} is exactly 0 everywhere (limit: above 0): {cause}."
     return RuleFinding(output_of(last), message, level)
 

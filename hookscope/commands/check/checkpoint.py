@@ -184,9 +184,8 @@ def _unmatched_patterns(
 
 
 def _lack_of_memory(name: str, where: str = "") -> InputError:
-    return InputError(
-        f"{name} could not be checked: it needs more memory than allowed{where}. Give it more, or smaller inputs."
-    )
+    lack = f"it needs more memory than allowed{where}. Give it more, or smaller inputs."
+    return InputError(f"{name} could not be checked: {lack}")
 
 
 def _with_evidence(

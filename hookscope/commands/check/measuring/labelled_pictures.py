@@ -51,13 +51,12 @@ def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: Inspe
     with preserved(subject.network, settings.seed, modules=subject.modules.values()), torch.no_grad():
         for batch in prepared.data_batches():
             scores = class_scores(_run(subject, batch), len(batch.indices), settings.output_key)
+            unusable = f"{arg('data')} {printable(data.source)} cannot be used"
             if isinstance(scores, str):
-                raise UsageError(f"{arg('data')} {printable(data.source)} cannot be used. {scores}")
+                raise UsageError(f"{unusable}. {scores}")
             if scores.shape[1] < 2 and not data.multi_label:
-                raise UsageError(
-                    f"{arg('data')} {printable(data.source)} cannot be used: the network has one score per "
-                    f"input ({arg('multi_label')} for a label that is there or not)."
-                )
+                remedy = f"{arg('multi_label')} for a label that is there or not"
+                raise UsageError(f"{unusable}: the network has one score per input ({remedy}).")
             scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
             countings = countings or _countings(data, subject.info.categories, scores.shape[1])
             if data.multi_label and len(countings) > 1 and bool(((scores < 0) | (scores > 1)).any()):
