@@ -59,9 +59,8 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
     limits = {name: rule.limits[limit].default for name, (rule, limit) in grads_limits().items()}
     for text, name, value in _named_limits(overrides):
         if name not in limits:
-            raise UsageError(
-                f"{arg('limit')} {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
-            )
+            remedy = f"{nearest(name, limits)} Give one of {', '.join(limits)}."
+            raise UsageError(f"{arg('limit')} {text!r} names no limit.{remedy}")
         limits[name] = _limit_value(text, name, value, least=float_info.min)
     return limits
 

@@ -308,8 +308,8 @@ _CLOSED_BELOW = -1.0
 def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float, greatest_input: float | None) -> float:
     """Return the share of quiet channels; `greatest_input` is None if it is unknown.
 
-    If all outputs are small, the layer works where the function is linear, and `below` is multiplied by its peak. If
-    the outputs are small because all inputs are far below 0, the layer is closed, and `below` is not multiplied.
+    If all outputs are small, the layer works where the function is linear, and `below` is multiplied by the layer's
+    greatest peak. If the outputs are small because all inputs are far below 0, `below` is not multiplied.
     """
     all_negative = row.activation.max is not None and row.activation.max <= 0
     closed = all_negative and (greatest_input is None or greatest_input < _CLOSED_BELOW)
