@@ -444,9 +444,9 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
 
     The square of a number above 1.8e19 is beyond float32, so the next norm, variance or product of two such numbers is
     Inf. A trained network never comes near this. Causes: a flipped bit in the exponent of a weight, wrong units,
-    missing normalisation. The first such layer or operation is named: look at its weights and at its input. An
-    operation, which may hold such values on purpose, is a warning, and so is a layer while weights are random or
-    BatchNorm is untrained.
+    missing normalisation. The first such layer is named, or else the first operation: look at its weights and at its
+    input. An operation, which may hold such values on purpose, is a warning, and so is a layer while weights are random
+    or BatchNorm is untrained.
     """
     rows = forward_of(measured).rows
     magnitudes = [(_magnitude(row), row) for row in rows if row.activation.dtype in _MASKED]
@@ -457,7 +457,7 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
         and terms.limit("max_magnitude", output_of(row)) < magnitude < GREATEST[row.activation.dtype]
     ]
     if beyond:
-        magnitude, first = beyond[0]
+        magnitude, first = min(beyond, key=lambda pair: pair[1].owner is not None)
         message = (
             f"{named(first)} reaches {figure(magnitude, 3)}, whose square overflows float32"
             f" (limit {figure(terms.limit('max_magnitude', output_of(first)), 3)});"

@@ -244,10 +244,10 @@ def _wrong_lines(wrong: WrongPicture, *, multi_label: bool) -> list[str]:
     has, taken = ("missed with", "given") if multi_label else ("probability", "taken for")
     label = f"labelled {wrong.label}"
     if wrong.label_probability is not None:
-        label += f", {has} {probability_text(wrong.label_probability)}"
+        label += f" ({has} {probability_text(wrong.label_probability)})"
     if wrong.probability is None:
         return [label, f"{taken} {wrong.taken_for}" if wrong.label_probability is not None else "scores with NaN"]
-    return [label, f"{taken} {wrong.taken_for}, probability {probability_text(wrong.probability)}"]
+    return [label, f"{taken} {wrong.taken_for} (probability {probability_text(wrong.probability)})"]
 
 
 def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[Part]:
@@ -272,7 +272,7 @@ def _rules(outcomes: Sequence[RuleOutcome]) -> Table:
             Column("status", "status", words=True),
             Column("rule", "rule", rank=0, words=True),
             Column("", "findings", shown=lambda outcome: level_counts(outcome.findings), words=True, usual=""),
-            Column("", "looks for", shown=lambda row: RULES[row.rule].meaning, words=True, max_width=60, usual=""),
+            Column("", "looks for", shown=_meaning, words=True, max_width=60, usual=""),
             Column("reason", "why it was skipped", words=True, max_width=60, usual=""),
         ],
         rows=ordered,
@@ -280,6 +280,10 @@ def _rules(outcomes: Sequence[RuleOutcome]) -> Table:
         remark="`hookscope check --explain RULE` explains a rule, its limits and what to do.",
         is_extra=True,
     )
+
+
+def _meaning(outcome: RuleOutcome) -> str:
+    return RULES[outcome.rule].meaning if outcome.rule in RULES else ""  # a report may be of another version
 
 
 def _facts(report: CheckReport) -> Facts:
