@@ -172,6 +172,28 @@ def test_scores_that_overflow_between_modules_are_found_and_masks_are_none(
             assert f"(test_functional_twins.py:{line}) reaches {figure(float(scores.max()), 3)}," in finding.message
 
 
+class Times(nn.Module):
+    """A module whose own code multiplies."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+@pytest.mark.parametrize(("factor", "level"), [(1e6, "warn"), (1e20, "fail")])
+def test_a_layer_is_named_rather_than_the_operation_whose_output_it_returns(factor: float, level: str) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 8), Times(factor), nn.Linear(8, 2))
+    report = hookscope.check(network, images=torch.randn(2, 8), select=["fp16-headroom", "overflowing-activation"])
+    worst = report.findings[0]
+    assert worst.level == level
+    assert worst.where in ("1", "2")
+    assert {finding.where for finding in report.findings} <= {"1", "2"}
+
+
 class Attending(nn.Module):
     """A softmax over scores, of which those of negative inputs are masked; all of the second input are."""
 
