@@ -231,12 +231,12 @@ def _mismatch(
 ) -> RuleFinding:
     far, target = judged.far, judged.target
     factor, apart = _limits(judged, terms)
-    begins = f"It begins at {_with_its_feeder(judged)}"
+    begins = f"It begins at {_named_with_input(judged)}"
     if stray is not None:
         ratio = figure(stray.far.channel_ratio, 3)
         begins = (
-            f"It begins at {_with_its_feeder(stray)}, with an input channel that has {ratio} times the stored variance,"
-            f" and reaches most channels at {_with_its_feeder(judged)}"
+            f"It begins at {_named_with_input(stray)}, with an input channel that has {ratio} times the stored"
+            f" variance, and reaches most channels at {_named_with_input(judged)}"
         )
     correlation = ""
     if far.mean_correlation is not None:
@@ -264,7 +264,7 @@ def is_as_new(norm: Any) -> bool:
     return bool((norm.running_mean == 0).all() and (norm.running_var == 1).all())
 
 
-def _with_its_feeder(judged: _Judged) -> str:
+def _named_with_input(judged: _Judged) -> str:
     row = judged.row
     return named(row) + (f", which '{row.inputs[0]}' feeds" if row.inputs else "")
 

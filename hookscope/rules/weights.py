@@ -255,9 +255,8 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         unmoved = [(at, norm) for at, norm, state in states if state and at not in seen]
         in_vain = any(_batches(norm) for _, norm in unmoved)
         none_moved = kind == "statistics" and not moved and (weights_are_trained or in_vain)
-        if not none_moved and moved < max(
-            _FEWEST_TRAINED, terms.limit("min_trained_fraction") * (moved + len(unmoved))
-        ):
+        enough = max(_FEWEST_TRAINED, terms.limit("min_trained_fraction") * (moved + len(unmoved)))
+        if moved < enough and not none_moved:
             unmoved = [(at, norm) for at, norm in unmoved if at in never_updated]
         for at, norm in unmoved:
             batches = 0.0 if kind in ("affine", "zeros") else _batches(norm)

@@ -14,7 +14,7 @@ from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.labelled_files import LabelledFiles
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
-from hookscope.inspection.losses.formulas import is_softmax
+from hookscope.inspection.losses.formulas import class_probabilities
 from hookscope.inspection.losses.targets import Output
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
@@ -137,17 +137,15 @@ class LabelCounts:
     classes: Classes
     categories: Sequence[str]
     seen: Counter[str] = field(default_factory=Counter)
-    labels_at: Mapping[int, Sequence[str]] = field(init=False)
+    labels_at: dict[int, list[str]] = field(init=False, default_factory=dict)
     _right: Counter[str] = field(default_factory=Counter)
     _false_positives: Counter[str] = field(default_factory=Counter)
     _taken_for: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
 
     def __post_init__(self) -> None:
-        labels_at: defaultdict[int, list[str]] = defaultdict(list)
         for label, indices in self.classes.items():
             for index in indices:
-                labels_at[index].append(label)
-        self.labels_at = labels_at
+                self.labels_at.setdefault(index, []).append(label)
 
     def add(self, labels: Sequence[str], missed: Sequence[str], extra: Sequence[int]) -> None:
         """Add a picture with these labels, some of them missed, and classes that it is wrongly taken for."""
@@ -195,7 +193,7 @@ class _Counting:
 
     def _shares(self, scores: Tensor) -> Tensor:
         if self.reading == "softmax":
-            return scores if is_softmax(scores, Output("", scores)) else scores.softmax(1)
+            return class_probabilities(scores, Output("", scores), multi_label=False)[0]
         return scores.sigmoid() if self.reading == "sigmoid" else scores
 
     def _add(self, record: InputRecord, predicted: Sequence[int], shares: Tensor | None) -> None:
