@@ -30,8 +30,7 @@ STALL_SECONDS = 7.0
 
 def download_remedy() -> str:
     """Return what to do without a network."""
-    how = f"with {arg('weights')}, or to `check` as CHECKPOINT with {arg('arch')}"
-    return f"Download it on a machine with network access, and give the file {how}."
+    return f"Download it elsewhere, and give the file with {arg('weights')}, or to `check` with {arg('arch')}."
 
 
 def cached_file(url: str) -> Path:

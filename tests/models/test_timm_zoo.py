@@ -90,9 +90,7 @@ def test_auto_without_network_is_random_with_a_loud_reason_and_soon() -> None:
     (warning,) = loaded.warnings
     assert "RANDOM (seed 2)" in warning
     assert "the host name does not resolve" in warning
-    assert (
-        "give the file with --weights, or to `check` as CHECKPOINT with --arch." in warning
-    )  # `check` has no --weights
+    assert "give the file with --weights, or to `check` with --arch." in warning  # `check` has no --weights
     assert_same(loaded.module, network(2))
 
 
