@@ -104,10 +104,9 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
             by_reason.setdefault(_why_unused(row, gradients), []).append(row)
     for reason, unused in by_reason.items():
         names = [row.name for row in unused]
-        message = (
-            f"{len(names)} of {counted(len(trainable), 'trainable parameter')} never get a gradient (limit 0):"
-            f" {reason}: {listed(names)}."
-        )
+        share = f"{len(names)} of {counted(len(trainable), 'trainable parameter')}"
+        never = f"never get{'s' if len(names) == 1 else ''} a gradient (limit 0)"
+        message = f"{share} {never}: {reason}: {listed(names)}."
         target = parameter_of(unused[0]) if len(unused) == 1 else _module_around(names, gradients)
         yield RuleFinding(target, message, "warn")
 

@@ -86,8 +86,7 @@ def check_checkpoint(
     prepared, measured = None, None
     try:
         if isinstance(model, Mapping) or settings.arch == NO_NETWORK:
-            is_state = isinstance(model, Mapping)
-            reason = "a state dict is checked without one" if is_state else f"{arg('arch')} none"
+            reason = f"{arg('arch')} none" if isinstance(model, str) else "a state dict is checked without one"
             report = _judged_alone(model, name, settings, wanted, reason, trust=trust)
         else:
             prepared = prepare(model, settings, trust=trust, device=device)
