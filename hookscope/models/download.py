@@ -30,7 +30,7 @@ STALL_SECONDS = 7.0
 
 def download_remedy() -> str:
     """Return what to do without a network."""
-    return f"Download it on a machine with network access, and give the file with {arg('weights')}."
+    return f"Download it elsewhere, and give the file with {arg('weights')}, or to `check` with {arg('arch')}."
 
 
 def cached_file(url: str) -> Path:

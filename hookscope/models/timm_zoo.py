@@ -110,7 +110,7 @@ def _weights_file(config: Any) -> Path:
     """Return the file of trained weights, downloaded here because timm may unpickle its own downloads."""
     url = config.url if isinstance(config.url, str) and not config.url.endswith(".npz") else None
     if not config.hf_hub_id:
-        if url is None:
+        if not url:
             raise DownloadError(f"timm publishes no weights of {config.architecture} that hookscope reads.")
         return fetch(url)
     from huggingface_hub import hf_hub_download, hf_hub_url, try_to_load_from_cache  # noqa: PLC0415 (timm's own need)

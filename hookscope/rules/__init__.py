@@ -59,9 +59,8 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
     limits = {name: rule.limits[limit].default for name, (rule, limit) in grads_limits().items()}
     for text, name, value in _named_limits(overrides):
         if name not in limits:
-            raise UsageError(
-                f"{arg('limit')} {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
-            )
+            remedy = f"{nearest(name, limits)} Give one of {', '.join(limits)}."
+            raise UsageError(f"{arg('limit')} {text!r} names no limit.{remedy}")
         limits[name] = _limit_value(text, name, value, least=float_info.min)
     return limits
 
@@ -81,9 +80,7 @@ def with_limits(settings: CheckSettings, overrides: Limits) -> CheckSettings:
 def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
     """Return the limits that `--limit RULE.LIMIT=VALUE` sets, by rule and limit; raises as `with_limits`."""
     limits: dict[str, dict[str, float]] = {}
-    choices = {
-        f"{rule.identifier}.{key.replace('_', '-')}": (rule, key) for rule in RULES.values() for key in rule.limits
-    }
+    choices = {f"{name}.{key.replace('_', '-')}": (rule, key) for name, rule in RULES.items() for key in rule.limits}
     for text, written, value in _named_limits(overrides):
         name = written.replace("_", "-")
         if name not in choices:

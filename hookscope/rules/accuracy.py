@@ -10,7 +10,7 @@ from hookscope.errors import UsageError
 from hookscope.parameters import arg
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, Interval, interval, mcnemar, pairs_needed, pictures_needed
-from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule
+from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, given, limit, rule
 from hookscope.rules.settings import RENEW
 from hookscope.text import are, counted, figure, printable, some_of
 
@@ -39,7 +39,7 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFind
     (the exact match ratio, scikit-learn's `accuracy_score` of label sets). Guessing then means giving every label as
     often as the network does, but to random pictures.
     """
-    overall = _labelled(measured).accuracy
+    overall = given(measured.labelled).accuracy
     least = terms.limit("min_fraction")
     words = accuracy_words(overall)
     if not least and overall.multi_label:
@@ -87,7 +87,7 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     it. Labels given to pictures without them lower F1 and `accuracy`.
     """
     least = terms.limit("min_fraction")
-    overall = _labelled(measured).accuracy
+    overall = given(measured.labelled).accuracy
     confidence = 1 - (1 - CONFIDENCE) / len(overall.classes)
     failing: list[ClassAccuracy] = []
     thin: list[ClassAccuracy] = []
@@ -127,13 +127,11 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     are also a warning. Write the baseline with `--data --update-baseline`; unless both have labelled pictures, the rule
     is off.
     """
-    assert terms.baseline is not None  # noqa: S101 - judging leaves this rule out without one
-    if terms.baseline.multi_label != _labelled(measured).accuracy.multi_label:
-        how = "with" if terms.baseline.multi_label else "without"
-        raise UsageError(
-            f"The baseline does not fit: its labelled pictures were counted {how} {arg('multi_label')}. {RENEW}"
-        )
-    pairs = _paired(terms.baseline.labelled, _labelled(measured))
+    baseline, labelled = given(terms.baseline), given(measured.labelled)
+    if baseline.multi_label != labelled.accuracy.multi_label:
+        how = f"{'with' if baseline.multi_label else 'without'} {arg('multi_label')}"
+        raise UsageError(f"The baseline does not fit: its labelled pictures were counted {how}. {RENEW}")
+    pairs = _paired(baseline.labelled, labelled)
     lost, gained, count = pairs.lost.total(), pairs.gained, pairs.compared
     drop, most, p = (lost - gained) / count, terms.limit("max_fraction"), mcnemar(lost, gained)
     if drop > most:
@@ -185,11 +183,6 @@ def _paired(baseline: Sequence[BaselineClass], now: LabelledResult) -> _Pairs:
     remarks = [f"{absent:,} {are(absent)} not in the data"] if absent else []
     remarks += [f"{relabelled:,} {'has' if relabelled == 1 else 'have'} another label"] if relabelled else []
     return _Pairs(compared, before, lost, gained, remarks)
-
-
-def _labelled(measured: CheckMeasurements) -> LabelledResult:
-    assert measured.labelled is not None  # noqa: S101 - judging leaves these rules out without labelled pictures
-    return measured.labelled
 
 
 def _enough(count: int | None, suffix: str = "") -> str:

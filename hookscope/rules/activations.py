@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hookscope.hooks.patterns import FILLING
 from hookscope.rules.rule import (
     GREATEST,
     RuleFinding,
     RuleTerms,
+    given,
     is_within,
     limit,
     named,
     non_finite_count,
-    of_modules,
     output_of,
     rule,
     stored_in,
-    taken_forward,
 )
 from hookscope.rules.stored import is_untrained, is_weight, untrained_remark, worst_weight
 from hookscope.text import are, counted, figure, some_of
@@ -57,21 +57,11 @@ _RESAMPLING = frozenset(
 )
 
 # The module that computes the same as a function. The bound of `clamp` is not known; at 0 it is a ReLU.
-_MODULE_OF = {
-    "relu": "ReLU",
-    "relu6": "ReLU6",
-    "hardswish": "Hardswish",
-    "threshold": "Threshold",
-    "sigmoid": "Sigmoid",
-    "tanh": "Tanh",
-    "softsign": "Softsign",
-    "hardsigmoid": "Hardsigmoid",
-    "clamp": "ReLU",
-    "clip": "ReLU",
-    "clamp_min": "ReLU",
-    "maximum": "ReLU",
-    "hardtanh": "ReLU",
-}
+_MODULE_OF = (
+    {"relu": "ReLU", "relu6": "ReLU6", "hardswish": "Hardswish", "threshold": "Threshold"}
+    | {"sigmoid": "Sigmoid", "tanh": "Tanh", "softsign": "Softsign", "hardsigmoid": "Hardsigmoid"}
+    | dict.fromkeys(("clamp", "clip", "clamp_min", "maximum", "hardtanh"), "ReLU")
+)
 # Modules whose output is exactly zero over a range of inputs, unlike GELU, SiLU and leaky ReLUs.
 RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
 _RECTIFIER_FUNCTIONS = frozenset({"relu", "relu6", "hardswish", "threshold"})
@@ -137,10 +127,8 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFi
         statistics = row.activation
         enough = max(terms.limit("min_values", output_of(row)), _VALUES_PER_CHANNEL * (statistics.channel_count or 1))
         if is_rectifier and statistics.element_count >= enough and statistics.dead_channel_fraction == 1:
-            outputs = (
-                f"all {statistics.element_count:,} outputs of its {counted(statistics.channel_count or 0, 'channel')}"
-            )
-            message = f"{named(row)}: {outputs} are 0 over {_inputs_words(measured, row)}."
+            channels, inputs = counted(statistics.channel_count or 0, "channel"), _inputs_words(measured, row)
+            message = f"{named(row)}: all {statistics.element_count:,} outputs of its {channels} are 0 over {inputs}."
             yield RuleFinding(output_of(row), message, "warn" if is_untrained(measured) else "fail")
 
 
@@ -207,9 +195,8 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
             often = counted(row.tokens.massive_count, "token")
             words = f"{peak.value:,.4g} in channel {peak.channel} of {row.tokens.place(peak.token)}"
             against = f"the median magnitude is {figure(peak.median, 3)}"
-            yield RuleFinding(
-                output_of(row), f"{named(row)}: {words}, where {against}; {often} with such a value.", "warn"
-            )
+            message = f"{named(row)}: {words}, where {against}; {often} with such a value."
+            yield RuleFinding(output_of(row), message, "warn")
 
 
 def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
@@ -321,8 +308,8 @@ _CLOSED_BELOW = -1.0
 def _quiet_share(peaks: NDArray[np.float32], row: LayerRow, below: float, greatest_input: float | None) -> float:
     """Return the share of quiet channels; `greatest_input` is None if it is unknown.
 
-    If all outputs are small, the layer works where the function is linear, and `below` is multiplied by its peak. If
-    the outputs are small because all inputs are far below 0, the layer is closed, and `below` is not multiplied.
+    If all outputs are small, the layer works where the function is linear, and `below` is multiplied by the layer's
+    greatest peak. If the outputs are small because all inputs are far below 0, `below` is not multiplied.
     """
     all_negative = row.activation.max is not None and row.activation.max <= 0
     closed = all_negative and (greatest_input is None or greatest_input < _CLOSED_BELOW)
@@ -354,7 +341,7 @@ def _above(limit: float, share: float, row: LayerRow, symptom: str) -> Iterator[
 def _inputs_words(measured: CheckMeasurements, row: LayerRow) -> str:
     if measured.survey is not None and _surveyed(measured, row) is not None:
         return f"{counted(measured.survey.input_count, 'input')} of the survey"
-    forward = taken_forward(measured)
+    forward = given(measured.forward)
     if row.label in one_row_outputs(forward):
         return f"the row that all {counted(len(forward.inputs), 'input')} share"
     return f"all {counted(len(forward.inputs), 'input')}" if len(forward.inputs) > 1 else "the only input"
@@ -365,7 +352,7 @@ def forward_of(measured: CheckMeasurements) -> Run[Any]:
 
     Outputs that are the same for all inputs count their values once.
     """
-    forward = taken_forward(measured)
+    forward = given(measured.forward)
     surveyed = {} if measured.survey is None else measured.survey.by_label()
     one_row = one_row_outputs(forward)
     if not surveyed and not one_row:
@@ -430,9 +417,10 @@ _MASKED = ("float32", "bfloat16")
 def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Values come near float16's largest, or become zero in it.
 
-    Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All activations and weights are
-    checked on the inputs given; mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such
-    layers in float32, or ignore this rule if float16 is never used.
+    Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All weights are checked, and on
+    the inputs given all outputs of layers and operations, apart from negative values of operations, which masks hold on
+    purpose. Mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such layers in float32, or
+    ignore this rule if float16 is never used.
     """
     yield from _headroom(measured, terms, "float16")
     vanishing = [
@@ -456,11 +444,12 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
 
     The square of a number above 1.8e19 is beyond float32, so the next norm, variance or product of two such numbers is
     Inf. A trained network never comes near this. Causes: a flipped bit in the exponent of a weight, wrong units,
-    missing normalisation. The first such layer is named: look at its weights and at its input. It is a warning while
-    weights are random or BatchNorm is untrained.
+    missing normalisation. The first such layer is named, or else the first operation: look at its weights and at its
+    input. An operation, which may hold such values on purpose, is a warning, and so is a layer while weights are random
+    or BatchNorm is untrained.
     """
-    rows = of_modules(forward_of(measured).rows)
-    magnitudes = [(row.activation.max_abs or 0.0, row) for row in rows if row.activation.dtype in _MASKED]
+    rows = forward_of(measured).rows
+    magnitudes = [(_magnitude(row), row) for row in rows if row.activation.dtype in _MASKED]
     beyond = [
         (magnitude, row)
         for magnitude, row in magnitudes
@@ -468,13 +457,14 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
         and terms.limit("max_magnitude", output_of(row)) < magnitude < GREATEST[row.activation.dtype]
     ]
     if beyond:
-        magnitude, first = beyond[0]
+        magnitude, first = min(beyond, key=lambda pair: pair[1].owner is not None)
         message = (
             f"{named(first)} reaches {figure(magnitude, 3)}, whose square overflows float32"
             f" (limit {figure(terms.limit('max_magnitude', output_of(first)), 3)});"
             f" {len(beyond)} of {counted(len(magnitudes), 'output')} {are(len(beyond))} above it."
         )
-        yield RuleFinding(output_of(first), message, "warn" if is_untrained(measured) else "fail")
+        may_be_meant = first.owner is not None or is_untrained(measured)
+        yield RuleFinding(output_of(first), message, "warn" if may_be_meant else "fail")
 
 
 @rule("bf16-headroom", "warn", "forward")
@@ -496,30 +486,33 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
 
 def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str) -> Iterator[RuleFinding]:
     top = GREATEST[dtype]
-    rows = of_modules(forward_of(measured).rows)
-    magnitudes = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
+    rows = [row for row in forward_of(measured).rows if "float" in row.activation.dtype]
+    rows.sort(key=lambda row: row.owner is not None)  # of equal values that of a layer is named
+    magnitudes = [(_magnitude(row, dtype), output_of(row), named(row)) for row in rows]
     magnitudes += [
-        (values.max_abs or 0.0, stored_in(values))
+        (values.max_abs or 0.0, stored_in(values), f"'{values.name}' ({values.kind})")
         for values in measured.stored
         if "float" in values.dtype and not values.kind.endswith("Observer")  # observers for quantisation hold counts
     ]
-    on = [(magnitude, target) for magnitude, target in magnitudes if terms.is_on(target)]
-    broken = [pair for pair in on if pair[0] > terms.limit("max_fraction_of_range", pair[1]) * top]
+    on = [(magnitude, target, name) for magnitude, target, name in magnitudes if terms.is_on(target)]
+    broken = [entry for entry in on if entry[0] > terms.limit("max_fraction_of_range", entry[1]) * top]
     if broken:
-        magnitude, worst = max(broken, key=lambda pair: pair[0])
+        magnitude, worst, name = max(broken, key=lambda entry: entry[0])
         limit = terms.limit("max_fraction_of_range", worst)
         beyond = f"{len(broken)} of {len(on):,} outputs, parameters and buffers {are(len(broken))} above it"
         message = (
-            f"'{worst.where}' ({worst.kind}) reaches {figure(magnitude, 3)},"
-            f" {figure(magnitude / top, 3)} times the greatest of {dtype} (limit {limit:g}); {beyond}."
-            f"{untrained_remark(measured)}"
+            f"{name} reaches {figure(magnitude, 3)}, {figure(magnitude / top, 3)} times the greatest of {dtype}"
+            f" (limit {limit:g}); {beyond}.{untrained_remark(measured)}"
         )
         yield RuleFinding(worst, message)
 
 
-def _magnitude(row: LayerRow, dtype: str) -> float:
-    """Return the greatest magnitude of an output; Inf if the output is in `dtype` and has overflowed."""
+def _magnitude(row: LayerRow, dtype: str = "") -> float:
+    """Return the greatest magnitude of an output; Inf if a layer's output is in `dtype` and has overflowed.
+
+    For an operation it is the greatest positive value, because masks hold negative ones; 0 if it fills in or selects.
+    """
     statistics = row.activation
-    if statistics.dtype == dtype and statistics.inf_count:
-        return float("inf")
-    return statistics.max_abs or 0.0
+    if row.owner is not None:
+        return 0.0 if row.kind in FILLING | _RESAMPLING else max(statistics.max or 0.0, 0.0)
+    return math.inf if statistics.dtype == dtype and statistics.inf_count else statistics.max_abs or 0.0

@@ -30,13 +30,11 @@ from hookscope.rules.baseline_values import (
     values_from_text,
     values_text,
 )
-from hookscope.rules.rule import of_modules, taken_forward
+from hookscope.rules.rule import given, of_modules
 from hookscope.rules.settings import RENEW
 from hookscope.text import counted, one_line, printable, safe_text, shape_text, strict_json
 
-SCHEMA_VERSION = (
-    8  # 7 and 6 have different names, 5 sums of values instead of values, 4 shapes of first batches, 3 no channels
-)
+SCHEMA_VERSION = 8  # 7 and 6 have different names, 5 has sums of values, 4 shapes of first batches, 3 no channels
 
 # float32 itself holds seven. Rounding to six moves a value by at most 5e-6 of itself: 5e-4 of the spread that drift is
 # measured in, a twentieth of the default limit of the rule `drift`.
@@ -159,10 +157,10 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
 
 def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, BaselineRow], ...]:
     """Return the rows that a baseline holds, in execution order, each with its form in the baseline."""
-    rows = of_modules(taken_forward(measured).rows)
+    rows = of_modules(given(measured.forward).rows)
     containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
-    taken = measured.gradients.gradients if measured.gradients else ()
-    norms = {row.label: row.gradient.l2 for row in taken if row.role == "output"}
+    gradients = measured.gradients.gradients if measured.gradients else ()
+    norms = {row.label: row.gradient.l2 for row in gradients if row.role == "output"}
     return tuple(
         (row, _baseline_row(row, norms.get(row.label), measured.signatures.get(row.label, _NO_SIGNATURE)))
         for row in rows
@@ -280,8 +278,8 @@ def _parsed(document: Any) -> Baseline:
     if version is None or isinstance(version, bool) or not isinstance(version, int):
         raise ValueError("it has no schema version")
     if version != SCHEMA_VERSION:
-        older = "an earlier" if version < SCHEMA_VERSION else "a later"
-        raise ValueError(f"{older} hookscope wrote it (schema version {version}, this one reads {SCHEMA_VERSION})")
+        which = "an earlier" if version < SCHEMA_VERSION else "a later"
+        raise ValueError(f"{which} hookscope wrote it (schema version {version}, this one reads {SCHEMA_VERSION})")
     if document.get("quantile_levels") != [*QUANTILE_LEVELS]:
         raise ValueError(f"its quantile levels are not {', '.join(map(str, QUANTILE_LEVELS))}")
     try:
@@ -292,8 +290,9 @@ def _parsed(document: Any) -> Baseline:
     for row in baseline.rows:
         check_text(values_from_text, row.values, f"'values' of layer {row.label!r}")
         check_text(channels_from_text, row.channels, f"'channels' of layer {row.label!r}")
-        numbers = (row.mean, row.std, row.dead_fraction, row.gradient_l2, *(row.quantiles or QUANTILE_LEVELS))
-        if len(numbers) != 4 + len(QUANTILE_LEVELS) or not all(map(math.isfinite, filter(None, numbers))):
+        quantiles = row.quantiles or QUANTILE_LEVELS
+        numbers = filter(None, (row.mean, row.std, row.dead_fraction, row.gradient_l2, *quantiles))
+        if len(quantiles) != len(QUANTILE_LEVELS) or not all(map(math.isfinite, numbers)):
             raise ValueError(f"layer {row.label!r} has infinite numbers, or not {len(QUANTILE_LEVELS)} quantiles")
     labels = [row.label for row in baseline.rows]
     if len({*labels}) < len(labels):
@@ -323,7 +322,7 @@ def _other_class(baseline: Baseline, measured: CheckMeasurements) -> str:
 
 
 def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
-    now = inputs_of(taken_forward(measured).inputs)
+    now = inputs_of(given(measured.forward).inputs)
     counts = [sum(entry.count for entry in inputs) for inputs in (baseline.inputs, now)]
     if counts[0] != counts[1]:
         return f"it was made with {counted(counts[0], 'input')}, and this run has {counts[1]}"

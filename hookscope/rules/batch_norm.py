@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookscope.rules.activations import one_row_outputs
-from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule, taken_forward
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, given, limit, named, output_of, rule
 from hookscope.rules.stored import is_weight, is_zero
 from hookscope.text import counted, figure
 
@@ -166,7 +166,7 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     trained for seconds). It does not find swapped colours, kernels with height and width exchanged, or swaps between
     similar channels.
     """
-    forward = taken_forward(measured)
+    forward = given(measured.forward)
     rows, one_row = {row.layer: row for row in reversed(forward.rows)}, one_row_outputs(forward)
     norms = [
         _Judged(layer, row, far)
@@ -184,21 +184,19 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     elif (
         first and first.far.alike and first.far.variance_ratio > (most := terms.limit("max_first_ratio", first.target))
     ):
+        variances = f"{figure(first.far.variance_ratio, 3)} times the stored variances (limit {most:g})"
         message = (
-            f"'{first.row.label}' ({first.row.kind}), the first BatchNorm: its input has "
-            f"{figure(first.far.variance_ratio, 3)}"
-            f" times the stored variances (limit {most:g}), median over"
+            f"{named(first.row)}, the first BatchNorm: its input has {variances}, median over"
             f" {counted(first.far.channel_count, 'channel')}.{_preparation_words(measured, first)}"
         )
         yield RuleFinding(first.target, message, "warn")
     elif stray := [norm for norm in norms if norm.far.channel_ratio > terms.limit("max_channel_ratio", norm.target)]:
         worst = stray[0]
         following = _following_words(len(stray) - 1, len(norms) - norms.index(worst) - 1)
+        ratio, limit = figure(worst.far.channel_ratio), figure(terms.limit("max_channel_ratio", worst.target))
         message = (
-            f"'{worst.row.label}' ({worst.row.kind}) has an input channel with"
-            f" {figure(worst.far.channel_ratio)} times the"
-            f" stored variance (limit {terms.limit('max_channel_ratio', worst.target):g}), though half of its"
-            f" channels differ by less than {figure(worst.far.variance_factor)}. {following}"
+            f"{named(worst.row)} has an input channel with {ratio} times the stored variance (limit {limit}), though"
+            f" half of its channels differ by a factor of less than {figure(worst.far.variance_factor)}. {following}"
         )
         yield RuleFinding(worst.target, message.rstrip(), "warn")
 
@@ -233,22 +231,22 @@ def _mismatch(
 ) -> RuleFinding:
     far, target = judged.far, judged.target
     factor, apart = _limits(judged, terms)
-    begins = f"It begins at {_named(judged)}"
+    begins = f"It begins at {_named_with_input(judged)}"
     if stray is not None:
+        ratio = figure(stray.far.channel_ratio, 3)
         begins = (
-            f"It begins at {_named(stray)}, with an input channel that has {figure(stray.far.channel_ratio, 3)} times"
-            f" the stored variance, and reaches most channels at {_named(judged)}"
+            f"It begins at {_named_with_input(stray)}, with an input channel that has {ratio} times the stored"
+            f" variance, and reaches most channels at {_named_with_input(judged)}"
         )
     correlation = ""
     if far.mean_correlation is not None:
         least = terms.limit("min_mean_correlation", target)
         correlation = f", and correlate by {far.mean_correlation:.2f} with them (limit: at least {least:g})"
+    inputs, channels = counted(len(given(measured.forward).inputs), "input"), counted(far.channel_count, "channel")
     message = (
-        f"{begins}: over {counted(len(taken_forward(measured).inputs), 'input')}, variances"
-        f" of its input differ from the stored ones by a factor of {figure(far.variance_factor, 3)}"
-        f" (limit {factor:g}), means by {figure(far.mean_distance)} stored standard deviations"
-        f" (limit {apart:g}){correlation}; medians over"
-        f" {counted(far.channel_count, 'channel')}. {follow}"
+        f"{begins}: over {inputs}, variances of its input differ from the stored ones by a factor of"
+        f" {figure(far.variance_factor, 3)} (limit {factor:g}), means by {figure(far.mean_distance)} stored standard"
+        f" deviations (limit {apart:g}){correlation}; medians over {channels}. {follow}"
     ).rstrip()
     if judged is first or is_as_new(judged.layer):
         message += _preparation_words(measured, judged)
@@ -266,9 +264,9 @@ def is_as_new(norm: Any) -> bool:
     return bool((norm.running_mean == 0).all() and (norm.running_var == 1).all())
 
 
-def _named(judged: _Judged) -> str:
+def _named_with_input(judged: _Judged) -> str:
     row = judged.row
-    return f"'{row.label}' ({row.kind})" + (f", which '{row.inputs[0]}' feeds" if row.inputs else "")
+    return named(row) + (f", which '{row.inputs[0]}' feeds" if row.inputs else "")
 
 
 def _preparation_words(measured: CheckMeasurements, judged: _Judged) -> str:
@@ -277,7 +275,7 @@ def _preparation_words(measured: CheckMeasurements, judged: _Judged) -> str:
         return " It stores mean 0 and variance 1 in all channels, as a new layer does."
     if not judged.far.alike:
         return ""
-    steps = next((record.steps for record in taken_forward(measured).inputs if record.steps), ())
+    steps = next((record.steps for record in given(measured.forward).inputs if record.steps), ())
     here = f" Here: {steps[-1]}." if steps else ""
     return (
         f" All its channels vary {figure(math.sqrt(judged.far.variance_ratio))} times as much as in training (standard"

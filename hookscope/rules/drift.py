@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, rule, taken_forward
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, given, limit, output_of, rule
 from hookscope.text import figure, in_words, printable, shape_text
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
     # counterpart, or if its type, shape, dtype, or count of NaN or Inf changed.
     from hookscope.rules.baseline import measured_rows, require_fit
 
-    baseline, forward = terms.baseline, taken_forward(measured)
-    assert baseline is not None  # noqa: S101 - judging leaves this rule out without one
+    baseline, forward = given(terms.baseline), given(measured.forward)
     require_fit(baseline, measured)
     by_label = {row.label: row for row in baseline.rows}
     dtypes, weights = {baseline.dtype, forward.dtype}, {baseline.weights_precision, measured.weights_precision}
@@ -116,11 +115,12 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
         if before is None:
             change, moved = "it is not in the baseline", _Movement(None, 0.0, "")
         else:
-            pair = _Pair(before, now, _precision(before, now, weights))
             limits = {name: terms.limit(name, target) for name in terms.rule.limits}
-            change = _changed_facts(pair, limits["max_dead_difference"], may_round=may_round)
-            moved = _movement(pair, limits[_LIMITS.get(pair.precision, "max_difference")])
-            usual = min(limits["max_growth"] * furthest, _UNRELATED) if pair.precision in _HALF else 0.0
+            precision = _precision(before, now, weights)
+            moved = _movement(before, now, precision, limits[_LIMITS.get(precision, "max_difference")])
+            most_dead = None if precision in _HALF else limits["max_dead_difference"]
+            change = _changed_facts(before, now, most_dead, may_round=may_round)
+            usual = min(limits["max_growth"] * furthest, _UNRELATED) if precision in _HALF else 0.0
             change = "; ".join(filter(None, (change, moved.words if changed or moved.beyond_rounding > usual else "")))
             if baseline.gradients and measured.gradients and terms.is_on(target):
                 gradient = _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"])
@@ -160,12 +160,6 @@ class _Movement(NamedTuple):
         return self.furthest if self.values is None or self.statistics > _TAIL * self.values else self.values
 
 
-class _Pair(NamedTuple):
-    before: BaselineRow
-    now: BaselineRow
-    precision: str
-
-
 def _precision(before: BaselineRow, now: BaselineRow, weights: set[str]) -> str:
     """Return the coarsest dtype of two rows, and of the networks' weights if their precision differs."""
     order = [*_LIMITS]
@@ -182,7 +176,7 @@ def _moved_inputs(baseline: Baseline, measured: CheckMeasurements, terms: RuleTe
     if before is None or now is None:
         return ""
     distance, usual = values_apart(before, now), root_mean_square(before)
-    dtypes = (baseline.dtype, taken_forward(measured).dtype)
+    dtypes = (baseline.dtype, given(measured.forward).dtype)
     limit = max(terms.limit(_LIMITS.get(dtype, "max_difference")) for dtype in dtypes)
     if distance is None or distance <= limit * usual:
         return ""
@@ -191,12 +185,11 @@ def _moved_inputs(baseline: Baseline, measured: CheckMeasurements, terms: RuleTe
 
 
 def _gone_target(row: BaselineRow) -> FindingTarget:
-    name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")
+    name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")  # the label without call and output
     return FindingTarget(row.label, (name,), row.kind)
 
 
-def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
-    before, now = pair.before, pair.now
+def _changed_facts(before: BaselineRow, now: BaselineRow, most_dead: float | None, *, may_round: bool) -> str:
     other_dtype = before.dtype != now.dtype and not (may_round and {before.dtype, now.dtype} <= _LIMITS.keys())
     for fact, was, current in (
         ("type", before.kind, now.kind),
@@ -210,45 +203,42 @@ def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
     old, new = _statistics(before), _statistics(now)
     if lost := next((name for name in {**old, **new} if (name in old) != (name in new)), None):
         changes.append(f"its {lost} went from {_shown(old.get(lost))} to {_shown(new.get(lost))}")
-    if pair.precision not in _HALF:
-        changes.append(_changed_share(before.dead_fraction, now.dead_fraction, limit))
+    if most_dead is not None:
+        changes.append(_changed_share(before.dead_fraction, now.dead_fraction, most_dead))
     return "; ".join(filter(None, changes))
 
 
-def _movement(pair: _Pair, limit: float) -> _Movement:
-    before, now, _ = pair
+def _movement(before: BaselineRow, now: BaselineRow, precision: str, limit: float) -> _Movement:
     if before.shape != now.shape:
         return _Movement(None, 0.0, "")
     was, current = _statistics(before), _statistics(now)
     spread = max(before.std or 0.0, _LEAST_SPREAD * math.hypot(before.mean or 0.0, before.std or 0.0))
-    if pair.precision == "float16" and limit > 0:
+    if precision == "float16" and limit > 0:
         spread = max(spread, _STEP_OF_FLOAT16 / limit)
     moved = {name: _ratio(abs(value - current[name]), spread) for name, value in was.items() if name in current}
     most = max(moved, key=lambda name: moved[name], default="")
-    furthest, apart, words = moved.get(most, 0.0), None, ""
-    distance = _kept_values_apart(before, now)
-    if distance is not None:
-        apart = _ratio(distance, spread)
+    furthest, distance = moved.get(most, 0.0), _kept_values_apart(before, now)
+    apart = None if distance is None else _ratio(distance, spread)
+    changes: list[str] = []
+    if distance is not None and apart is not None and apart > limit:
         differ = f"differ by about {figure(apart, 3)} of their spread" if spread else "are no longer all 0"
-        words = f"its values {differ if math.isfinite(distance) else 'are NaN or Inf in other places'}"
-        words = words if apart > limit else ""
+        changes.append(f"its values {differ if math.isfinite(distance) else 'are NaN or Inf in other places'}")
     if furthest > limit:
-        went = f"its {most} went from {_shown(was[most])} to {_shown(current[most])}"
-        alone = f"{went}, {figure(furthest, 3)} of its spread" if spread else went
-        words = f"{words}, {went}" if words else alone
-    where = _worst_channels(pair, spread, limit) if words else ""
-    return _Movement(apart, furthest, f"{words} (limit {limit:g}){where}" if words else "")
+        of_spread = f", {figure(furthest, 3)} of its spread" if spread and not changes else ""
+        changes.append(f"its {most} went from {_shown(was[most])} to {_shown(current[most])}{of_spread}")
+    if not changes:
+        return _Movement(apart, furthest, "")
+    where = _worst_channels(before.channels, now.channels, spread, limit)
+    return _Movement(apart, furthest, f"{', '.join(changes)} (limit {limit:g}){where}")
 
 
-def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
+def _worst_channels(before: str | None, now: str | None, spread: float, limit: float) -> str:
     """Return the channels whose mean plus standard deviation moved furthest beyond a limit, in words; "" if unknown."""
     import numpy as np
 
     from hookscope.rules.baseline_values import channel_differences
 
-    if not pair.before.channels or not pair.now.channels or not spread:
-        return ""
-    differences = channel_differences(pair.before.channels, pair.now.channels)
+    differences = channel_differences(before, now) if before and now and spread else None
     if differences is None or differences.size == 1:
         return ""
     moved = np.abs(differences) / spread
@@ -266,12 +256,9 @@ def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
 def _kept_values_apart(before: BaselineRow, now: BaselineRow) -> float | None:
     from hookscope.rules.baseline_values import channels_apart, values_apart
 
-    distances = []
-    if before.values and now.values:
-        distances.append(values_apart(before.values, now.values))
-    if before.channels and now.channels:
-        distances.append(channels_apart(before.channels, now.channels))
-    return max((distance for distance in distances if distance is not None), default=None)
+    of_values = values_apart(before.values, now.values) if before.values and now.values else None
+    of_channels = channels_apart(before.channels, now.channels) if before.channels and now.channels else None
+    return max((apart for apart in (of_values, of_channels) if apart is not None), default=None)
 
 
 def _statistics(row: BaselineRow) -> dict[str, float]:

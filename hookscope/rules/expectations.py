@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hookscope.errors import UsageError, nearest
-from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, rule, taken_forward
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, given, rule
 from hookscope.rules.settings import Expectation
 from hookscope.text import printable
 
@@ -24,7 +24,7 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
     rules may miss. Compare class names and preprocessing with those of the training. Off until the configuration names
     expectations.
     """
-    forward = taken_forward(measured)
+    forward = given(measured.forward)
     inputs = [record.name for record in forward.inputs]
     predictions = {entry.input_index: entry for entry in forward.predictions}
     for expected in terms.settings.expectations:
@@ -50,17 +50,12 @@ def _indices(wanted: str | int, categories: tuple[str, ...]) -> frozenset[int]:
             bounds = f"the network has 0 to {len(categories) - 1}" if categories else "they count from 0"
             raise UsageError(f"The expectations name class {wanted}, but {bounds}.")
         return frozenset([wanted])
+    named = f"The expectations name class '{printable(wanted, 80)}'"
     if not categories:
-        raise UsageError(
-            f"The expectations name class '{printable(wanted, 80)}', but the names of this network's classes are not"
-            " known; give its index."
-        )
+        raise UsageError(f"{named}, but the names of this network's classes are not known; give its index.")
     indices = frozenset(index for index, name in enumerate(categories) if name.casefold() == wanted.casefold())
     if not indices:
-        hint = nearest(wanted, categories)
-        raise UsageError(
-            f"The expectations name class '{printable(wanted, 80)}', which the network does not have.{hint}"
-        )
+        raise UsageError(f"{named}, which the network does not have.{nearest(wanted, categories)}")
     return indices
 
 
@@ -69,18 +64,13 @@ def _unmet(
 ) -> Iterator[str]:
     ranked = prediction.class_indices
     first, share = ranked[0], prediction.probabilities[0]
+    classified = f"is classified as {_class(first, categories)} with probability {share:.3f} ({prediction.reading}"
     if expected.top1 is not None and first not in wanted[expected.top1]:
         place = next((str(rank) for rank, index in enumerate(ranked, 1) if index in wanted[expected.top1]), "")
         rank = f"in place {place}" if place else f"not among the first {len(ranked)}"
-        yield (
-            f"is classified as {_class(first, categories)} with probability {share:.3f} ({prediction.reading});"
-            f" expected first is {_named(expected.top1, categories)}, which is {rank}."
-        )
+        yield f"{classified}); expected first is {_named(expected.top1, categories)}, which is {rank}."
     elif expected.min_probability is not None and not share >= expected.min_probability:  # NaN is no probability
-        yield (
-            f"is classified as {_class(first, categories)} with probability {share:.3f} ({prediction.reading};"
-            f" limit: at least {expected.min_probability:g})."
-        )
+        yield f"{classified}; limit: at least {expected.min_probability:g})."
     among = ranked[: expected.k]
     # A prediction of a network with fewer than k classes lists all of them.
     unknown = len(ranked) < expected.k and len(ranked) < len(categories or range(expected.k))

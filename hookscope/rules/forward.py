@@ -15,6 +15,7 @@ from hookscope.rules.rule import (
     FindingTarget,
     RuleFinding,
     RuleTerms,
+    given,
     limit,
     listed,
     named,
@@ -24,7 +25,6 @@ from hookscope.rules.rule import (
     output_of,
     quoted,
     rule,
-    taken_forward,
 )
 from hookscope.rules.stored import is_weight, is_zero, untrained_remark
 from hookscope.text import are, counted, figure, input_text, position_text, printable, safe_text, some_of
@@ -44,7 +44,7 @@ def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
     it was given. If the input does not fit, set shape, resize, crop or images. Rules that need the forward pass are
     skipped.
     """
-    if failure := taken_forward(measured).failure:
+    if failure := given(measured.forward).failure:
         target = FindingTarget(failure.layer or "(model)", (failure.layer,), failure.kind)
         yield RuleFinding(target, raised("forward", failure))
 
@@ -67,7 +67,7 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
     attention mask is not reported as long as it has no effect. Rules that would only repeat the cause are skipped.
     `hookscope activations`, `grads` and surveys name the first output with NaN or Inf, and skip no rule.
     """
-    all_rows = taken_forward(measured).rows
+    all_rows = given(measured.forward).rows
     rows, origin = of_modules(all_rows), measured.origin
     if not measured.origin_searched:
         gradients, broken_weights = measured.gradients, []
@@ -167,10 +167,8 @@ def _filled_on_purpose(broken: Sequence[LayerRow]) -> set[str]:
 
 def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[RuleFinding]:
     """Report NaN in an output, or Inf in the network's result, if no module makes them out of finite inputs."""
-    broken = next(
-        (row for row in rows if row.activation.nan_count or (not row.layer and row.activation.inf_count)), None
-    )
-    if broken:
+    suspects = (row for row in rows if row.activation.nan_count or (not row.layer and row.activation.inf_count))
+    if broken := next(suspects, None):
         message = (
             f"The output of '{broken.label}' ({broken.kind}) has {non_finite_words(broken.activation)} (limit 0), but"
             f" no module makes them out of finite inputs: check the inputs.{remark and f' {remark}'}"
@@ -302,11 +300,12 @@ def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator
 
     Inputs of one batch influence each other: BatchNorm with batch statistics in eval mode (track_running_stats=False),
     normalisation over the wrong axis, a reshape that mixes axis 0. Scores then depend on the rest of the batch, so
-    correct the network. Skipped if outputs differ while layers are quantised dynamically, which round by the range of
-    the whole batch, or while observers of quantisation-aware training are on.
+    correct the network. If the network raises on an input alone, the input is compared in two batches. Skipped if
+    outputs differ while layers are quantised dynamically, which round by the range of the whole batch, or while
+    observers of quantisation-aware training are on.
     """
     for output in measured.outputs:
-        claim = "differs between an input in a batch and the same input alone"
+        claim = "differs between an input in a batch and the same input alone, or in another batch"
         yield from _differs(measured, output, output.alone_difference, terms, claim)
 
 
@@ -315,7 +314,7 @@ def _differs(
 ) -> Iterator[RuleFinding]:
     if difference is None:
         return
-    dtypes = (output.dtype, taken_forward(measured).dtype)
+    dtypes = (output.dtype, given(measured.forward).dtype)
     rounding = max(_EPSILON.get(dtype, 0.0) for dtype in dtypes) * _ROUNDINGS
     vanishing = _SMALLEST.get(output.dtype, 0.0) * _ROUNDINGS / output.max_abs if output.max_abs else 0.0
     limit = max(terms.limit("max_difference", _target(measured, output)), rounding, vanishing)

@@ -211,9 +211,8 @@ def judged_by(
     for name, limits in by_rule.items():
         written = f"{arg('limit')} {name}.{next(iter(limits)).replace('_', '-')}"
         if name not in wanted:
-            raise UsageError(
-                f"{written} has no effect: the rule is off or left out. Turn it on with {arg('select')} {name}."
-            )
+            remedy = f"Turn it on with {arg('select')} {name}."
+            raise UsageError(f"{written} has no effect: the rule is off or left out. {remedy}")
         if name in idle:
             raise UsageError(f"{written} has no effect: {name} needs {_idle_without(name)}.")
     return settings, wanted
@@ -224,10 +223,8 @@ def _matching(option: str, patterns: Iterable[str]) -> set[str]:
     for pattern in patterns:
         matched = {name for name in RULES if fnmatchcase(name, pattern)}
         if not matched:
-            hint = nearest(pattern, RULES)
-            raise UsageError(
-                f"{option} '{printable(pattern, 80)}' is no rule.{hint} List them with `hookscope check --rules`."
-            )
+            remedy = f"{nearest(pattern, RULES)} List them with `hookscope check --rules`."
+            raise UsageError(f"{option} '{printable(pattern, 80)}' is no rule.{remedy}")
         names |= matched
     return names
 
@@ -241,10 +238,9 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
         rule = term.rule
         # Without a search for its origin, the maker of NaN or Inf is uncertain, so here this rule silences none.
         causes = [cause for cause in rule.silenced_by if cause != "non-finite-activation"]
-        possible = (
-            complete or rule.needs != "gradients" or (gradients is not None and rule.identifier == "non-finite-loss")
-        )
-        if possible and not any(by_rule.get(cause) for cause in causes):
+        has_loss = gradients is not None and rule.identifier == "non-finite-loss"  # which needs no backward pass
+        is_possible = complete or has_loss or rule.needs != "gradients"
+        if is_possible and not any(by_rule.get(cause) for cause in causes):
             by_rule[rule.identifier] = [*rule.evaluate(measured, term)]
     return by_rule
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.results.findings import Finding, Level
@@ -12,11 +12,13 @@ from hookscope.rules.settings import CheckSettings, RuleSettings
 from hookscope.text import counted, safe_text, some_of
 
 if TYPE_CHECKING:  # these load NumPy, which `hookscope grads --help` must not
-    from hookscope.results.activations import LayerRow, Run
+    from hookscope.results.activations import LayerRow
     from hookscope.results.check import CheckMeasurements, StoredValues
     from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
     from hookscope.results.statistics import TensorStatistics
     from hookscope.rules.baseline import Baseline
+
+T = TypeVar("T")
 
 Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "labels", "baseline"]
 """The part of `CheckMeasurements` that a rule needs."""
@@ -230,16 +232,10 @@ def _level_for_all(rule: Rule, settings: CheckSettings) -> Level:
     return settings.rules.get(rule.identifier, RuleSettings()).level or rule.level
 
 
-def taken_forward(measured: CheckMeasurements) -> Run[Any]:
-    """Return the forward pass, which exists because rules that need it are skipped otherwise."""
-    assert measured.forward is not None  # noqa: S101
-    return measured.forward
-
-
-def taken_gradients(measured: CheckMeasurements) -> Gradients:
-    """Return the gradients, which exist because rules that need them are skipped otherwise."""
-    assert measured.gradients is not None  # noqa: S101
-    return measured.gradients
+def given(value: T | None) -> T:
+    """Return a measurement or baseline, which exists because rules that need it are skipped otherwise."""
+    assert value is not None  # noqa: S101
+    return value
 
 
 def arrived_outputs(gradients: Gradients, *, of_operations: bool = False) -> list[GradientRow]:

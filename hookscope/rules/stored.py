@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, listed, rule, stored_in
@@ -161,16 +162,15 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 @limit(
     "min_chance",
     1e-6,
-    "least probability that the zero channels at the end of a weight are there by chance, given the share of zero "
-    "channels elsewhere",
+    "least probability that a run of zero channels is there by chance, given the share of zero channels elsewhere",
     "four zero channels at the end of 64, with no others, have 7e-8, three have 4e-6",
 )
 def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Output channels of a weight are zero everywhere, while others are not.
 
     A row or kernel of zeros makes a constant output channel. Structured pruning does this on purpose, and weight decay
-    does it to a channel without a gradient. Neither prefers the last channels: if the last channels are zero and few
-    others are, the end of the tensor was never written, or channels were padded. Load the weight again if it was not
+    does it to a channel without a gradient. Neither prefers channels in a row: if such channels are zero and few
+    others are, this part of the tensor was never written, or channels were padded. Load the weight again if it was not
     pruned. A weight that is zero everywhere is left to zero-parameter. Rows of embeddings do not count as filters: the
     padding row is zero by design.
     """
@@ -184,22 +184,29 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
             claim = f"{channels} are all 0, {share:.1%} (limit {limit:.0%})"
             yield about(values, f": {claim}: {some_of(values.zero_filters, 8)}")
             continue
-        tail, chance = _zero_tail(values.zero_filters, values.filter_count)
+        first, run, chance = _least_likely_run(values.zero_filters, values.filter_count)
         if chance < (least := terms.limit("min_chance", stored_in(values))):
-            claim = f"the last {tail} of {counted(values.filter_count, 'output channel')} are all 0"
+            at_end = first + run == values.filter_count
+            which = f"the last {run}" if at_end else f"{run} in a row, from {first} to {first + run - 1},"
+            claim = f"{which} of {counted(values.filter_count, 'output channel')} are all 0"
             rare = f"by chance has a probability of {figure(chance, 1)} (limit {least:g})"
             yield about(values, f": {claim}, which {rare}")
 
 
-def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
-    """Return how many of the last filters are zero, and the probability of so long a tail by chance.
+def _least_likely_run(zeros: tuple[int, ...], count: int) -> tuple[int, int, float]:
+    """Return the first index, the length and the probability by chance of the least likely run of zero filters.
 
-    Laplace's rule estimates the share of zeros from the other filters: it adds one zero filter and one other filter.
+    Laplace's rule estimates the share of zeros from the other filters: it adds one zero filter and one other filter. A
+    run that is not at the end may begin at several places, whose probabilities add up.
     """
-    tail = 0
-    while tail < len(zeros) and zeros[-1 - tail] == count - 1 - tail:
-        tail += 1
-    return tail, ((len(zeros) - tail + 1) / (count - tail + 2)) ** tail
+    likely = []
+    for _, group in groupby(enumerate(zeros), lambda pair: pair[1] - pair[0]):
+        run = [index for _, index in group]
+        length = len(run)
+        places = 1 if run[-1] == count - 1 else count - length
+        chance = places * ((len(zeros) - length + 1) / (count - length + 2)) ** length
+        likely.append((run[0], length, chance))
+    return min(likely, key=lambda run: run[2])
 
 
 def about(values: StoredValues, claim: str) -> RuleFinding:

@@ -39,9 +39,8 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
         if state.wrong_settings:
             yield _about(state.key, f"has settings that no optimiser takes: {some_of(state.wrong_settings, 3)}")
         if state.other_rates:
-            yield _about(
-                state.key, f"has another learning rate than its schedule: {some_of(state.other_rates, 3)}", "warn"
-            )
+            rates = some_of(state.other_rates, 3)
+            yield _about(state.key, f"has another learning rate than its schedule: {rates}", "warn")
         most = terms.limit("max_moment", FindingTarget(state.key, (state.key,)))
         if excess := {name: ratio for name, ratio in state.excess_moments.items() if ratio > most}:
             worst = max(excess.values())
@@ -92,9 +91,8 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
             growth = figure(state.growth_factor, 6)
             yield _about(state.key, f"has a growth factor of {growth} (limit: above 1, and finite)")
         if not 0 < state.backoff_factor < 1:
-            yield _about(
-                state.key, f"has a backoff factor of {figure(state.backoff_factor, 6)} (limit: above 0, below 1)"
-            )
+            backoff = figure(state.backoff_factor, 6)
+            yield _about(state.key, f"has a backoff factor of {backoff} (limit: above 0, below 1)")
         tracker, interval = state.growth_tracker, state.growth_interval
         if not 0 <= tracker < max(interval, 1):
             yield _about(state.key, f"counts {tracker:g} steps since its last change (limit {interval:g})", "warn")

@@ -255,9 +255,8 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         unmoved = [(at, norm) for at, norm, state in states if state and at not in seen]
         in_vain = any(_batches(norm) for _, norm in unmoved)
         none_moved = kind == "statistics" and not moved and (weights_are_trained or in_vain)
-        if not none_moved and moved < max(
-            _FEWEST_TRAINED, terms.limit("min_trained_fraction") * (moved + len(unmoved))
-        ):
+        enough = max(_FEWEST_TRAINED, terms.limit("min_trained_fraction") * (moved + len(unmoved)))
+        if moved < enough and not none_moved:
             unmoved = [(at, norm) for at, norm in unmoved if at in never_updated]
         for at, norm in unmoved:
             batches = 0.0 if kind in ("affine", "zeros") else _batches(norm)
@@ -375,9 +374,8 @@ def _has_one_sign(values: StoredValues) -> bool:
 
 def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
     """Return the position of the last trained weight; 0 if fewer than three, or than `fraction`, are trained."""
-    judged = [
-        (at, weight.spread_beyond_chance) for at, weight in enumerate(stored) if weight.spread_beyond_chance is not None
-    ]
+    spreads = [(at, weight.spread_beyond_chance) for at, weight in enumerate(stored)]
+    judged = [(at, spread) for at, spread in spreads if spread is not None]
     trained = [at for at, spread in judged if spread >= TRAINED_SPREAD]
     return trained[-1] if len(trained) >= max(_FEWEST_TRAINED, fraction * len(judged)) else 0
 
@@ -463,17 +461,12 @@ def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
     for gradients. The rule checks weights with at least two axes longer than 1 as they are, without a scale. Off until
     --select or the configuration turns it on, because few networks are meant for float8.
     """
-    weights = [tensor for tensor in measured.stored if is_weight(tensor) and "float" in tensor.dtype]
-    nonzero = [(weight, weight.element_count - weight.zero_count) for weight in weights]
-    yield from worst_weight(
-        terms,
-        "max_overflowing_fraction",
-        [(weight.float8_overflow_count / weight.element_count, weight) for weight in weights if weight.element_count],
-        "its values lie beyond 448, the greatest of float8_e4m3fn",
-    )
-    yield from worst_weight(
-        terms,
-        "max_vanishing_fraction",
-        [(values.float8_zero_count / count, values) for values, count in nonzero if count],
-        "its values other than 0 become 0 in float8_e4m3fn",
-    )
+    weights = [weight for weight in measured.stored if is_weight(weight) and "float" in weight.dtype]
+    beyond = [
+        (weight.float8_overflow_count / weight.element_count, weight) for weight in weights if weight.element_count
+    ]
+    vanishing = [(weight.float8_zero_count / _nonzero(weight), weight) for weight in weights if _nonzero(weight)]
+    flaw = "its values lie beyond 448, the greatest of float8_e4m3fn"
+    yield from worst_weight(terms, "max_overflowing_fraction", beyond, flaw)
+    flaw = "its values other than 0 become 0 in float8_e4m3fn"
+    yield from worst_weight(terms, "max_vanishing_fraction", vanishing, flaw)

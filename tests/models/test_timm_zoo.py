@@ -90,7 +90,13 @@ def test_auto_without_network_is_random_with_a_loud_reason_and_soon() -> None:
     (warning,) = loaded.warnings
     assert "RANDOM (seed 2)" in warning
     assert "the host name does not resolve" in warning
+    assert "give the file with --weights, or to `check` with --arch." in warning  # `check` has no --weights
     assert_same(loaded.module, network(2))
+
+
+def test_a_network_that_timm_publishes_no_weights_of_says_so() -> None:
+    (warning,) = load_model("timm:gmlp_ti16_224").warnings
+    assert warning.endswith("timm publishes no weights of gmlp_ti16_224 that hookscope reads.")
 
 
 def test_arguments_and_channels_make_another_network() -> None:

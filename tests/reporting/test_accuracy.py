@@ -124,7 +124,7 @@ def test_the_page_lists_classes_and_wrong_pictures_in_words() -> None:
     ]
     said = page.said("p")
     assert WORDS in said
-    assert said.index("labelled lynx, probability 0.02") + 1 == said.index("taken for cat, probability 0.96")
+    assert said.index("labelled lynx (probability 0.02)") + 1 == said.index("taken for cat (probability 0.96)")
     assert "scores with NaN" in said
 
 

@@ -96,7 +96,7 @@ def test_each_wrong_picture_stands_beside_what_it_is_taken_for(kept: Callable[..
     name = LABELLED.accuracy.worst[0].name if LABELLED.accuracy else ""
     assert shown["alt"] == f"{name}, as the network got it"
     (worst,) = [text for text in page.said("details") if text.startswith(name)]
-    assert "labelled lynx, probability 0.02 taken for cat, probability 0.96" in worst
+    assert "labelled lynx (probability 0.02) taken for cat (probability 0.96)" in worst
 
 
 def test_a_single_checkpoint_has_its_verdict_model_inputs_and_every_rule_with_its_meaning() -> None:

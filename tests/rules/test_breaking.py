@@ -275,6 +275,27 @@ def test_the_weight_of_which_most_vanishes_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("zeros", "words"),
+    [
+        (
+            range(10, 15),
+            "5 in a row, from 10 to 14, of 64 output channels are all 0, which by chance has a probability",
+        ),
+        (range(60, 64), "the last 4 of 64 output channels are all 0, which by chance has a probability of 7e-8 (limit"),
+        (range(10, 14), ""),  # 60 places, with a probability of (1 / 62)^4 each
+        (range(61, 64), ""),  # (1 / 63)^3
+        (range(4, 64, 6), ""),
+    ],
+)
+def test_filters_of_zeros_in_a_row_are_a_part_of_the_file_that_was_never_written(zeros: range, words: str) -> None:
+    broken = with_stored("conv.weight", filter_count=64, zero_filters=tuple(zeros))
+    messages = [finding.message for finding in judged(broken).findings]
+    assert [words in message for message in messages] == [True] * bool(words)
+    if zeros == range(10, 15):
+        assert f"a probability of {60 * (1 / 61) ** 5:.0e} (limit".replace("e-0", "e-") in messages[0]
+
+
 def test_nan_beside_a_number_is_a_difference() -> None:
     (finding,) = judged(with_output(repeat_difference=float("nan"))).findings
     assert "they differ by NaN beside the greatest magnitude (limit 1e-5)" in finding.message

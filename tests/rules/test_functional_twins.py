@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.results.findings import Finding
 from hookscope.rules.judging import judge_gradients
+from hookscope.text import figure
 
 
 class Twin(nn.Module):
@@ -131,6 +132,66 @@ def test_what_is_measured_for_verdicts_alone_is_not_in_the_result() -> None:
         *("(model):relu", "(model):adaptive_avg_pool2d", "(model):flatten")
     }
     assert [row.taken_by for row in plain.gradients] == [("fc",), ("",)]
+
+
+class Scoring(nn.Module):
+    """Scores of attention that `scale` enlarges, made by modules' code; `masked` hides the first from all others."""
+
+    def __init__(self, scale: float, masked: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 64), nn.Linear(8, 64)
+        self.scale, self.masked = scale, masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = (self.a(x) * self.scale) @ self.b(x).transpose(-1, -2)
+        return (scores + torch.arange(x.shape[1]).sub(1).clamp(max=0) * -self.masked).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("scale", "masked", "rules"),
+    [
+        (1.0, 0.0, []),
+        (1.0, -torch.finfo().max, []),
+        (1e4, 0.0, ["fp16-headroom"]),
+        (1e21, 0.0, ["fp16-headroom", "overflowing-activation"]),
+    ],
+)
+def test_scores_that_overflow_between_modules_are_found_and_masks_are_none(
+    scale: float, masked: float, rules: list[str]
+) -> None:
+    network, x = Scoring(scale, masked).eval(), torch.randn(2, 5, 8)
+    report = hookscope.check(network, images=x, select=["fp16-headroom", "overflowing-activation"])
+    assert sorted(finding.rule for finding in report.findings) == rules
+    with torch.no_grad():
+        scores = (network.a(x) * scale) @ network.b(x).transpose(-1, -2)
+    line = Scoring.forward.__code__.co_firstlineno + 1
+    for finding in report.findings:
+        assert finding.level == "warn"
+        if scale == 1e4:
+            assert f"(test_functional_twins.py:{line}) reaches {figure(float(scores.max()), 3)}," in finding.message
+
+
+class Times(nn.Module):
+    """A module whose own code multiplies."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+@pytest.mark.parametrize(("factor", "level"), [(1e6, "warn"), (1e20, "fail")])
+def test_a_layer_is_named_rather_than_the_operation_whose_output_it_returns(factor: float, level: str) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 8), Times(factor), nn.Linear(8, 2))
+    report = hookscope.check(network, images=torch.randn(2, 8), select=["fp16-headroom", "overflowing-activation"])
+    worst = report.findings[0]
+    assert worst.level == level
+    assert worst.where in ("1", "2")
+    assert {finding.where for finding in report.findings} <= {"1", "2"}
 
 
 class Attending(nn.Module):

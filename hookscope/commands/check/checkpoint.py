@@ -85,11 +85,9 @@ def check_checkpoint(
     name = _name_of(model)
     prepared, measured = None, None
     try:
-        if isinstance(model, Mapping):
-            reason = "a state dict is checked without one"
+        if isinstance(model, Mapping) or settings.arch == NO_NETWORK:
+            reason = f"{arg('arch')} none" if isinstance(model, str) else "a state dict is checked without one"
             report = _judged_alone(model, name, settings, wanted, reason, trust=trust)
-        elif settings.arch == NO_NETWORK:
-            report = _judged_alone(model, name, settings, wanted, f"{arg('arch')} none", trust=trust)
         else:
             prepared = prepare(model, settings, trust=trust, device=device)
             # Baselines and evidence need a forward pass, whatever rules are wanted; the rule `drift` makes sure of one.
@@ -185,9 +183,8 @@ def _unmatched_patterns(
 
 
 def _lack_of_memory(name: str, where: str = "") -> InputError:
-    return InputError(
-        f"{name} could not be checked: it needs more memory than allowed{where}. Give it more, or smaller inputs."
-    )
+    lack = f"it needs more memory than allowed{where}. Give it more, or smaller inputs."
+    return InputError(f"{name} could not be checked: {lack}")
 
 
 def _with_evidence(

@@ -198,8 +198,7 @@ def _inputs(report: CheckReport) -> str:
 
 def _findings(report: CheckReport) -> list[Part]:
     findings = [line_of(finding, where=f"'{finding.where}'" if finding.where else "") for finding in report.findings]
-    json = "--format json"
-    return [Findings(findings=findings, all_in=json, shown_by=shows_all(f"{json} lists all"))]
+    return [Findings(findings=findings, all_in="--format json", shown_by=shows_all("--format json lists all"))]
 
 
 def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
@@ -245,10 +244,10 @@ def _wrong_lines(wrong: WrongPicture, *, multi_label: bool) -> list[str]:
     has, taken = ("missed with", "given") if multi_label else ("probability", "taken for")
     label = f"labelled {wrong.label}"
     if wrong.label_probability is not None:
-        label += f", {has} {probability_text(wrong.label_probability)}"
+        label += f" ({has} {probability_text(wrong.label_probability)})"
     if wrong.probability is None:
         return [label, f"{taken} {wrong.taken_for}" if wrong.label_probability is not None else "scores with NaN"]
-    return [label, f"{taken} {wrong.taken_for}, probability {probability_text(wrong.probability)}"]
+    return [label, f"{taken} {wrong.taken_for} (probability {probability_text(wrong.probability)})"]
 
 
 def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[Part]:
@@ -284,7 +283,7 @@ def _rules(outcomes: Sequence[RuleOutcome]) -> Table:
 
 
 def _meaning(outcome: RuleOutcome) -> str:
-    return RULES[outcome.rule].meaning if outcome.rule in RULES else ""
+    return RULES[outcome.rule].meaning if outcome.rule in RULES else ""  # a report may be of another version
 
 
 def _facts(report: CheckReport) -> Facts:

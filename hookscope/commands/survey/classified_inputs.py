@@ -1,17 +1,17 @@
 """Count the inputs that are classified right, and find how the most confident wrong inputs differ from them."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.commands.check.measuring.labelled_pictures import Classes, classes_of
+from hookscope.commands.check.measuring.labelled_pictures import LabelCounts, classes_of
 from hookscope.commands.survey.judged_inputs import GRID, LOOKS, JudgedInputs
 from hookscope.commands.survey.measure_chunk import MeasuredInput
-from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
+from hookscope.results.accuracy import Accuracy, WrongPicture
 from hookscope.results.failures import OutsideKind, OutsideRange
 
 MOST_WRONG = 8
@@ -70,20 +70,16 @@ class ClassifiedInputs:
 
     Attributes:
         labels: Names of the classes of the data by their numbers.
-        categories: Names of the classes of the network.
         source: The folder or file with the classes.
+        class_count: Classes of the network; `mapping` says how labels became these, in a sentence.
         right_count: Pictures that are classified right; `layout_sum` adds up their layouts.
     """
 
     labels: Sequence[str]
-    categories: Sequence[str]
-    source: str = ""
-    class_count: int = 0
-    mapping: str = ""
-    seen: Counter[int] = field(default_factory=Counter)
-    right: Counter[int] = field(default_factory=Counter)
-    taken_for: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    false_positives: Counter[int] = field(default_factory=Counter)
+    source: str
+    class_count: int
+    mapping: str
+    counts: LabelCounts
     worst: list[WrongInput] = field(default_factory=list)
     members: defaultdict[int, Spread] = field(default_factory=lambda: defaultdict(Spread))
     right_count: int = 0
@@ -91,19 +87,26 @@ class ClassifiedInputs:
     low: NDArray[np.float64] = field(default_factory=lambda: np.full(len(LOOKS), np.nan))
     high: NDArray[np.float64] = field(default_factory=lambda: np.full(len(LOOKS), np.nan))
 
+    @classmethod
+    def empty(
+        cls, labels: Sequence[str], categories: Sequence[str], source: str, judged: JudgedInputs
+    ) -> "ClassifiedInputs":
+        """Return no inputs yet, for the network of `judged`; `categories` are names of its classes, if they fit."""
+        count = judged.class_count
+        names = categories if len(categories) == count else ()
+        classes, _ = classes_of(labels, names, count, in_folders=True)
+        return cls(labels, source, count, judged.mapping, LabelCounts(classes, names))
+
     def add(self, inputs: Sequence[MeasuredInput], judged: JudgedInputs, offset: int) -> None:
         """Add the inputs of the next chunk; its first input has the number `offset`."""
-        self.class_count, self.mapping = judged.class_count, judged.mapping
         for place, sample in enumerate(inputs):
             label, best = sample.label, int(judged.taken_for[place])
             assert label is not None  # noqa: S101 - judged inputs have one
-            self.seen[label] += 1
-            if judged.is_right[place]:
-                self.right[label] += 1
+            is_right = bool(judged.is_right[place])
+            self.counts.add([self.labels[label]], [] if is_right else [self.labels[label]], [] if is_right else [best])
+            if is_right:
                 self.members[label].add(sample.name_in(offset))
                 continue
-            self.taken_for[label][best] += 1
-            self.false_positives[best] += 1
             high, low = judged.probabilities[place].tolist()
             looks, layout = judged.looks[place], judged.layouts[place]
             number, name = offset + sample.number, sample.name_in(offset)
@@ -157,44 +160,22 @@ class ClassifiedInputs:
             return None
         return OutsideRange("inverted" if least <= -value <= most else "other layout", value, least, most)
 
-    def _classes(self) -> Classes:
-        return classes_of(self.labels, self._class_names, self.class_count, in_folders=True)[0]
-
     def labels_at(self) -> Mapping[int, int]:
         """Return the number of the label that stands for each class of the network."""
-        return {index: self.labels.index(label) for label, indices in self._classes().items() for index in indices}
-
-    @property
-    def _class_names(self) -> Sequence[str]:
-        return self.categories if len(self.categories) == self.class_count else ()
-
-    def name(self, index: int) -> str:
-        """Return the name of a class of the network: its own, the label that stands for it, or its number."""
-        if index < 0:
-            return "NaN"
-        if self._class_names:
-            return self._class_names[index]
-        label = self.labels_at().get(index)
-        return f"class {index}" if label is None else self.labels[label]
+        return {index: self.labels.index(labels[-1]) for index, labels in self.counts.labels_at.items()}
 
     def accuracy(self) -> Accuracy:
         """Return how many are right, of all and by class."""
-        indices_of, classes = self._classes(), []
-        for label in sorted(self.seen):
-            name, indices = self.labels[label], indices_of[self.labels[label]]
-            mistaken = [(self.name(index), count) for index, count in self.taken_for[label].most_common(1)]
-            false_positives = sum(self.false_positives[index] for index in indices)
-            counts = self.seen[label], self.right[label], *(mistaken or [("", 0)])[0], false_positives
-            classes.append(ClassAccuracy(name, indices, *counts))
+        classes = tuple(self.counts.accuracy(label) for label in self.labels if label in self.counts.seen)
         worst = tuple(
             WrongPicture(
-                wrong.name, wrong.measured.sha256, self.labels[wrong.label], self.name(wrong.taken_for),
+                wrong.name, wrong.measured.sha256, self.labels[wrong.label], self.counts.name(wrong.taken_for),
                 *(None if math.isnan(share) else share for share in wrong.probabilities),
             )
             for wrong in self.worst
         )  # fmt: skip
-        total, right = sum(self.seen.values()), sum(self.right.values())
-        return Accuracy(self.source, self.mapping, self.class_count, total, right, tuple(classes), worst)
+        total, right = sum(entry.count for entry in classes), sum(entry.right for entry in classes)
+        return Accuracy(self.source, self.mapping, self.class_count, total, right, classes, worst)
 
 
 def correlations(layouts: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.float64]:

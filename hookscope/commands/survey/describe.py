@@ -1,6 +1,7 @@
 """A survey as a document: the answer, what else deserves a look, layers over depth, channels by search."""
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import PurePath
 
 from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, TIGHT, remarks_of
@@ -258,16 +259,14 @@ def _massive(result: Survey) -> Iterator[str]:
 
 
 def _tight(result: Survey) -> Iterator[str]:
-    margins = [(row, room.factor) for row in result.rows for room in row.headroom if room.format == FLOAT16]
-    factors = [(row, factor) for row, factor in margins if factor is not None]
-    if factors:
-        row, least = min(factors, key=lambda pair: pair[1])
-        if least >= 1:
-            answer = "These outputs are close to the limit of" if least < TIGHT else "None of these outputs overflows"
-            peak = (
-                f"the peak, in {layer_words(row.label)}, is {figure(least, 3)}\N{MULTIPLICATION SIGN} below the limit"
-            )
-            yield f"{answer} float16: {peak}."
+    finite = [row for row in result.rows if not (row.activation.nan_count or row.activation.inf_count)]
+    factors = [(room.factor, row) for row in finite for room in row.headroom if room.format == FLOAT16 and room.factor]
+    least, row = min(factors, key=itemgetter(0), default=(0.0, None))
+    if row is not None and least >= 1:
+        which = "" if len(finite) == len(result.rows) else " without NaN or Inf"
+        close, fits = f"These outputs{which} are close to the limit of", f"None of these outputs{which} overflows"
+        peak = f"the peak, in {layer_words(row.label)}, is {figure(least, 3)}\N{MULTIPLICATION SIGN} below the limit"
+        yield f"{close if least < TIGHT else fits} float16: {peak}."
 
 
 def _selective(result: Survey) -> Iterator[str]:

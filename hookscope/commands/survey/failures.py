@@ -117,19 +117,15 @@ def explained(
 def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iterator[str]:
     if not classified.knows_ranges:
         yield f"Ranges of pictures were not checked: too few are classified right ({classified.right_count})."
+    unsearched = "The layer where an input leaves its class was not searched for"
     if compared is None:
-        yield (
-            "The layer where an input leaves its class was not searched for, because merging has no network. To "
-            f"search, run the command of the shards with {arg('resume')} and without {arg('shard')}."
-        )
+        remedy = f"To search, run the command of the shards with {arg('resume')} and without {arg('shard')}."
+        yield f"{unsearched}, because merging has no network. {remedy}"
         return
-    thin = [label for label, member in compared.members.items() if len(member) < FEWEST_MEMBERS]
-    if thin:
+    if thin := [label for label, member in compared.members.items() if len(member) < FEWEST_MEMBERS]:
         names = some_of([f"'{printable(classified.labels[label], 80)}'" for label in thin], 3)
-        yield (
-            f"The layer where an input leaves its class was not searched for in {names}: that needs at least "
-            f"{FEWEST_MEMBERS} inputs of the class that are classified right."
-        )
+        needed = f"at least {FEWEST_MEMBERS} inputs of the class that are classified right"
+        yield f"{unsearched} in {names}: that needs {needed}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +211,7 @@ def departure_p_values(
     features: Sequence[NDArray[np.float32]], members: Sequence[NDArray[np.float32]]
 ) -> NDArray[np.float64]:
     """Return p-values, (L,), from the features of an input, (C,), and of members of the class, (n, C), by layer."""
-    reaches = np.stack(
-        [_reaches(vector, others) for vector, others in zip(features, members, strict=True)], 1
-    )  # (n + 1, L)
+    reaches = np.stack([*map(_reaches, features, members)], 1)  # (n + 1, L)
     greatest = reaches.max(1)
     shares: NDArray[np.float64] = (greatest[:, None] >= reaches[0]).mean(0)
     return shares
@@ -231,8 +225,7 @@ def first_departure(p_values: NDArray[np.float64]) -> int | None:
 
 def _reaches(features: NDArray[np.float32], members: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return how far input and members are from their mean: see the module, (n + 1,), the input first."""
-    group = np.concatenate([features[None], members]).astype(np.float64)
-    group = np.nan_to_num(group)
+    group = np.nan_to_num(np.concatenate([features[None], members]).astype(np.float64))
     distances = np.sqrt(((group - group.mean(0)) ** 2).sum(1))
     apart = distances - np.median(distances)
     spread = max(float(np.median(np.abs(apart))), _ROUNDING * float(np.sqrt((group**2).sum(1)).max()))

@@ -31,9 +31,7 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
         UsageError: If the output is not dense, or lacks the axes to pool.
     """
     if not is_dense(tensor):
-        raise UsageError(
-            f"{arg('features')}: {printable(label)} is sparse, ragged, empty or without memory. Leave this layer out."
-        )
+        raise _unfit(label, "is sparse, ragged, empty or without memory. Leave this layer out.")
     with plain_arithmetic():
         values = tensor.detach()
         values = values.dequantize() if values.is_quantized else values
@@ -42,15 +40,10 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
         if pool == "none":
             return values.cpu().clone()
         if channel_axis is None:
-            raise UsageError(
-                f"{arg('pool')} {pool}: {printable(label)} has no axis of channels. Give {arg('pool')} none."
-            )
+            raise _unfit(label, f"has no axis of channels. Give {arg('pool')} none.", pool)
         if pool == "cls":
             if values.dim() != 3 or channel_axis != 2:
-                shape = shape_text(values.shape)
-                raise UsageError(
-                    f"{arg('pool')} cls: {printable(label)} is no sequence of tokens but {shape}. Give avg."
-                )
+                raise _unfit(label, f"is no sequence of tokens but {shape_text(values.shape)}. Give avg.", pool)
             return values[:, 0].cpu().clone()
         axes = [axis for axis in range(1, values.dim()) if axis != channel_axis]
         if not axes:
@@ -67,9 +60,13 @@ def different_layers() -> UsageError:
 def different_shapes(label: str, *shapes: tuple[int, ...]) -> UsageError:
     """Return the error for an output with these shapes, batch axis included, for different inputs."""
     one, other = (shape_text(shape[1:]) for shape in shapes)
-    return UsageError(
-        f"{arg('features')}: {printable(label)} is {one} and {other} for different inputs. Give {arg('pool')} avg."
-    )
+    return _unfit(label, f"is {one} and {other} for different inputs. Give {arg('pool')} avg.")
+
+
+def _unfit(label: str, problem: str, pool: str = "") -> UsageError:
+    """Return the error for an output that cannot be written, or not be pooled by `pool`."""
+    option = f"{arg('pool')} {pool}" if pool else arg("features")
+    return UsageError(f"{option}: {printable(label)} {problem}")
 
 
 @dataclass(slots=True)
@@ -92,9 +89,7 @@ class FeatureSpool:
             limit, remedy = "3.4e38", "Leave this layer out"
             if self.dtype == "float16":
                 limit, remedy = "65,504", f"Give {arg('features_dtype')} float32"
-            raise UsageError(
-                f"{arg('features')}: {printable(label)} exceeds {self.dtype}'s greatest number, {limit}. {remedy}."
-            )
+            raise _unfit(label, f"exceeds {self.dtype}'s greatest number, {limit}. {remedy}.")
         self._latest[label] = stored
 
     def keep(self, count: int) -> None:
@@ -105,9 +100,7 @@ class FeatureSpool:
         """
         for label, values in self._latest.items():
             if values.ndim == 0 or values.shape[0] != count:
-                raise UsageError(
-                    f"{arg('features')}: axis 0 of {printable(label)} does not count inputs. Choose another layer."
-                )
+                raise _unfit(label, "has an axis 0 that does not count inputs. Choose another layer.")
             before = self._parts.get(label) or SpooledTensor(self.dtype, (0, *values.shape[1:]), ())
             if before.shape[1:] != values.shape[1:]:
                 raise different_shapes(label, before.shape, values.shape)

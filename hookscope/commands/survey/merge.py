@@ -71,8 +71,8 @@ class Merging:
         self.class_counts.update(measured.label for measured in chunk.inputs if measured.label is not None)
         if chunk.judged is not None:
             plan = self.plan
-            self.classified = self.classified or ClassifiedInputs(
-                plan.classes, plan.model.categories, plan.labels_source
+            self.classified = self.classified or ClassifiedInputs.empty(
+                plan.classes, plan.model.categories, plan.labels_source, chunk.judged
             )
             self.classified.add(chunk.inputs, chunk.judged, self.place_count)
         self.nonfinite_inputs += [sample.name_in(self.place_count) for sample in chunk.inputs if sample.is_nonfinite]

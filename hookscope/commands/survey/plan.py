@@ -133,21 +133,17 @@ class ChunkFolder:
         Raises:
             InputError: If there is none, or it is damaged.
         """
-        where = safe_text(str(self.path))
+        merging = f"Cannot merge '{safe_text(str(self.path))}'"
         try:
             document = parse_json(read_bounded(self.path / PLAN, _MOST_PLAN_BYTES, follow_links=False))
             plan: Plan = checked(Plan, document or {})
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise InputError(
-                f"Cannot merge '{where}': there is no {PLAN}. Give the folder of {arg('out')} that the shards "
-                "were given."
-            ) from error
+            remedy = f"Give the folder of {arg('out')} that the shards were given."
+            raise InputError(f"{merging}: there is no {PLAN}. {remedy}") from error
         except (OSError, ValueError, RecursionError) as error:
-            raise InputError(
-                f"Cannot merge '{where}': its {PLAN} is damaged. Run a shard with {arg('resume')}."
-            ) from error
+            raise InputError(f"{merging}: its {PLAN} is damaged. Run a shard with {arg('resume')}.") from error
         if plan.format != FORMAT:
-            raise InputError(f"Cannot merge '{where}': it is of another version of hookscope. Run the shards again.")
+            raise InputError(f"{merging}: it is of another version of hookscope. Run the shards again.")
         return plan
 
     def remove(self) -> None:

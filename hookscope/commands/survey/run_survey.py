@@ -111,9 +111,8 @@ class _Work:
 def _labelled_inputs(images: object) -> LabelledFiles:
     sources = images if isinstance(images, list | tuple) else [images]
     if len(sources) != 1 or not isinstance(sources[0], str | Path):
-        raise UsageError(
-            f"{arg('by_class')} takes one folder with a folder for each class in it, or one CSV of paths and labels."
-        )
+        forms = "one folder with a folder for each class in it, or one CSV of paths and labels"
+        raise UsageError(f"{arg('by_class')} takes {forms}.")
     try:
         return find_labelled(Path(sources[0]))
     except InputError as error:

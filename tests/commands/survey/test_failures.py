@@ -212,7 +212,7 @@ def test_an_input_like_those_that_are_right_lies_outside_as_rarely_as_stated() -
             layouts=random.standard_normal((count + 1, 64)).astype(np.float32),
             class_count=2,
         )
-        classified = ClassifiedInputs(("a", "b"), ("a", "b"))
+        classified = ClassifiedInputs.empty(("a", "b"), ("a", "b"), "", judged)
         classified.add(inputs, judged, 0)
         assert classified.range_rate == 7 / 141
         outside += bool(classified.outside([judged])[0])

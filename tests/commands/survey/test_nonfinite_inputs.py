@@ -163,3 +163,13 @@ def test_a_layer_that_makes_nan_blames_no_input(tmp_path: Path) -> None:
     result = hookscope.survey(nn.Sequential(Root()), files(tmp_path, {}))
     assert result.nonfinite_inputs == ()
     assert answer(result)[0] == "NaN or Inf in layer 0."
+
+
+def test_an_output_with_inf_is_not_counted_among_those_that_fit_into_float16(tmp_path: Path) -> None:
+    class Tenth(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(x > 0.1, x, torch.inf)
+
+    sentences = answer(hookscope.survey(nn.Sequential(nn.Identity(), Tenth()), files(tmp_path, {})))
+    assert sentences[0] == "NaN or Inf in layer 1."
+    assert any(text.startswith("None of these outputs without NaN or Inf overflows float16: ") for text in sentences)

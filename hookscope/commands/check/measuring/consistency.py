@@ -90,7 +90,8 @@ class FirstPass:
             if "batch-consistency" in self.wanted and not single:
                 self._run_alone(batch)
             if paired := [rule for rule, needed in needs_another.items() if needed and rule in self.wanted]:
-                self._run_with_another(batch, paired)
+                only = "There is only one input" if single else "All inputs are the same"
+                self._run_with_another(batch, paired, only)
         self._explain()
         return tuple(self._row(path, tensor) for path, tensor in self.returned.items())
 
@@ -140,15 +141,14 @@ class FirstPass:
             alone = part_of(batch, index)
             results, raised = self._passes(alone, self.seed)
             if raised:
-                self.unmeasured["batch-consistency"] = f"The network raised on an input alone: {raised}"
+                self._run_with_another(batch, ["batch-consistency"], f"The network raised on an input alone ({raised})")
                 return
             self._compare_parts(index, by_input(results[0], alone)[0])
 
-    def _run_with_another(self, batch: Batch, rules: list[str]) -> None:
+    def _run_with_another(self, batch: Batch, rules: list[str], only: str) -> None:
         pair = with_a_mirrored_copy(batch)
         results, raised = self._passes(pair, self.seed) if pair is not None else ([], "")
         if pair is None or raised:
-            only = "There is only one input" if len(batch.indices) == 1 else "All inputs are the same"
             lack = "no second one can be derived from it: give more pictures."
             lack = f"with a second one in its batch the network raised {raised}" if raised else lack
             self.unmeasured.update(dict.fromkeys(rules, f"{only}, and {lack}"))

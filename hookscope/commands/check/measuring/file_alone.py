@@ -89,10 +89,8 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
     adapters = [NamedShape(key, tuple(tensor.shape), key in zeros) for key, tensor in named_tensors(read.state)]
     alone = adapters_in(adapters) if is_adapter(read.state) else None
     if alone is not None and alone.halves:
-        lone = printable(alone.halves[0], 80)
-        raise CheckpointError(
-            f"{read.name} lacks the other half of '{lone}', a LoRA adapter; save or download it again."
-        )
+        lone = f"'{printable(alone.halves[0], 80)}', a LoRA adapter"
+        raise CheckpointError(f"{read.name} lacks the other half of {lone}; save or download it again.")
     parameters = sum(values.element_count for values in stored if values.role == "parameter")
     broken = any(values.nan_count or values.inf_count for values in stored)
     return CheckMeasurements(

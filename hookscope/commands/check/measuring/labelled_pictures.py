@@ -14,7 +14,7 @@ from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.labelled_files import LabelledFiles
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
-from hookscope.inspection.losses.formulas import is_softmax
+from hookscope.inspection.losses.formulas import class_probabilities
 from hookscope.inspection.losses.targets import Output
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
@@ -51,13 +51,12 @@ def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: Inspe
     with preserved(subject.network, settings.seed, modules=subject.modules.values()), torch.no_grad():
         for batch in prepared.data_batches():
             scores = class_scores(_run(subject, batch), len(batch.indices), settings.output_key)
+            unusable = f"{arg('data')} {printable(data.source)} cannot be used"
             if isinstance(scores, str):
-                raise UsageError(f"{arg('data')} {printable(data.source)} cannot be used. {scores}")
+                raise UsageError(f"{unusable}. {scores}")
             if scores.shape[1] < 2 and not data.multi_label:
-                raise UsageError(
-                    f"{arg('data')} {printable(data.source)} cannot be used: the network has one score per "
-                    f"input ({arg('multi_label')} for a label that is there or not)."
-                )
+                remedy = f"{arg('multi_label')} for a label that is there or not"
+                raise UsageError(f"{unusable}: the network has one score per input ({remedy}).")
             scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
             countings = countings or _countings(data, subject.info.categories, scores.shape[1])
             if data.multi_label and len(countings) > 1 and bool(((scores < 0) | (scores > 1)).any()):
@@ -83,11 +82,7 @@ def _countings(data: LabelledFiles, categories: Sequence[str], class_count: int)
     labels = [*dict.fromkeys(label for group in data.labels.values() for label in group)]
     classes, mapping = classes_of(labels, categories, class_count, in_folders=data.in_folders, columns=data.columns)
     readings: list[Reading] = ["sigmoid", "as returned"] if data.multi_label else ["softmax"]
-    labels_at: defaultdict[int, list[str]] = defaultdict(list)
-    for label, indices in classes.items():
-        for index in indices:
-            labels_at[index].append(label)
-    return [_Counting(data, categories, class_count, classes, mapping, reading, labels_at) for reading in readings]
+    return [_Counting(data, LabelCounts(classes, categories), class_count, mapping, reading) for reading in readings]
 
 
 def classes_of(
@@ -131,20 +126,57 @@ def classes_of(
 
 
 @dataclass(slots=True)
+class LabelCounts:
+    """Pictures by label: all, those that are right, and the classes that the others are taken for.
+
+    Attributes:
+        categories: Names of the network's classes; () if they are not known.
+        labels_at: The labels that stand for each class.
+    """
+
+    classes: Classes
+    categories: Sequence[str]
+    seen: Counter[str] = field(default_factory=Counter)
+    labels_at: dict[int, list[str]] = field(init=False, default_factory=dict)
+    _right: Counter[str] = field(default_factory=Counter)
+    _false_positives: Counter[str] = field(default_factory=Counter)
+    _taken_for: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def __post_init__(self) -> None:
+        for label, indices in self.classes.items():
+            for index in indices:
+                self.labels_at.setdefault(index, []).append(label)
+
+    def add(self, labels: Sequence[str], missed: Sequence[str], extra: Sequence[int]) -> None:
+        """Add a picture with these labels, some of them missed, and classes that it is wrongly taken for."""
+        self.seen.update(labels)
+        self._right.update(label for label in labels if label not in missed)
+        self._false_positives.update({label for index in extra for label in self.labels_at.get(index, ())})
+        for label in missed:
+            self._taken_for[label].update(extra)
+
+    def name(self, index: int) -> str:
+        """Return the name of a class of the network: its own, the label that stands for it, or its number."""
+        if self.categories and index >= 0:
+            return self.categories[index]
+        return self.labels_at[index][0] if index in self.labels_at else "NaN" if index < 0 else f"class {index}"
+
+    def accuracy(self, label: str) -> ClassAccuracy:
+        """Return how many pictures of a label are right."""
+        mistaken = [(self.name(index), count) for index, count in self._taken_for[label].most_common(1)]
+        counts = self.seen[label], self._right[label], *(mistaken or [("", 0)])[0], self._false_positives[label]
+        return ClassAccuracy(label, self.classes[label], *counts)
+
+
+@dataclass(slots=True)
 class _Counting:
     data: LabelledFiles
-    categories: Sequence[str]
+    counts: LabelCounts
     class_count: int
-    classes: Classes
     mapping: str
     reading: Reading
-    labels_at: Mapping[int, Sequence[str]]
     count: int = 0
     exact: int = 0
-    seen: Counter[str] = field(default_factory=Counter)
-    right: Counter[str] = field(default_factory=Counter)
-    false_positives: Counter[str] = field(default_factory=Counter)
-    taken_for: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     worst: list[tuple[float, int, WrongPicture]] = field(default_factory=list)  # by confidence, then the first
     pictures: dict[tuple[int, ...], dict[str, bool]] = field(default_factory=dict)
 
@@ -161,61 +193,43 @@ class _Counting:
 
     def _shares(self, scores: Tensor) -> Tensor:
         if self.reading == "softmax":
-            return scores if is_softmax(scores, Output("", scores)) else scores.softmax(1)
+            return class_probabilities(scores, Output("", scores), multi_label=False)[0]
         return scores.sigmoid() if self.reading == "sigmoid" else scores
 
     def _add(self, record: InputRecord, predicted: Sequence[int], shares: Tensor | None) -> None:
         """Count a picture by its predicted classes; `shares`, (K,), is None for scores with NaN."""
         labels = self.data.labels_of(record.name)
-        wanted = sorted({index for label in labels for index in self.classes[label]})
-        missed = [label for label in labels if not set(self.classes[label]).intersection(predicted)]
+        classes = {label: self.counts.classes[label] for label in labels}
+        wanted = sorted({index for indices in classes.values() for index in indices})
+        missed = [label for label, indices in classes.items() if not set(indices).intersection(predicted)]
         extra = [index for index in predicted if index not in wanted]
         is_right = not missed and not extra and shares is not None
         part = "" if record.name in self.data.labels else record.name[record.name.rindex("[") :]
         self.pictures.setdefault((*wanted,), {})[(record.sha256 or "")[:_DIGEST_DIGITS] + part] = is_right
         self.count += 1
         self.exact += is_right
-        self.seen.update(labels)
-        self.right.update(label for label in labels if label not in missed)
-        self.false_positives.update({label for index in extra for label in self.labels_at.get(index, ())})
-        for label in missed:
-            self.taken_for[label].update(extra)
+        self.counts.add(labels, missed, extra)
         if shares is None:
             self._keep(2.0, WrongPicture(record.name, record.sha256, _listed(labels), "NaN", None, None))
         elif not is_right:
             sure = max((float(shares[index]) for index in extra), default=None)
-            true = min((float(shares[[*self.classes[label]]].max()) for label in missed), default=None)
+            true = min((float(shares[[*classes[label]]].max()) for label in missed), default=None)
             surety = (_THRESHOLD if sure is None else sure) - (_THRESHOLD if true is None else true)
-            named = _listed([*map(self._name, predicted)])
+            named = _listed([*map(self.counts.name, predicted)])
             self._keep(surety, WrongPicture(record.name, record.sha256, _listed(labels), named, sure, true))
 
     def _keep(self, surety: float, picture: WrongPicture) -> None:
         self.worst = nlargest(_WORST, [*self.worst, (surety, -self.count, picture)])
 
-    def _name(self, index: int) -> str:
-        if self.categories:
-            return self.categories[index]
-        return self.labels_at[index][0] if index in self.labels_at else f"class {index}"
-
     def result(self) -> LabelledResult:
-        classes = tuple(self._class(label) for label in self.seen)
+        classes = tuple(map(self.counts.accuracy, self.counts.seen))
         worst = tuple(picture for _, _, picture in self.worst)
-        mapping = self.mapping
-        if self.data.multi_label:
-            mapping += (
-                f"; a label is given where its {'sigmoid' if self.reading == 'sigmoid' else 'score'} is above 0.5"
-            )
         source, multi_label = self.data.source, self.data.multi_label
-        accuracy = Accuracy(
-            source, mapping, self.class_count, self.count, self.exact, classes, worst, multi_label=multi_label
-        )
+        value = "sigmoid" if self.reading == "sigmoid" else "score"
+        mapping = self.mapping + (f"; a label is given where its {value} is above 0.5" if multi_label else "")
+        counts = self.class_count, self.count, self.exact
+        accuracy = Accuracy(source, mapping, *counts, classes, worst, multi_label=multi_label)
         return LabelledResult(accuracy, self.pictures)
-
-    def _class(self, label: str) -> ClassAccuracy:
-        mistaken = self.taken_for[label].most_common(1)
-        named = (self._name(mistaken[0][0]), mistaken[0][1]) if mistaken else ("", 0)
-        counts = self.seen[label], self.right[label]
-        return ClassAccuracy(label, self.classes[label], *counts, *named, self.false_positives[label])
 
 
 def _listed(labels: Sequence[str]) -> str:

@@ -330,17 +330,12 @@ def _read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
     survey = read_run(folder).result
     if not isinstance(survey, Survey):
         raise refusal(folder, "it is not a run of `hookscope survey`", "Give the folder of one.")
-    where, dtype = safe_text(str(folder)), subject.placed[1]
+    unfit, dtype = f"{arg('survey')} '{safe_text(str(folder))}' does not fit", subject.placed[1]
     if survey.dtype != dtype:
-        raise UsageError(
-            f"{arg('survey')} '{where}' does not fit: the network ran in {survey.dtype}, here it is {dtype}."
-        )
+        raise UsageError(f"{unfit}: the network ran in {survey.dtype}, here it is {dtype}.")
     if survey.model_digest != model_digest(subject.network):
-        of = safe_text(f"{survey.model.name}, {survey.model.weights}")
-        raise UsageError(
-            f"{arg('survey')} '{where}' does not fit: it was made with a different network or different weights "
-            f"({of}). Survey this one first."
-        )
+        other = f"different network or different weights ({survey.model.name}, {survey.model.weights})"
+        raise UsageError(f"{unfit}: it was made with a {safe_text(other)}. Survey this one first.")
     return survey
 
 

@@ -118,7 +118,6 @@ def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trus
         )
     loaded = model if isinstance(model, LoadedModel) else replace(loaded_module(unwrap(model)), module=model)
     if inspected_network(loaded).placed[0] == "meta":
-        raise CheckpointError(
-            f"{loaded.info.name} holds shapes without values (on the meta device); load its weights first."
-        )
+        empty = f"{loaded.info.name} holds shapes without values (on the meta device)"
+        raise CheckpointError(f"{empty}; load its weights first.")
     return loaded

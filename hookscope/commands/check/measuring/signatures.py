@@ -139,14 +139,10 @@ _NARROW = (torch.bfloat16, torch.float16)  # with 8 and 11 significant bits
 
 def weights_precision(network: nn.Module) -> str:
     """Return the narrowest floating dtype that holds all parameters exactly: "bfloat16" for rounded weights."""
-    parameters = [
-        parameter.detach()
-        for parameter in network.parameters()
-        if parameter.is_floating_point() and not parameter.is_meta
-    ]
-    for dtype in _NARROW:
-        if parameters and all(torch.equal(tensor, tensor.to(dtype).to(tensor.dtype)) for tensor in parameters):
+    learnt = (parameter.detach() for parameter in network.parameters() if not parameter.is_meta)
+    parameters = [parameter for parameter in learnt if parameter.is_floating_point()]
+    for dtype in _NARROW if parameters else ():
+        if all(torch.equal(tensor, tensor.to(dtype).to(tensor.dtype)) for tensor in parameters):
             return str(dtype).removeprefix("torch.")
-    return str(
-        max((tensor.dtype for tensor in parameters), key=lambda dtype: dtype.itemsize, default=torch.float32)
-    ).removeprefix("torch.")
+    widest = max((tensor.dtype for tensor in parameters), key=lambda dtype: dtype.itemsize, default=torch.float32)
+    return str(widest).removeprefix("torch.")

@@ -217,6 +217,7 @@ def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
 
 
 def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor: Tensor) -> StoredValues:
+    """Add what the order of a weight's values shows; `filters` and `values` are those of the stored `tensor`."""
     rounded = tensor.is_quantized or filters.itemsize < 2
     plain, values = (part.float() if part.itemsize < 2 else part for part in (filters, values))
     return replace(

@@ -136,9 +136,9 @@ def _pieces(tensor: Tensor) -> Sequence[Tensor]:
 def _wrong_settings(at: int, group: dict[Any, Any]) -> Iterator[str]:
     for name, value in dict.items(group):
         for number in _plain(value) if isinstance(name, str) and name != "params" else ():
-            is_wrong = math.isnan(number) or (name in _FINITE and math.isinf(number))
-            is_wrong = is_wrong or (name in _NOT_NEGATIVE and number < 0) or (name == "betas" and number >= 1)
-            if is_wrong:
+            is_infinite = math.isinf(number) and name in _FINITE
+            is_negative = number < 0 and name in _NOT_NEGATIVE
+            if math.isnan(number) or is_infinite or is_negative or (name == "betas" and number >= 1):
                 yield f"param_groups.{at}.{_shown(name)} is {figure(number, 6)}"
 
 
@@ -269,4 +269,5 @@ def _range(tensor: Tensor) -> _Range:
 
 
 def _shown(key: object) -> str:
-    return printable(str(key), 80) if isinstance(key, str | int) and (isinstance(key, str) or abs(key) < 2**53) else "?"
+    is_short = isinstance(key, str) or (isinstance(key, int) and abs(key) < 2**53)
+    return printable(str(key), 80) if is_short else "?"

@@ -114,9 +114,8 @@ def longest_run(weight: Tensor) -> ConstantRun | None:
     matrix = laid_out.reshape(first, -1)  # other axes show as columns, whichever of them comes first in memory
     flat = matrix.reshape(-1)
     # Every run of 32 contains at least one of these pairs of neighbours.
-    pairs = torch.stack(
-        (flat[_SHORTEST_RUN // 2 :: _SHORTEST_RUN // 2], flat[_SHORTEST_RUN // 2 - 1 : -1 : _SHORTEST_RUN // 2])
-    )
+    step = _SHORTEST_RUN // 2
+    pairs = torch.stack((flat[step::step], flat[step - 1 : -1 : step]))
     if not torch.any((pairs[0] == pairs[1]) | (pairs.abs() < SUBNORMAL_BELOW).all(0)):
         return None
     magnitudes = matrix.abs()

@@ -214,10 +214,23 @@ def test_a_network_that_raises_the_second_time_does_not_repeat_itself() -> None:
     assert measured.warnings[-1].endswith("RuntimeError: only once")
 
 
-def test_what_raises_for_an_input_alone_is_not_compared() -> None:
-    network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
-    measured = measure_network(network, pictures(2, 4), wanted={"batch-consistency"})
-    assert "alone: ValueError: Expected more than 1 value" in measured.unmeasured["batch-consistency"]
+def test_an_input_on_which_the_network_raises_alone_is_compared_in_two_batches() -> None:
+    norm = nn.BatchNorm1d(32, track_running_stats=False, affine=False)
+    inputs = pictures(3, 32)
+    measured = measure_network(norm, inputs, wanted={"batch-consistency"})
+    (output,), given = measured.outputs, inputs.double()
+    batches = (given, torch.stack([given[0], -given[0].flip(-1)]))
+    first, other = ((batch - batch.mean(0)) / (batch.var(0, correction=0) + norm.eps).sqrt() for batch in batches)
+    expected = (first[0] - other[0]).abs().max() / max(first[0].abs().max(), other[0].abs().max())
+    assert output.alone_difference == pytest.approx(float(expected), rel=1e-5)
+    assert not measured.unmeasured
+
+
+def test_what_raises_in_other_batches_too_is_not_compared() -> None:
+    measured = measure_network(Written(lambda _, x: x.view(3, 4)), pictures(3, 4), wanted={"batch-consistency"})
+    reason = measured.unmeasured["batch-consistency"]
+    assert reason.startswith("The network raised on an input alone (RuntimeError: shape '[3, 4]' is invalid")
+    assert "), and with a second one in its batch the network raised RuntimeError: shape" in reason
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:`torch.jit.script` is deprecated")
