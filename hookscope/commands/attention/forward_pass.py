@@ -26,6 +26,7 @@ from hookscope.results.concentration import Extent
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.results.network import row_label
 from hookscope.statistics.token_layout import TokenLayout
+from hookscope.text import layer_words
 
 # Rows of every patch are kept of maps with at most so many weights: 16 MB. Ours.
 _MOST_WEIGHTS = 2**22
@@ -156,7 +157,7 @@ class ForwardPass:
             reason = "looks at other tokens than the blocks before it"
         if reason:
             raise UsageError(
-                f"{arg('rollout')} is undefined here: {block.label} {reason}. Leave it out, and look at single blocks."
+                f"{arg('rollout')} is undefined here: {layer_words(block.label)} {reason}. Leave it out, and look at single blocks."
             )
 
     def _chosen(self, queries: Places | None, keys: Places | None, query_count: int) -> list[list[Chosen | None]]:

@@ -52,7 +52,7 @@ from hookscope.results.attention import (
 from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
 from hookscope.statistics.layouts import class_token_count, parse_tokens
 from hookscope.statistics.token_layout import TokenLayout
-from hookscope.text import counted, safe_text
+from hookscope.text import counted, layer_words, safe_text
 
 _NOT_MET = (
     "its softmax is changed before it meets values (talking heads), "
@@ -252,11 +252,11 @@ class _Run:
     def _note_about(self, block: AttentionBlock) -> None:
         self.drawn[block.label] = None
         if block.remark:
-            self.notes[f"{block.label} has no map: {block.remark}."] = None
+            self.notes[f"{layer_words(block.label)} has no map: {block.remark}."] = None
         for head in self.wanted.heads:
             if head >= block.heads:
                 raise UsageError(
-                    f"{arg('head')} {head} is not possible: {block.label} has {block.heads} heads, from 0."
+                    f"{arg('head')} {head} is not possible: {layer_words(block.label)} has {block.heads} heads, from 0."
                 )
 
     # --- Results ---
@@ -299,7 +299,7 @@ class _Run:
     def other_block(self) -> list[str]:
         """Return a note on the last block that can be drawn if nothing was drawn, else []."""
         placed = [(index, block.label) for index, block in enumerate(self.blocks.values()) if not block.remark]
-        return [f"{placed[-1][1]} has a map: {arg('block')} {placed[-1][0]}."] if placed and not self.maps else []
+        return [f"{layer_words(placed[-1][1])} has a map: {arg('block')} {placed[-1][0]}."] if placed and not self.maps else []
 
 
 def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) -> str:
@@ -319,7 +319,7 @@ def _nan_warning(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[
         return []
     more = f", the first of {counted(len(blocks), 'block')}," if len(blocks) > 1 else ""
     why = "its mask leaves a query no key, or it was given NaN (`hookscope activations`)"
-    return [f"Attention weights of {blocks[0]}{more} hold NaN: {why}."]
+    return [f"Attention weights of {layer_words(blocks[0])}{more} hold NaN: {why}."]
 
 
 def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:

@@ -36,7 +36,7 @@ from hookscope.results.attributions import AttributionMap, Attributions, LayerCh
 from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
 from hookscope.statistics.layouts import parse_tokens
 from hookscope.statistics.token_layout import TokenLayout
-from hookscope.text import figure, safe_text
+from hookscope.text import figure, layer_words, safe_text
 
 
 @dataclass(slots=True)
@@ -227,7 +227,7 @@ def _first_inputs(network: nn.Module, batch: Batch, first: int) -> dict[int, NDA
 def _suspicious(heat_map: AttributionMap, name: str) -> str:
     """Return a warning if a map of the input `name` is flat, or its values or its score are not finite; else ""."""
     values, score, label = heat_map.values, heat_map.target.score, safe_text(heat_map.target.label)
-    subject = f"The map of '{label}'{f' at {heat_map.layer}' if heat_map.layer else ''} for {name}"
+    subject = f"The map of '{label}'{f' at {layer_words(heat_map.layer)}' if heat_map.layer else ''} for {name}"
     if not np.isfinite(values).all():
         return f"{subject} holds NaN or infinite values: look at `hookscope grads`."
     if not np.isfinite(score):

@@ -154,7 +154,7 @@ def weights_check(correlation: Numbers) -> SanityCheck:
     limit = SANITY_LIMITS["weights"]
     passed = value <= limit
     shown = ", ".join(f"{mean:.2f}" for mean in by_depth)
-    meaning = f"With the weights shuffled in the last 10%, 50% and 100% of layers, maps correlate by {shown}"
+    meaning = f"With the weights shuffled in the last 10%, 50% and 100% of layers (at least three), maps correlate by {shown}"
     meaning += (
         ": they depend on what the network has learnt."
         if passed

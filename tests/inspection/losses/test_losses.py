@@ -336,6 +336,12 @@ def test_a_complex_output_counts_as_its_two_parts() -> None:
     assert loss_of(x, "mse", target=x).value.item() == 0
 
 
+@pytest.mark.parametrize("loss", ["ce", "nll", "logit", "bce"])
+def test_the_parts_of_complex_numbers_are_no_classes(loss: str) -> None:
+    with pytest.raises(UsageError, match=rf"{loss} cannot compare \(model\), complex numbers: take .* projection"):
+        loss_of(torch.tensor([[1 + 2j, 3 - 1j]]), loss)
+
+
 # --- Targets from the user ---
 
 
