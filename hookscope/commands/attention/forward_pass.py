@@ -157,7 +157,8 @@ class ForwardPass:
             reason = "looks at other tokens than the blocks before it"
         if reason:
             raise UsageError(
-                f"{arg('rollout')} is undefined here: {layer_words(block.label)} {reason}. Leave it out, and look at single blocks."
+                f"{arg('rollout')} is undefined here: {layer_words(block.label)} {reason}. Leave it out, and look at "
+                "single blocks."
             )
 
     def _chosen(self, queries: Places | None, keys: Places | None, query_count: int) -> list[list[Chosen | None]]:

@@ -64,14 +64,7 @@ _NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page 
 def run_attention(
     session: Session, option: options.Attention, on_progress: OnProgress | None, on_error: OnError | None
 ) -> Attention:
-    """Look at the attention of all inputs.
-
-    Raises:
-        UsageError: If an option cannot be right, or rollout is undefined for the network.
-        NothingMatchedError: If no attention was seen.
-        LayerNotFoundError: If there is no such block.
-        ModelError: If the network raised, with `on_error` on every input.
-    """
+    """Look at the attention of all inputs."""
     inspected = inspected_network(session.loaded)
     tokens = None if option.tokens is None else parse_tokens(option.tokens)
     check_token_axes(tokens, 2)  # maps are drawn on pictures
@@ -299,7 +292,10 @@ class _Run:
     def other_block(self) -> list[str]:
         """Return a note on the last block that can be drawn if nothing was drawn, else []."""
         placed = [(index, block.label) for index, block in enumerate(self.blocks.values()) if not block.remark]
-        return [f"{layer_words(placed[-1][1])} has a map: {arg('block')} {placed[-1][0]}."] if placed and not self.maps else []
+        if not placed or self.maps:
+            return []
+        index, label = placed[-1]
+        return [f"{layer_words(label)} has a map: {arg('block')} {index}."]
 
 
 def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) -> str:
@@ -332,8 +328,7 @@ def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:
                 )
             chosen[block % len(labels)] = None
         else:
-            places = [place for place, label in enumerate(labels) if label == block]
-            if not places:
+            if block not in labels:
                 raise LayerNotFoundError(f"There is no block '{safe_text(block)}'.{nearest(block, labels)}")
-            chosen[places[0]] = None
+            chosen[labels.index(block)] = None
     return [*chosen]

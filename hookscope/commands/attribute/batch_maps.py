@@ -58,7 +58,6 @@ def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
     """Make the maps of a batch.
 
     Raises:
-        ModelRaisedError: If the network raises.
         NotReachedError: If no layer has a gradient for all its inputs.
         UsageError: If the network, a layer or a target does not go with the method.
     """
@@ -102,10 +101,6 @@ def explain_again(
     """Return the maps of a target by layer, made by a copy of the network that has no other hooks.
 
     A gradient that does not arrive counts as zero.
-
-    Raises:
-        ModelRaisedError: If the network raises.
-        UsageError: As in `explain`.
     """
     if method not in CAMS:
         return _pixel_maps(passes, network, batch, method, [target]).maps[0]

@@ -53,7 +53,8 @@ class NotReachedError(Exception):
 
     def __init__(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> None:
         """Name the targets and the layers."""
-        super().__init__(f"the gradient of {_names(targets)} is zero everywhere at {', '.join(map(layer_words, labels))}")
+        where = ", ".join(map(layer_words, labels))
+        super().__init__(f"the gradient of {_names(targets)} is zero everywhere at {where}")
 
 
 class LayerGroup(NamedTuple):
@@ -126,7 +127,6 @@ class MapLayers:
         """Return the targets of a batch, and the layers with their gradients.
 
         Raises:
-            ModelRaisedError: If the network raises.
             NotReachedError: If the gradient is zero for some inputs.
             UsageError: If no layer can be looked at, or a target or the grid of tokens is wrong.
             LayerNotFoundError: If a pattern selects no operation.
@@ -148,8 +148,8 @@ class MapLayers:
         layout = layer.output.layout
         if isinstance(layout, Layout) and layout.prefix is None:  # tokens lie at their patches
             self.notes[
-                f"{layer_words(layer.label)}: where its cells lie cannot be computed from the layers before it. Its map is "
-                "stretched evenly over the input, and may be off by half a cell."
+                f"{layer_words(layer.label)}: where its cells lie cannot be computed from the layers before it. Its "
+                "map is stretched evenly over the input, and may be off by half a cell."
             ] = None
         return padded_extents(self.passes.inspected.network, batch, layer.grid)
 
@@ -178,8 +178,8 @@ class MapLayers:
                 self._fields[place, shape] = self._field(output, single)
                 if is_tracked and output.edge is None and isinstance(output.layout, Layout):
                     self.notes[
-                        f"{layer_words(row_label(*place))}: no gradient leads from it to the input that maps are drawn over. It may "
-                        "show another input, or come after a detach()."
+                        f"{layer_words(row_label(*place))}: no gradient leads from it to the input that maps are "
+                        "drawn over. It may show another input, or come after a detach()."
                     ] = None
         passes.outputs.forget()
         captured.restart()

@@ -98,13 +98,7 @@ class _Gathered:
 def run_attribution(
     session: Session, option: options.Attribute, on_progress: OnProgress | None, on_error: OnError | None
 ) -> Attributions:
-    """Explain the targets of all inputs.
-
-    Raises:
-        UsageError: If an option cannot be right, or the network cannot be explained in this way.
-        LayerNotFoundError: If a pattern selects nothing.
-        ModelError: If the network raised, with `on_error` on every input.
-    """
+    """Explain the targets of all inputs."""
     targets, layers = [str(target) for target in cast("Sequence[str | int]", option.target)], option.layer
     _check_options(option, targets)
     inspected = inspected_network(session.loaded)

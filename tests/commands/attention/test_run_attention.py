@@ -304,8 +304,8 @@ def test_weights_that_are_nan_are_a_warning_that_names_the_first_block() -> None
     assert [math.isnan(row.entropy) for row in result.rows] == [False] * 4 + [True] * 8
     (warning,) = (warning for warning in result.warnings if "NaN" in warning)
     assert warning == (
-        "Attention weights of layer 1, the first of 2 blocks, hold NaN: its mask leaves a query no key, or it was given NaN "
-        "(`hookscope activations`)."
+        "Attention weights of layer 1, the first of 2 blocks, hold NaN: its mask leaves a query no key, or it was "
+        "given NaN (`hookscope activations`)."
     )
 
 
