@@ -352,6 +352,12 @@ def test_classes_are_given_by_index_or_name(text: str, index: int) -> None:
     assert loss.value.item() == normal(1, 4)[0, index].item()
 
 
+def test_names_with_commas_are_one_class_each() -> None:
+    names = ("tabby, tabby cat", "tiger cat", "lynx, catamount")
+    loss = loss_of(normal(3, 3), "logit", target="lynx, catamount,tiger cat, tabby, tabby cat", categories=names)
+    assert loss.value.item() == pytest.approx(float(normal(3, 3)[[0, 1, 2], [2, 1, 0]].sum()))
+
+
 def test_each_input_takes_its_own_class_in_whatever_batch_it_comes() -> None:
     x = torch.arange(12.0).reshape(3, 4)
     compute = choose_loss("logit", target="3,0,1", input_count=3)
