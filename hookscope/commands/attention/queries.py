@@ -79,15 +79,8 @@ def chosen_in(
 ) -> Chosen | None:
     """Return a query's place in a block; None where the block has no such query.
 
-    A single query of a block, of a pooling layer or a class token, is taken for the class token's.
-
-    Args:
-        query: As `--query` has it.
-        record: The input, whose photograph has the pixel.
-        queries: Where queries lie; None if that is not known.
-        keys: Where keys lie; None if that is not known.
-        count: How many queries there are.
-        class_count: Class tokens in front of the grid, 0 or 1.
+    A single query of a block, of a pooling layer or a class token, is taken for the class token's. `count` counts
+    queries, `class_count` class tokens in front of the grid, 0 or 1.
 
     Raises:
         UsageError: If the pixel lies outside of what the network sees.

@@ -168,14 +168,8 @@ def choose_layer(
 
     An output that holds the scores themselves at each place is passed over: its map would be the score. A container
     returns the output of its last layer; the shorter name counts. If no layer is reached for all inputs, the last one
-    that is reached for some of them counts.
-
-    Args:
-        outputs: A pass that kept what it saw.
-        modules: The network's, by name.
-        targets: Of the batch.
-        scores: Of each target, (N,), with their graph.
-        before: Look only at layers that finished before this one did.
+    that is reached for some of them counts. `outputs` were kept, `scores` are of each target, (N,), with their graph;
+    only layers that finished before the layer `before` did are looked at.
     """
     for_some: MapLayer | None = None
     remarks: dict[str, str] = {}

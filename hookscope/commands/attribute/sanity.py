@@ -97,10 +97,7 @@ def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
     kind of layer, where fresh draws of one size would make some overflow and others vanish. Of more than a million
     values, which take long to sort, others are drawn, with the same mean and deviation. Buffers stay.
 
-    Args:
-        network: It is copied, and not written to.
-        share: Of the modules that hold parameters, counted from the last one that is registered; three at least.
-        seed: Of the order.
+    `share` is of the modules that hold parameters, counted from the last one that is registered; three at least.
     """
     copied = copy_of_network(network)
     holding = [layer for layer in copied.modules() if next(layer.parameters(recurse=False), None) is not None]

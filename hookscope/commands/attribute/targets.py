@@ -38,10 +38,6 @@ def read_targets(texts: Sequence[str], categories: Sequence[str]) -> tuple[Wante
     Names of classes may hold commas and hyphens: the longest name that there is counts. A target given twice is
     explained once.
 
-    Args:
-        texts: Each one target or several with commas between.
-        categories: Class names by index; () if they are not known.
-
     Raises:
         UsageError: If a text names no class, with the nearest names, or several.
         InputError, ModelError, ModelNotFoundError: If a function cannot be loaded.
