@@ -172,7 +172,9 @@ class MapLayers:
         single = part_of(batch, 0)
         run_output(passes, single, track=True, keeps=True)
         seen = [*passes.outputs.by_place.items()]  # activation checkpointing runs layers again
-        is_tracked = any(output.edge is not None for _, output in seen)
+        drawn_over = main_input(single)
+        has_gradient = drawn_over is None or drawn_over.is_floating_point()
+        is_tracked = has_gradient and any(output.edge is not None for _, output in seen)
         for place, output in seen:
             if self._is_looked_at(place):
                 self._fields[place, shape] = self._field(output, single)
