@@ -89,7 +89,7 @@ def _answer(result: Gradients) -> tuple[list[str], Level]:
         return [headline, *loss], level
     if result.failure is not None:
         return ["Gradients were not checked: the pass raised.", *loss], "warn"
-    rows = [*result.gradients, *result.parameters]
+    rows: list[Row] = [*result.gradients, *result.parameters]
     if rows and all(row.status in _WITHOUT for row in rows):
         return ["Gradients were not checked: none arrived.", *loss], "warn"
     return [f"No problems found{result.where_judged or ' in the gradients'} ({len(GRADS_RULES)} rules).", *loss], "good"
