@@ -181,7 +181,6 @@ class _Run:
         if not seen.blocks:
             return
         drawn = _drawn_positions(self.wanted, [block.block.label for block in seen.blocks])
-        extents = cache(partial(padded_extents, self.inspected.network, batch))
         positions = {label: index for index, label in enumerate(self.blocks)}
         for index in drawn:
             self._note_about(seen.blocks[index].block)
@@ -193,16 +192,17 @@ class _Run:
             ] = None
         for place in range(len(batch.records)):
             for at in range(len(self.wanted.queries)):
-                self.maps += rollout_maps(seen, place, at, extents)
+                self.maps += rollout_maps(seen, place, at)
                 for index in drawn:
-                    self.maps += query_maps(seen, seen.blocks[index], place, at, extents)
+                    self.maps += query_maps(seen, seen.blocks[index], place, at)
             if first + place < SHOWN_INPUTS:
                 self.head_maps += head_maps(seen, place, positions)
-                self.patches += patch_weights(seen, [seen.blocks[index] for index in drawn], place, extents)
+                self.patches += patch_weights(seen, [seen.blocks[index] for index in drawn], place)
 
     def _forward(self, batch: Batch, first: int) -> ForwardPass:
         """Run a batch, and look at its attention; `first` is the position of its first input."""
-        seen = ForwardPass(self.wanted, batch.records, first, self.collector)
+        extents = cache(partial(padded_extents, self.inspected.network, batch))
+        seen = ForwardPass(self.wanted, batch.records, first, self.collector, extents)
         self.wanted.tokens.restart(batch.pictures)
         mode = AttentionMode(self.inspected.modules, seen.take)
         clone = copy_of(batch)
