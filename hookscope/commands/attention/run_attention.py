@@ -183,7 +183,7 @@ class _Run:
         drawn = _drawn_positions(self.wanted, [block.block.label for block in seen.blocks])
         positions = {label: index for index, label in enumerate(self.blocks)}
         for index in drawn:
-            self._note_about(seen.blocks[index].block)
+            self._note_drawn(seen.blocks[index].block)
         pictures = [tensor for tensor in alike_inputs(batch) if tensor.dim() - 2 == PICTURE_AXES]
         if len(pictures) > 1:
             self.notes[
@@ -242,7 +242,7 @@ class _Run:
             sums[name] = before + value.double().sum(0), count + len(value)
         self.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
 
-    def _note_about(self, block: AttentionBlock) -> None:
+    def _note_drawn(self, block: AttentionBlock) -> None:
         self.drawn[block.label] = None
         if block.remark:
             self.notes[f"{layer_words(block.label)} has no map: {block.remark}."] = None
