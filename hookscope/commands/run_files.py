@@ -1,6 +1,7 @@
 """Write the run directory of a result: the overview, tables, grids, tensors, and `run.json` last."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -9,8 +10,8 @@ from PIL import Image
 
 from hookscope.commands.activations.describe import describe_activations, describe_token_norms
 from hookscope.commands.attention.save import write_attention
-from hookscope.commands.attribute.map_files import photograph_of, write_photograph
-from hookscope.commands.attribute.save import write_attributions
+from hookscope.commands.attribute.describe import describe_attributions
+from hookscope.commands.attribute.map_files import photograph_of, write_maps, write_photograph
 from hookscope.commands.conversion import RunDirectoryResult
 from hookscope.commands.diff.save import write_differences
 from hookscope.commands.grads.describe import describe_gradients
@@ -143,7 +144,7 @@ def _write_pictures(folder: Path, result: Activations | Gradients) -> list[str |
 _WRITERS: Mapping[type, tuple[Verb, Callable[..., RunFiles]]] = {
     Activations: ("activations", _write_inspection),
     Attention: ("attention", write_attention),
-    Attributions: ("attribute", write_attributions),
+    Attributions: ("attribute", partial(write_maps, describe=describe_attributions)),
     Differences: ("diff", write_differences),
     Gradients: ("grads", _write_inspection),
     History: ("history", write_history),

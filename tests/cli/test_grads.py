@@ -342,6 +342,10 @@ def without():
     return Net(forward)
 
 
+def without_any():
+    return Net(torch.no_grad()(lambda net, x: net.c(net.b(net.a(x)))))
+
+
 def never_called():
     return Net(lambda net, x: net.c(x))
 
@@ -374,6 +378,14 @@ def test_why_parameters_get_no_gradient_is_what_is_known(run: Run, network: str,
     document = json.loads(run("grads", f"blocked.py:{network}", "--input-shape", "2,4", "--json").stdout)
     (verdict,) = document["verdicts"]
     assert f"4 of 6 trainable parameters never get a gradient (limit 0): {reason}" in verdict["message"]
+
+
+@pytest.mark.usefixtures("blocked")
+def test_gradients_that_no_loss_sends_are_not_called_free_of_problems(run: Run) -> None:
+    ended = run("grads", "blocked.py:without_any", "--input-shape", "2,4")
+    assert ended.code == 6
+    assert "Gradients were not checked: none arrived." in ended.stdout
+    assert "No problems found" not in ended.stdout
 
 
 @pytest.mark.usefixtures("blocked")

@@ -89,7 +89,7 @@ def _answer(result: Activations) -> tuple[list[str], Level]:
     """Return the first finding or that there is none, a sentence on each flag that calls for a look, and the level."""
     flags = flag_sentences(result.rows, result.verdicts)
     if result.failure is not None:
-        where = result.failure.layer or "the network"
+        where = layer_words(result.failure.layer) if result.failure.layer else "the network"
         return [f"The forward pass raised in {where}.", *flags], "fail"
     if result.verdicts:
         headline, level = headline_of(result.verdicts)
@@ -157,7 +157,7 @@ def token_sentences(result: Activations) -> Iterator[str]:
     if high:
         row, tokens = max(high, key=lambda pair: pair[1].high[0].norm / pair[1].median if pair[1].median else 0)
         first = tokens.high[0]
-        words = f"high-norm tokens in {counted(len(high), 'row')}, most in {row.label or '(model)'}: "
+        words = f"high-norm tokens in {counted(len(high), 'row')}, most in {layer_words(row.label)}: "
         words += f"{counted(tokens.high_count, 'token')}, above all {tokens.place(first.token)}"
         words += names[first.input_index]
         yield f"{words} (norm {number_text(first.norm)}, median {number_text(tokens.median)})"
@@ -165,7 +165,7 @@ def token_sentences(result: Activations) -> Iterator[str]:
     if massive:
         row, tokens = massive[0]
         largest = tokens.massive[0]
-        words = f"massive activations in {counted(len(massive), 'row')}, first in {row.label or '(model)'}: "
+        words = f"massive activations in {counted(len(massive), 'row')}, first in {layer_words(row.label)}: "
         words += f"{number_text(largest.value)} in channel {largest.channel} of {tokens.place(largest.token)}"
         yield f"{words}{names[largest.input_index]}, median magnitude {number_text(largest.median)}"
 

@@ -56,11 +56,7 @@ def unseen_blocks(
 ) -> tuple[UnseenBlock, ...]:
     """Return the innermost modules that ran and look like attention, and in which none was seen.
 
-    Args:
-        candidates: As `attention_modules` found them.
-        called: Names of those that ran.
-        seen: Names of modules that computed attention that was seen.
-        refused: By name; counted if they are inside a candidate, are called attention, or have called torch's.
+    Refused ones are counted if they are inside a candidate, are called attention, or have called torch's.
     """
     seen = {*seen}
     ran = [name for name in candidates if name in called]

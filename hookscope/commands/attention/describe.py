@@ -26,7 +26,7 @@ from hookscope.reporting.steps import as_floats
 from hookscope.results.attention import ROLLOUT, Attention, AttentionBlock, AttentionMap, HeadMaps, HeadRow
 from hookscope.results.concentration import concentration
 from hookscope.results.inputs import Photograph
-from hookscope.text import counted, some_of
+from hookscope.text import counted, layer_words, some_of
 
 _MOST_FLAGGED = 6
 _MOST_REASONS = 2  # why there is no map, of the notes
@@ -70,7 +70,7 @@ def finding_of(first: AttentionMap, result: Attention) -> str:
     heads = "" if first.head is None else f" head {first.head}"
     rest = f"; {first.elsewhere:.1%} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
     box = concentration(first, record)
-    subject = f"{input_names(result.inputs)[first.input_index]}, {first.query} at {first.block}{heads}: "
+    subject = f"{input_names(result.inputs)[first.input_index]}, {first.query} at {layer_words(first.block)}{heads}: "
     if box is None:
         has_nan = not np.isfinite(first.values).all()
         return f"{subject}{'its weights are NaN' if has_nan else f'nothing on the picture{rest}'}."
@@ -78,7 +78,7 @@ def finding_of(first: AttentionMap, result: Attention) -> str:
 
 
 def _flagged_heads(result: Attention) -> Iterator[str]:
-    flagged = [f"{row.block} head {row.head}" for row in result.rows if row.is_one_token]
+    flagged = [f"{layer_words(row.block)} head {row.head}" for row in result.rows if row.is_one_token]
     if flagged:
         heads = counted(len(flagged), "head")
         yield f"{heads} with more than 90% of the weight on one token: {some_of(flagged, _MOST_FLAGGED)}."
@@ -115,7 +115,8 @@ def _numbers(result: Attention, shown: Sequence[int]) -> Iterator[Part]:
         yield _every_head([head_map for head_map in head_maps if head_map.query == query], result)
     if len(result.blocks) > 1 and result.rows:
         yield _over_blocks(result)
-    legends = {"entropy": "entropy in nats, distance in patches: from the lowest head of a block to the highest"}
+    legends = {"entropy": "entropy in nats: from the lowest head of a block to the highest"}
+    legends["distance"] = "distance in patches: from the lowest head to the highest"
     yield Table(title="Blocks", columns=block_columns(result), rows=result.blocks, legends=legends)
     yield Table(title="Every head", columns=HEADS, rows=result.rows, is_extra=True)
 

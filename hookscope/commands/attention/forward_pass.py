@@ -26,12 +26,10 @@ from hookscope.results.concentration import Extent
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.results.network import row_label
 from hookscope.statistics.token_layout import TokenLayout
+from hookscope.text import layer_words
 
 # Rows of every patch are kept of maps with at most so many weights: 16 MB. Ours.
 _MOST_WEIGHTS = 2**22
-
-Extents = Callable[[tuple[int, int]], Sequence[Extent]]
-"""Returns the area that a grid (h, w) fills, of each input of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,7 @@ class ForwardPass:
     """What one forward pass has shown so far.
 
     Attributes:
+        extents: Returns the area that a grid (h, w) fills, of each input.
         refused: By module, why its attention was not seen.
         rollout: Attention followed through the blocks so far, (N, queries, tokens of the network's input); None if it
             was not asked for.
@@ -79,6 +78,7 @@ class ForwardPass:
     records: Sequence[InputRecord]
     first: int
     collector: TensorCollector
+    extents: Callable[[tuple[int, int]], Sequence[Extent]]
     blocks: list[SeenBlock] = field(default_factory=list)
     refused: dict[str, Refusal] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
@@ -156,16 +156,23 @@ class ForwardPass:
             reason = "looks at other tokens than the blocks before it"
         if reason:
             raise UsageError(
-                f"{arg('rollout')} is undefined here: {block.label} {reason}. Leave it out, and look at single blocks."
+                f"{arg('rollout')} is undefined here: {layer_words(block.label)} {reason}. Leave it out, and look at "
+                "single blocks."
             )
 
     def _chosen(self, queries: Places | None, keys: Places | None, query_count: int) -> list[list[Chosen | None]]:
         """Return the token of each query, by input."""
-        classes = self.wanted.class_count
         return [
-            [chosen_in(query, record, queries, keys, query_count, classes) for record in self.records]
+            [self.chosen(query, place, queries, keys, query_count) for place in range(len(self.records))]
             for query in self.wanted.queries
         ]
+
+    def chosen(
+        self, query: Query, place: int, queries: Places | None, keys: Places | None, query_count: int
+    ) -> Chosen | None:
+        """Return a query's token for the input at a place in the batch."""
+        record, classes = self.records[place], self.wanted.class_count
+        return chosen_in(query, record, queries, keys, query_count, classes, lambda grid: self.extents(grid)[place])
 
     def _save(self, label: str, rows: Tensor, begin: int) -> None:
         self.collector.collect_rows(label, rows[:, 0] if rows.size(1) == 1 else rows, begin)  # one window: no axis
@@ -187,19 +194,19 @@ class ForwardPass:
 # --- Maps on one input: `place` is its place in the batch, `at` the query's position ---
 
 
-def query_maps(seen: ForwardPass, block: SeenBlock, place: int, at: int, extents: Extents) -> Iterator[AttentionMap]:
+def query_maps(seen: ForwardPass, block: SeenBlock, place: int, at: int) -> Iterator[AttentionMap]:
     """Yield the maps of a query in one block: of the heads that were asked for, or their mean."""
     mapped = _mapped(block, place, at)
     if mapped is None:
         return
     chosen, values, elsewhere = mapped
     height, width = values.shape[1:]
-    extent = extents((height, width))[place]
+    extent = seen.extents((height, width))[place]
     for head in seen.wanted.heads or (None,):
         head_map = values.mean(0) if head is None else values[head]
         rest = float(elsewhere.mean() if head is None else elsewhere[head])
-        drawn, box = head_map.numpy().copy(), _box_on_input(chosen, extent)
-        yield AttentionMap(seen.first + place, block.block.label, head, chosen.label, drawn, extent, rest, box)
+        drawn = head_map.numpy().copy()
+        yield AttentionMap(seen.first + place, block.block.label, head, chosen.label, drawn, extent, rest, chosen.box)
 
 
 def head_maps(seen: ForwardPass, place: int, positions: Mapping[str, int]) -> Iterator[HeadMaps]:
@@ -226,19 +233,7 @@ def _mapped(block: SeenBlock, place: int, at: int) -> tuple[Chosen, Tensor, Tens
     return chosen, values.reshape(-1, *keys.grid), elsewhere
 
 
-def _box_on_input(chosen: Chosen, extent: Extent) -> tuple[float, float, float, float] | None:
-    """Return the box of a patch as shares of the network's input; a grid may extend beyond the input."""
-    if chosen.box is None:
-        return None
-    top, left, bottom, right = extent
-    across, down = right - left, bottom - top
-    from_left, from_top, to_right, to_bottom = chosen.box
-    return left + from_left * across, top + from_top * down, left + to_right * across, top + to_bottom * down
-
-
-def patch_weights(
-    seen: ForwardPass, blocks: Sequence[SeenBlock], place: int, extents: Extents
-) -> Iterator[PatchWeights]:
+def patch_weights(seen: ForwardPass, blocks: Sequence[SeenBlock], place: int) -> Iterator[PatchWeights]:
     """Yield the rows of every patch, of blocks that kept them."""
     for block in blocks:
         whole, queries, keys = block.numbers.whole, block.queries, block.keys
@@ -247,20 +242,18 @@ def patch_weights(
         cells = queries.cells[0]
         order = cells.argsort()[int((cells < 0).sum()) :]
         values = on_grid(whole[place][None, order], keys)[0].reshape(-1, *keys.grid).numpy().copy()
-        yield PatchWeights(seen.first + place, block.block.label, queries.grid, values, extents(keys.grid)[place])
+        yield PatchWeights(seen.first + place, block.block.label, queries.grid, values, seen.extents(keys.grid)[place])
 
 
-def rollout_maps(seen: ForwardPass, place: int, at: int, extents: Extents) -> Iterator[AttentionMap]:
+def rollout_maps(seen: ForwardPass, place: int, at: int) -> Iterator[AttentionMap]:
     """Yield the map of a query after all blocks."""
     weights, places = seen.rollout, seen.blocks[-1].keys
     if weights is None or places is None:
         return
-    query, classes = seen.wanted.queries[at], seen.wanted.class_count
-    chosen = chosen_in(query, seen.records[place], places, places, weights.size(1), classes)
+    chosen = seen.chosen(seen.wanted.queries[at], place, places, places, weights.size(1))
     if chosen is None:
         return
     row = weights[place].mean(0) if chosen.token is None else weights[place, chosen.token]
     values = row[places.cells[0] >= 0].reshape(places.grid)
-    extent, rest = extents(places.grid)[place], max(0.0, 1 - float(values.sum()))
-    drawn, box = values.numpy().copy(), _box_on_input(chosen, extent)
-    yield AttentionMap(seen.first + place, ROLLOUT, None, chosen.label, drawn, extent, rest, box)
+    extent, rest = seen.extents(places.grid)[place], max(0.0, 1 - float(values.sum()))
+    yield AttentionMap(seen.first + place, ROLLOUT, None, chosen.label, values.numpy().copy(), extent, rest, chosen.box)

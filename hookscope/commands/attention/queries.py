@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hookscope.commands.attention.places import Places
 from hookscope.errors import UsageError
 from hookscope.parameters import arg
+from hookscope.results.concentration import Extent
 from hookscope.results.inputs import InputRecord
 from hookscope.text import safe_text
 
@@ -65,7 +66,7 @@ class Chosen:
         label: "class token", "patch 3,7".
         token: Its index among the queries of its window; None for the mean.
         window: The window that it is in.
-        box: A patch, (left, top, right, bottom) as shares of its grid; None for other queries.
+        box: A patch, (left, top, right, bottom) as shares of the network's input; None for other queries.
     """
 
     label: str
@@ -75,19 +76,18 @@ class Chosen:
 
 
 def chosen_in(
-    query: Query, record: InputRecord, queries: Places | None, keys: Places | None, count: int, class_count: int
+    query: Query,
+    record: InputRecord,
+    queries: Places | None,
+    keys: Places | None,
+    count: int,
+    class_count: int,
+    extent_of: Callable[[tuple[int, int]], Extent],
 ) -> Chosen | None:
     """Return a query's place in a block; None where the block has no such query.
 
-    A single query of a block, of a pooling layer or a class token, is taken for the class token's.
-
-    Args:
-        query: As `--query` has it.
-        record: The input, whose photograph has the pixel.
-        queries: Where queries lie; None if that is not known.
-        keys: Where keys lie; None if that is not known.
-        count: How many queries there are.
-        class_count: Class tokens in front of the grid, 0 or 1.
+    A single query of a block, of a pooling layer or a class token, is taken for the class token's. `count` counts
+    queries, `class_count` class tokens in front of the grid, 0 or 1; `extent_of` returns the area that a grid fills.
 
     Raises:
         UsageError: If the pixel lies outside of what the network sees.
@@ -100,23 +100,37 @@ def chosen_in(
         if queries is not None and queries.prefix and class_count:
             return Chosen(CLASS, 0)
         return Chosen(MEAN, None) if query.text == "auto" else None
-    return None if queries is None else _placed(query, record, queries, class_count)
+    return None if queries is None else _placed(query, record, queries, class_count, extent_of)
 
 
-def _placed(query: Query, record: InputRecord, queries: Places, class_count: int) -> Chosen | None:
+def _placed(
+    query: Query,
+    record: InputRecord,
+    queries: Places,
+    class_count: int,
+    extent_of: Callable[[tuple[int, int]], Extent],
+) -> Chosen | None:
     if query.pixel is None:
         token = class_count + query.register - 1
         return Chosen(f"register {query.register}", token) if token < queries.prefix else None
-    row, column = _cell(query, record, queries.grid)
-    window, token = (int(index) for index in (queries.cells == row * queries.grid[1] + column).nonzero()[0])
+    x, y = _on_input(query.pixel, query, record)
     tall, wide = queries.grid
-    box = column / wide, row / tall, (column + 1) / wide, (row + 1) / tall
+    top, left, bottom, right = extent_of(queries.grid)  # it may extend beyond the input
+    row, column = int((y - top) / (bottom - top) * tall), int((x - left) / (right - left) * wide)
+    cell_height, cell_width = (bottom - top) / tall, (right - left) / wide
+    window, token = (int(index) for index in (queries.cells == row * wide + column).nonzero()[0])
+    box = (
+        left + column * cell_width,
+        top + row * cell_height,
+        left + (column + 1) * cell_width,
+        top + (row + 1) * cell_height,
+    )
     return Chosen(f"patch {row},{column}", token, window, box)
 
 
-def _cell(query: Query, record: InputRecord, grid: tuple[int, int]) -> tuple[int, int]:
-    assert query.pixel is not None  # noqa: S101 - the caller has looked
-    x, y = query.pixel
+def _on_input(pixel: tuple[float, float], query: Query, record: InputRecord) -> tuple[float, float]:
+    """Return a pixel of the photograph as shares of the network's input."""
+    x, y = pixel
     region = record.region
     top, left, bottom, right = 0.0, 0.0, *map(float, record.shape[-2:])
     if region is not None:
@@ -130,4 +144,4 @@ def _cell(query: Query, record: InputRecord, grid: tuple[int, int]) -> tuple[int
             f"{arg('query')} {query.text} lies outside of what the network sees of {safe_text(record.name)}: x "
             f"from {least_x} to {most_x}, y from {least_y} to {most_y}."
         )
-    return int(down * grid[0]), int(across * grid[1])
+    return across, down

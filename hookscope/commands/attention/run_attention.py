@@ -52,7 +52,7 @@ from hookscope.results.attention import (
 from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
 from hookscope.statistics.layouts import class_token_count, parse_tokens
 from hookscope.statistics.token_layout import TokenLayout
-from hookscope.text import counted, safe_text
+from hookscope.text import counted, layer_words, safe_text
 
 _NOT_MET = (
     "its softmax is changed before it meets values (talking heads), "
@@ -64,14 +64,7 @@ _NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page 
 def run_attention(
     session: Session, option: options.Attention, on_progress: OnProgress | None, on_error: OnError | None
 ) -> Attention:
-    """Look at the attention of all inputs.
-
-    Raises:
-        UsageError: If an option cannot be right, or rollout is undefined for the network.
-        NothingMatchedError: If no attention was seen.
-        LayerNotFoundError: If there is no such block.
-        ModelError: If the network raised, with `on_error` on every input.
-    """
+    """Look at the attention of all inputs."""
     inspected = inspected_network(session.loaded)
     tokens = None if option.tokens is None else parse_tokens(option.tokens)
     check_token_axes(tokens, 2)  # maps are drawn on pictures
@@ -188,10 +181,9 @@ class _Run:
         if not seen.blocks:
             return
         drawn = _drawn_positions(self.wanted, [block.block.label for block in seen.blocks])
-        extents = cache(partial(padded_extents, self.inspected.network, batch))
         positions = {label: index for index, label in enumerate(self.blocks)}
         for index in drawn:
-            self._note_about(seen.blocks[index].block)
+            self._note_drawn(seen.blocks[index].block)
         pictures = [tensor for tensor in alike_inputs(batch) if tensor.dim() - 2 == PICTURE_AXES]
         if len(pictures) > 1:
             self.notes[
@@ -200,16 +192,17 @@ class _Run:
             ] = None
         for place in range(len(batch.records)):
             for at in range(len(self.wanted.queries)):
-                self.maps += rollout_maps(seen, place, at, extents)
+                self.maps += rollout_maps(seen, place, at)
                 for index in drawn:
-                    self.maps += query_maps(seen, seen.blocks[index], place, at, extents)
+                    self.maps += query_maps(seen, seen.blocks[index], place, at)
             if first + place < SHOWN_INPUTS:
                 self.head_maps += head_maps(seen, place, positions)
-                self.patches += patch_weights(seen, [seen.blocks[index] for index in drawn], place, extents)
+                self.patches += patch_weights(seen, [seen.blocks[index] for index in drawn], place)
 
     def _forward(self, batch: Batch, first: int) -> ForwardPass:
         """Run a batch, and look at its attention; `first` is the position of its first input."""
-        seen = ForwardPass(self.wanted, batch.records, first, self.collector)
+        extents = cache(partial(padded_extents, self.inspected.network, batch))
+        seen = ForwardPass(self.wanted, batch.records, first, self.collector, extents)
         self.wanted.tokens.restart(batch.pictures)
         mode = AttentionMode(self.inspected.modules, seen.take)
         clone = copy_of(batch)
@@ -249,14 +242,14 @@ class _Run:
             sums[name] = before + value.double().sum(0), count + len(value)
         self.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
 
-    def _note_about(self, block: AttentionBlock) -> None:
+    def _note_drawn(self, block: AttentionBlock) -> None:
         self.drawn[block.label] = None
         if block.remark:
-            self.notes[f"{block.label} has no map: {block.remark}."] = None
+            self.notes[f"{layer_words(block.label)} has no map: {block.remark}."] = None
         for head in self.wanted.heads:
             if head >= block.heads:
                 raise UsageError(
-                    f"{arg('head')} {head} is not possible: {block.label} has {block.heads} heads, from 0."
+                    f"{arg('head')} {head} is not possible: {layer_words(block.label)} has {block.heads} heads, from 0."
                 )
 
     # --- Results ---
@@ -299,7 +292,10 @@ class _Run:
     def other_block(self) -> list[str]:
         """Return a note on the last block that can be drawn if nothing was drawn, else []."""
         placed = [(index, block.label) for index, block in enumerate(self.blocks.values()) if not block.remark]
-        return [f"{placed[-1][1]} has a map: {arg('block')} {placed[-1][0]}."] if placed and not self.maps else []
+        if not placed or self.maps:
+            return []
+        index, label = placed[-1]
+        return [f"{layer_words(label)} has a map: {arg('block')} {index}."]
 
 
 def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) -> str:
@@ -319,7 +315,7 @@ def _nan_warning(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[
         return []
     more = f", the first of {counted(len(blocks), 'block')}," if len(blocks) > 1 else ""
     why = "its mask leaves a query no key, or it was given NaN (`hookscope activations`)"
-    return [f"Attention weights of {blocks[0]}{more} hold NaN: {why}."]
+    return [f"Attention weights of {layer_words(blocks[0])}{more} hold NaN: {why}."]
 
 
 def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:
@@ -332,8 +328,7 @@ def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:
                 )
             chosen[block % len(labels)] = None
         else:
-            places = [place for place, label in enumerate(labels) if label == block]
-            if not places:
+            if block not in labels:
                 raise LayerNotFoundError(f"There is no block '{safe_text(block)}'.{nearest(block, labels)}")
-            chosen[places[0]] = None
+            chosen[labels.index(block)] = None
     return [*chosen]

@@ -6,19 +6,12 @@ from pathlib import Path
 from hookscope.commands.attention.describe import HEADS, describe_attention
 from hookscope.commands.attribute.map_files import write_maps
 from hookscope.reporting.tables import csv_text, write_tables
-from hookscope.results.attention import Attention, AttentionMap
+from hookscope.results.attention import Attention
 from hookscope.results.runs.directory import RunFiles
-from hookscope.text import slug
 
 
 def write_attention(folder: Path, result: Attention) -> RunFiles:
     """Write the files of `hookscope attention`."""
-    files = write_maps(folder, result, title=_title, describe=describe_attention)
+    files = write_maps(folder, result, describe=describe_attention)
     names = write_tables(folder, {"heads.csv": csv_text(HEADS, result.rows)} if result.rows else {})
     return replace(files, listed=[*files.listed, *names])
-
-
-def _title(shown: AttentionMap) -> str:
-    """Return what a map's files are named after: "class-token-blocks.11.attn-head-3"."""
-    head = [] if shown.head is None else [f"head-{shown.head}"]
-    return "-".join((slug(shown.query, 40), slug(shown.block, 60), *head))

@@ -23,11 +23,10 @@ from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import exact_operation
 from hookscope.hooks.selection import module_index
 from hookscope.inputs.batches import Batch
+from hookscope.inspection.losses.formulas import real
 from hookscope.results.attributions import Method
 from hookscope.results.concentration import Extent
 from hookscope.statistics.token_layout import TokenLayout
-
-_EXACT = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,6 @@ def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
     """Make the maps of a batch.
 
     Raises:
-        ModelRaisedError: If the network raises.
         NotReachedError: If no layer has a gradient for all its inputs.
         UsageError: If the network, a layer or a target does not go with the method.
     """
@@ -75,9 +73,8 @@ def _layer_maps(method: Method, layers: Sequence[MapLayer], targets: Sequence[Ba
     maps = []
     with torch.no_grad():
         for at in range(len(targets)):
-            pairs = [(layer.values, layer.gradients[at]) for layer in layers]
-            wide = [pair if pair[0].dtype in _EXACT else (pair[0].float(), pair[1].float()) for pair in pairs]
-            maps.append([CAMS[method](*pair).float().cpu() for pair in wide])
+            pairs = [(real(layer.values), real(layer.gradients[at])) for layer in layers]
+            maps.append([CAMS[method](*pair).float().cpu() for pair in pairs])
     return Explained(targets, layers, maps)
 
 
@@ -102,10 +99,6 @@ def explain_again(
     """Return the maps of a target by layer, made by a copy of the network that has no other hooks.
 
     A gradient that does not arrive counts as zero.
-
-    Raises:
-        ModelRaisedError: If the network raises.
-        UsageError: As in `explain`.
     """
     if method not in CAMS:
         return _pixel_maps(passes, network, batch, method, [target]).maps[0]

@@ -72,7 +72,7 @@ def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
     """Return a map's finding in one sentence: the target, and where half of the map lies."""
     record = result.inputs[heat_map.input_index]
     box = concentration(heat_map, record)
-    at = f" at {heat_map.layer}" if len(result.layers) > 1 else ""
+    at = f" at {layer_words(heat_map.layer)}" if len(result.layers) > 1 else ""
     subject = f"{input_names(result.inputs)[heat_map.input_index]}, {_target_words(heat_map.target)}{at}: "
     if box is None and not np.isfinite(heat_map.values).all():
         return f"{subject}the {result.method} map holds NaN or infinite values."

@@ -38,12 +38,7 @@ _OWN = str(Path(__file__).parent)
 
 
 class ModelRaisedError(Exception):
-    """The model raised on a batch: the sentence for people, and what was raised."""
-
-    def __init__(self, message: str, raised: BaseException) -> None:
-        """Store the sentence and the exception."""
-        super().__init__(message)
-        self.raised = raised
+    """The model raised on a batch: the sentence for people. What was raised is its cause. All passes raise it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,9 +86,6 @@ def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, ke
     """Run the network over copies of a batch; `track` makes the input that maps are drawn over require a gradient.
 
     Layers that only other inputs lead to then have no graph, because maps of them would not be maps of that input.
-
-    Raises:
-        ModelRaisedError: If the network raises.
     """
     copied = copy_of(batch)
     arguments = (copied.args, dict(copied.kwargs))
@@ -123,7 +115,7 @@ def model_errors(inspected: InspectedNetwork, phase: str) -> Iterator[None]:
             raise
         error = reraise_internal(raised)
         failure = locate(inspected.modules, error)
-        raise ModelRaisedError(failure_message(inspected.info.name, failure, error, phase), error) from None
+        raise ModelRaisedError(failure_message(inspected.info.name, failure, error, phase)) from error
 
 
 def run_model(
@@ -144,7 +136,7 @@ def run_model(
         try:
             run(batch)
         except ModelRaisedError as raised:
-            return Break(str(raised), error=raised.raised)
+            return Break(str(raised), error=raised.__cause__)
         return None
 
     broken = run_batches(queue, attempt, records, finished, state.rewind)
@@ -158,7 +150,6 @@ def run_and_choose(
     """Run a batch with a graph from its inputs on, and choose the layer that locates the target best.
 
     Raises:
-        ModelRaisedError: If the network raises.
         UsageError: If there is no gradient at all.
     """
     require_floating_point(passes.inspected.network, main_input(batch))
@@ -185,9 +176,6 @@ def run_and_differentiate(
     Returns:
         The targets, and by row key the outputs in which the picture has a place, in the order in which layers finished.
         A gradient that does not arrive is zero.
-
-    Raises:
-        ModelRaisedError: If the network raises.
     """
     while True:
         captured.listen(on=False)
@@ -209,7 +197,7 @@ def run_and_differentiate(
                 with model_errors(passes.inspected, "backward"):
                     _backward(sum_of(score, target))
             except ModelRaisedError as error:
-                if passes.tracks or not isinstance(error.raised, CheckpointError):
+                if passes.tracks or not isinstance(error.__cause__, CheckpointError):
                     raise
                 passes.tracks = True
                 captured.restart()

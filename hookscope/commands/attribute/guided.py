@@ -100,17 +100,13 @@ def _overwrites_a_view(func: Callable[..., Any], args: Any, kwargs: dict[str, An
 
 @contextmanager
 def ruled(score: Tensor, calls: ActivationCalls) -> Iterator[Mapping[str, str]]:
-    """Put the rule on every exact ReLU and ReLU6 behind a score, for the length of a `with` block.
+    """Put the rule on every exact ReLU and ReLU6 behind a score for a block; `calls` was on in the forward pass.
 
     With y = ReLU(x), R the gradient that arrives at y and f the derivative of the ReLU as torch has it, the ReLU passes
     on max(R, 0) · f(x) (Springenberg et al. 2015, Striving for simplicity, figure 1).
 
     Exact ReLUs are `relu`, `relu6`, `clamp(min=0)`, `clamp(0, 6)` and `hardtanh(0, 6)`, in place or not. One that is
     written with `maximum`, `where`, `threshold` or a product is not recognised.
-
-    Args:
-        score: What the backward pass in the block begins with.
-        calls: Was on during the forward pass.
 
     Yields:
         The other activations on the way from the score to the picture by label, "blocks.0.se:sigmoid", each with the

@@ -145,10 +145,7 @@ def require_floating_point(network: nn.Module, tensor: Tensor | None) -> None:
 def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> list[Extent]:
     """Return the area of each input that a map covers when it is stretched over the input and the network's padding.
 
-    Args:
-        network: Its transform may be called, if it is one of torchvision's detectors.
-        batch: The inputs.
-        grid: Of the map: (l,), (h, w) or (d, h, w).
+    The transform of torchvision's detectors is called. `grid` is (l,), (h, w) or (d, h, w).
     """
     transform: Any = attribute_of(network, "transform")
     kind = type(transform)

@@ -16,6 +16,7 @@ from hookscope.hooks.observed import ModuleCall, RowKey
 from hookscope.inputs.batches import Batch
 from hookscope.parameters import arg
 from hookscope.results.concentration import Extent
+from hookscope.results.inputs import PICTURE_AXES
 from hookscope.results.network import row_label
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.layouts import Layout
@@ -32,7 +33,6 @@ _PASSING = (
 )
 # What torchvision's detectors call the part that sees the whole picture.
 _BACKBONE = "backbone"
-_PICTURE_AXES = 2
 _SEQUENCE_AXES = 3  # (N, T, D)
 # How many layers at a time are differentiated, the last first: usually it has a gradient.
 _AT_A_TIME = (1, 4, 16)
@@ -168,14 +168,8 @@ def choose_layer(
 
     An output that holds the scores themselves at each place is passed over: its map would be the score. A container
     returns the output of its last layer; the shorter name counts. If no layer is reached for all inputs, the last one
-    that is reached for some of them counts.
-
-    Args:
-        outputs: A pass that kept what it saw.
-        modules: The network's, by name.
-        targets: Of the batch.
-        scores: Of each target, (N,), with their graph.
-        before: Look only at layers that finished before this one did.
+    that is reached for some of them counts. `outputs` were kept, `scores` are of each target, (N,), with their graph;
+    only layers that finished before the layer `before` did are looked at.
     """
     for_some: MapLayer | None = None
     remarks: dict[str, str] = {}
@@ -261,7 +255,7 @@ def _candidates(
     for at in reversed(range(len(places))):
         place, output = places[at], outputs.by_place[places[at]]
         layout = output.layout
-        is_of_input = not isinstance(layout, Layout) or len(layout.grid) >= min(outputs.axes, _PICTURE_AXES)
+        is_of_input = not isinstance(layout, Layout) or len(layout.grid) >= min(outputs.axes, PICTURE_AXES)
         if place[0] and output.edge is not None and is_of_input and not _in_attention(place[0], modules):
             if isinstance(modules.get(place[0]), _PASSING):
                 output = _earlier_copy(output, [outputs.by_place[other] for other in reversed(places[:at])])

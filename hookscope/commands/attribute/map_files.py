@@ -23,7 +23,7 @@ from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.inputs import PICTURE_AXES, Photograph
 from hookscope.results.runs.directory import OVERVIEW, RunFiles
 from hookscope.results.runs.record import StoredPicture
-from hookscope.text import counted
+from hookscope.text import counted, slug
 
 WIDE = 1144
 """Pixels, of drawings of signals and volumes: those of the overview."""
@@ -34,25 +34,14 @@ _NO_PICTURE = 205  # of 255: the ground of maps without a picture
 
 
 def write_maps(
-    folder: Path,
-    result: Attributions | Attention,
-    *,
-    title: Callable[[Any], str],
-    describe: Callable[[Any, int, Photograph], Document],
+    folder: Path, result: Attributions | Attention, *, describe: Callable[[Any, int, Photograph], Document]
 ) -> RunFiles:
-    """Write the pictures of all inputs and their maps.
-
-    Args:
-        folder: The run directory.
-        result: Of the run.
-        title: Returns what the files of a map are named after, besides its input.
-        describe: Describes the result for one input, by its index and its photograph.
-    """
+    """Write the pictures of all inputs and their maps; `describe` takes the result, an input's index and photograph."""
     for part in ("overlays", "inputs"):
         (folder / part).mkdir()
     digits = max(3, len(str(len(result.inputs) - 1)))
     maps: Sequence[AttributionMap | AttentionMap] = result.maps
-    names = _distinct_names(f"{heat_map.input_index:0{digits}d}-{title(heat_map)}" for heat_map in maps)
+    names = _distinct_names(f"{heat_map.input_index:0{digits}d}-{_title(heat_map)}" for heat_map in maps)
     named = zip(maps, names, strict=True)
     by_input = {index: [*group] for index, group in groupby(named, lambda pair: pair[0].input_index)}
     pictures: list[StoredPicture] = []
@@ -101,6 +90,15 @@ def photograph_of(result: Activations | Attributions | Attention, index: int) ->
     shape = result.inputs[index].shape
     height, width = shape[-2:] if len(shape) > 1 else (1, 1)
     return whole_photograph(np.full((height, width, 3), _NO_PICTURE, np.uint8), "There is no picture of this input.")
+
+
+def _title(heat_map: AttributionMap | AttentionMap) -> str:
+    """Return what a map's files are named after: "Egyptian-cat-layer4", "class-token-blocks.11.attn-head-3"."""
+    if isinstance(heat_map, AttributionMap):
+        layer = [slug(heat_map.layer, 60)] if heat_map.layer else []
+        return "-".join((slug(heat_map.target.label, 60), *layer))
+    head = [] if heat_map.head is None else [f"head-{heat_map.head}"]
+    return "-".join((slug(heat_map.query, 40), slug(heat_map.block, 60), *head))
 
 
 def _distinct_names(wanted: Iterable[str]) -> list[str]:

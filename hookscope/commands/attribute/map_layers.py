@@ -39,7 +39,7 @@ from hookscope.parameters import arg, listing
 from hookscope.results.concentration import Extent
 from hookscope.results.network import row_label
 from hookscope.statistics.layouts import Layout
-from hookscope.text import safe_text, shape_text, some_of
+from hookscope.text import layer_words, safe_text, shape_text, some_of
 
 # A row's label: name, call, path in a nested output.
 _LABEL = re.compile(r"(?P<layer>.*?)(?:#(?P<call>\d+))?(?P<slot>\[.*)?")
@@ -53,7 +53,8 @@ class NotReachedError(Exception):
 
     def __init__(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> None:
         """Name the targets and the layers."""
-        super().__init__(f"the gradient of {_names(targets)} is zero everywhere at {', '.join(labels)}")
+        where = ", ".join(map(layer_words, labels))
+        super().__init__(f"the gradient of {_names(targets)} is zero everywhere at {where}")
 
 
 class LayerGroup(NamedTuple):
@@ -126,7 +127,6 @@ class MapLayers:
         """Return the targets of a batch, and the layers with their gradients.
 
         Raises:
-            ModelRaisedError: If the network raises.
             NotReachedError: If the gradient is zero for some inputs.
             UsageError: If no layer can be looked at, or a target or the grid of tokens is wrong.
             LayerNotFoundError: If a pattern selects no operation.
@@ -148,8 +148,8 @@ class MapLayers:
         layout = layer.output.layout
         if isinstance(layout, Layout) and layout.prefix is None:  # tokens lie at their patches
             self.notes[
-                f"{layer.label}: where its cells lie cannot be computed from the layers before it. Its map is "
-                "stretched evenly over the input, and may be off by half a cell."
+                f"{layer_words(layer.label)}: where its cells lie cannot be computed from the layers before it. Its "
+                "map is stretched evenly over the input, and may be off by half a cell."
             ] = None
         return padded_extents(self.passes.inspected.network, batch, layer.grid)
 
@@ -172,14 +172,16 @@ class MapLayers:
         single = part_of(batch, 0)
         run_output(passes, single, track=True, keeps=True)
         seen = [*passes.outputs.by_place.items()]  # activation checkpointing runs layers again
-        is_tracked = any(output.edge is not None for _, output in seen)
+        drawn_over = main_input(single)
+        has_gradient = drawn_over is None or drawn_over.is_floating_point()
+        is_tracked = has_gradient and any(output.edge is not None for _, output in seen)
         for place, output in seen:
             if self._is_looked_at(place):
                 self._fields[place, shape] = self._field(output, single)
                 if is_tracked and output.edge is None and isinstance(output.layout, Layout):
                     self.notes[
-                        f"{row_label(*place)}: no gradient leads from it to the input that maps are drawn over. It may "
-                        "show another input, or come after a detach()."
+                        f"{layer_words(row_label(*place))}: no gradient leads from it to the input that maps are "
+                        "drawn over. It may show another input, or come after a detach()."
                     ] = None
         passes.outputs.forget()
         captured.restart()
@@ -303,7 +305,7 @@ class MapLayers:
             inputs = some_of([safe_text(record.name) for record in batch.records], 1)
             raise UsageError(f"{arg('layer')} {text} did not run for {inputs}: give a layer that runs.")
         place = (zero or flat)[-1]
-        label, output = row_label(*place), seen[place]
+        label, output = layer_words(row_label(*place)), seen[place]
         if zero:
             others = output.layout.others if isinstance(output.layout, Layout) else ""
             why = f"after it only {others} reaches the target" if others else "nothing leads from there to the target"

@@ -36,7 +36,7 @@ from hookscope.results.attributions import AttributionMap, Attributions, LayerCh
 from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
 from hookscope.statistics.layouts import parse_tokens
 from hookscope.statistics.token_layout import TokenLayout
-from hookscope.text import figure, safe_text
+from hookscope.text import figure, layer_words, safe_text
 
 
 @dataclass(slots=True)
@@ -98,13 +98,7 @@ class _Gathered:
 def run_attribution(
     session: Session, option: options.Attribute, on_progress: OnProgress | None, on_error: OnError | None
 ) -> Attributions:
-    """Explain the targets of all inputs.
-
-    Raises:
-        UsageError: If an option cannot be right, or the network cannot be explained in this way.
-        LayerNotFoundError: If a pattern selects nothing.
-        ModelError: If the network raised, with `on_error` on every input.
-    """
+    """Explain the targets of all inputs."""
     targets, layers = [str(target) for target in cast("Sequence[str | int]", option.target)], option.layer
     _check_options(option, targets)
     inspected = inspected_network(session.loaded)
@@ -227,7 +221,7 @@ def _first_inputs(network: nn.Module, batch: Batch, first: int) -> dict[int, NDA
 def _suspicious(heat_map: AttributionMap, name: str) -> str:
     """Return a warning if a map of the input `name` is flat, or its values or its score are not finite; else ""."""
     values, score, label = heat_map.values, heat_map.target.score, safe_text(heat_map.target.label)
-    subject = f"The map of '{label}'{f' at {heat_map.layer}' if heat_map.layer else ''} for {name}"
+    subject = f"The map of '{label}'{f' at {layer_words(heat_map.layer)}' if heat_map.layer else ''} for {name}"
     if not np.isfinite(values).all():
         return f"{subject} holds NaN or infinite values: look at `hookscope grads`."
     if not np.isfinite(score):

@@ -97,13 +97,7 @@ def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
     kind of layer, where fresh draws of one size would make some overflow and others vanish. Of more than a million
     values, which take long to sort, others are drawn, with the same mean and deviation. Buffers stay.
 
-    Args:
-        network: It is copied, and not written to.
-        share: Of the modules that hold parameters, counted from the last one that is registered; three at least.
-        seed: Of the order.
-
-    Raises:
-        ModelError: If the network cannot be copied.
+    `share` is of the modules that hold parameters, counted from the last one that is registered; three at least.
     """
     copied = copy_of_network(network)
     holding = [layer for layer in copied.modules() if next(layer.parameters(recurse=False), None) is not None]
@@ -130,9 +124,6 @@ def weights_correlations(
 
     Returns:
         Rank correlations, (depths, draws x maps); NaN of maps without an order.
-
-    Raises:
-        ModelError: If the network cannot be copied.
     """
     by_depth = [
         [correlations(maps, explain(randomised(network, share, seed + draw))) for draw in range(_DRAWS)]
@@ -154,8 +145,8 @@ def weights_check(correlation: Numbers) -> SanityCheck:
     limit = SANITY_LIMITS["weights"]
     passed = value <= limit
     shown = ", ".join(f"{mean:.2f}" for mean in by_depth)
-    meaning = f"With the weights shuffled in the last 10%, 50% and 100% of layers, maps correlate by {shown}"
-    meaning += (
+    meaning = "With the weights shuffled in the last 10%, 50% and 100% of layers (at least three), maps correlate by "
+    meaning += shown + (
         ": they depend on what the network has learnt."
         if passed
         else f" (limit {limit}): they hardly depend on what the network has learnt, like those of an edge "
@@ -319,7 +310,7 @@ class Checking:
     _weights: list[Numbers] = field(default_factory=list)
     _classes: list[Numbers] = field(default_factory=list)
     _deleted: list[Numbers] = field(default_factory=list)
-    _gap: float | None = None
+    _gaps: list[float] = field(default_factory=list)
     _began: bool = False
     _noun: str = "picture"
 
@@ -327,8 +318,7 @@ class Checking:
         """Check the maps of a batch. The network itself is not run."""
         self._noun = input_word(explained.maps[0][0].dim() - 1)
         gaps = [gap for part in explained.pixels if part.gap is not None for gap in part.gap.tolist()]
-        gaps = [gap for gap in gaps if not math.isnan(gap)]
-        self._gap = max([*gaps, self._gap or 0.0]) if gaps else self._gap
+        self._gaps += [gap for gap in gaps if not math.isnan(gap)]
         if self.sanity == "none" or (self.sanity == "quick" and self._began):
             return
         self._began = True
@@ -349,8 +339,8 @@ class Checking:
             checks.append(class_check(np.concatenate(self._classes)))
         if self._deleted:
             checks.append(deletion_check(np.concatenate(self._deleted, 1), self._noun))
-        if self._gap is not None:
-            checks.append(completeness_check(self._gap, self._noun))
+        if self._gaps:
+            checks.append(completeness_check(max(self._gaps), self._noun))
         return tuple(checks)
 
     def _check(self, passes: ForwardBackward, batch: Batch, explained: Explained, at: int) -> None:

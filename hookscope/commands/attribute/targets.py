@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hookscope.errors import UsageError
-from hookscope.inspection.losses.targets import class_index, required_class
+from hookscope.inspection.losses.targets import class_index, required_class, split_at_commas
 from hookscope.models.user_code import load_function
 from hookscope.parameters import arg
 from hookscope.text import safe_text
@@ -38,34 +38,18 @@ def read_targets(texts: Sequence[str], categories: Sequence[str]) -> tuple[Wante
     Names of classes may hold commas and hyphens: the longest name that there is counts. A target given twice is
     explained once.
 
-    Args:
-        texts: Each one target or several with commas between.
-        categories: Class names by index; () if they are not known.
-
     Raises:
         UsageError: If a text names no class, with the nearest names, or several.
         InputError, ModelError, ModelNotFoundError: If a function cannot be loaded.
     """
     wanted: dict[tuple[object, ...], Wanted] = {}
     for text in texts:
-        for part in [text] if _FUNCTION.fullmatch(text.strip()) else _split_at_commas(text, categories):
+        for part in [text] if _FUNCTION.fullmatch(text.strip()) else split_at_commas(text, categories):
             target = _wanted(part.strip(), categories)
             # A function is loaded anew each time.
             key = (target.text,) if target.function else (target.index, target.against, target.box)
             wanted.setdefault(key, target)
     return tuple(wanted.values())
-
-
-def _split_at_commas(text: str, categories: Sequence[str]) -> list[str]:
-    """Split at commas that are not part of a class name; the longest name counts."""
-    pieces, parts = text.split(","), []
-    while pieces:
-        length = next(
-            (end for end in range(len(pieces), 1, -1) if class_index(",".join(pieces[:end]), categories) is not None), 1
-        )
-        parts.append(",".join(pieces[:length]))
-        pieces = pieces[length:]
-    return parts
 
 
 def _wanted(text: str, categories: Sequence[str]) -> Wanted:

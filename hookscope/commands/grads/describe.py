@@ -27,6 +27,7 @@ from hookscope.results.runs.record import RunRecord
 from hookscope.rules import GRADS_RULES
 
 Row = GradientRow | ParameterRow
+_WITHOUT = ("no gradient path", "not reached")
 
 _SPREAD = (
     Column("", "grad_output over inputs", "layer", 0, value=itemgetter(0), words=True),
@@ -88,6 +89,9 @@ def _answer(result: Gradients) -> tuple[list[str], Level]:
         return [headline, *loss], level
     if result.failure is not None:
         return ["Gradients were not checked: the pass raised.", *loss], "warn"
+    rows: list[Row] = [*result.gradients, *result.parameters]
+    if rows and all(row.status in _WITHOUT for row in rows):
+        return ["Gradients were not checked: none arrived.", *loss], "warn"
     return [f"No problems found{result.where_judged or ' in the gradients'} ({len(GRADS_RULES)} rules).", *loss], "good"
 
 
@@ -111,7 +115,7 @@ def _flow(title: str, rows: Sequence[Row], result: Gradients) -> DepthChart:
         ],
         marks=[
             ("exactly 0", "fail", [row.status == "zero" for row in rows]),
-            ("no gradient", "dim", [row.status in ("no gradient path", "not reached") for row in rows]),
+            ("no gradient", "dim", [row.status in _WITHOUT for row in rows]),
             ("holds NaN or Inf", "fail", [bool(value.nan_count or value.inf_count) for value in values]),
         ],
         ground=("a rule fails", [row.label in failing for row in rows]),

@@ -170,10 +170,11 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
         result = OVER_ALL[name](used, task)
     else:
         main = main_output(used)
-        if main.tensor.is_nested:
-            raise UsageError(
-                f"{name} cannot compare {main.label}, a nested tensor: take {arg('loss')} projection or sum."
-            )
+        problem = "a nested tensor" if main.tensor.is_nested else ""
+        if main.tensor.is_complex() and "class" in LOSSES[name]:  # its real and imaginary parts are no classes
+            problem = "complex numbers"
+        if problem:
+            raise UsageError(f"{name} cannot compare {main.label}, {problem}: take {arg('loss')} projection or sum.")
         others = ", ".join(output.label for output in used if output is not main)
         used = [main]
         result = OF_ONE[name](main, task)

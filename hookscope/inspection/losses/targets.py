@@ -83,9 +83,9 @@ def read_target(
         target = Target("tensor", tensor=values, name=safe_text(name) or f"tensor {shape_text(requested.shape)}")
     elif requested in ("zeros", "noise", "self"):
         target = Target(requested)  # type: ignore[arg-type] # one of the kinds, by the line above
-    elif "class" in kinds:  # a name may itself hold commas
-        parts = text.split(",") if class_index(text, categories) is None else [text]
-        target = Target("class", classes=tuple(required_class(part, categories) for part in parts))
+    elif "class" in kinds:
+        classes = tuple(required_class(part, categories) for part in split_at_commas(text, categories))
+        target = Target("class", classes=classes)
     if target.kind in kinds:
         return target
     if not kinds:
@@ -95,6 +95,18 @@ def read_target(
     shown = text if isinstance(requested, Tensor) else f"'{safe_text(text)}'"
     takes = [_IN_WORDS.get(kind, kind) for kind in kinds]
     raise UsageError(f"{loss} does not take {shown} as its target. Give {', '.join(takes[:-1])} or {takes[-1]}.")
+
+
+def split_at_commas(text: str, categories: Sequence[str]) -> list[str]:
+    """Split at commas that are not part of a class name; the longest name counts."""
+    pieces, parts = text.split(","), []
+    while pieces:
+        length = next(
+            (end for end in range(len(pieces), 1, -1) if class_index(",".join(pieces[:end]), categories) is not None), 1
+        )
+        parts.append(",".join(pieces[:length]))
+        pieces = pieces[length:]
+    return parts
 
 
 def required_class(text: str, categories: Sequence[str]) -> int:

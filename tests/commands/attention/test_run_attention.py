@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor, nn
@@ -304,8 +305,8 @@ def test_weights_that_are_nan_are_a_warning_that_names_the_first_block() -> None
     assert [math.isnan(row.entropy) for row in result.rows] == [False] * 4 + [True] * 8
     (warning,) = (warning for warning in result.warnings if "NaN" in warning)
     assert warning == (
-        "Attention weights of 1, the first of 2 blocks, hold NaN: its mask leaves a query no key, or it was given NaN "
-        "(`hookscope activations`)."
+        "Attention weights of layer 1, the first of 2 blocks, hold NaN: its mask leaves a query no key, or it was "
+        "given NaN (`hookscope activations`)."
     )
 
 
@@ -594,6 +595,15 @@ def test_windows_of_swin_are_put_back_where_they_lie(library: str, size: int) ->
             mean[row, column] = weights[other, :, :, key].mean() / len(weights)
         assert np.abs(ours[f"patch 1,{side - 2}"] - expected).max() < 1e-6
         assert np.abs(ours["mean of queries"] - mean).max() < 1e-6
+
+
+def test_the_patch_under_a_pixel_lies_there_where_the_grid_extends_beyond_the_picture() -> None:
+    # Patches of 4 pixels are 50x50; merged twice, with rows and columns added, 13x13: each is 16 pixels wide.
+    options = {"batch_axis": 0, "verify": False, "block": "features.5.0.attn", "query": "95,111"}
+    result = hookscope.attention(torchvision.models.swin_t(), torch.zeros(1, 3, 200, 200), **options)
+    (drawn,) = result.maps
+    assert (drawn.query, drawn.values.shape) == ("patch 6,5", (13, 13))
+    assert drawn.box == pytest.approx((80 / 200, 96 / 200, 96 / 200, 112 / 200))
 
 
 @pytest.mark.exhaustive

@@ -280,12 +280,23 @@ def test_a_network_without_relu_is_refused() -> None:
         explained(Written(lambda net, x: torch.tanh(net.first(x))), torch.randn(1, 3, 9, 9))
 
 
-def test_torchscript_is_refused_before_it_hides_its_relus() -> None:
+def shifted(x: Tensor) -> Tensor:
+    return torch.relu(x + 1)
+
+
+@pytest.mark.parametrize("is_function", [False, True])
+def test_torchscript_is_refused_before_it_hides_its_relus(is_function: bool) -> None:
+    picture = torch.randn(1, 3, 32, 32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that TorchScript is old
-        network = torch.jit.trace(of_modules().eval(), torch.randn(1, 3, 32, 32))
+        if is_function:
+            script = torch.jit.script(shifted)
+            network: nn.Module = Written(lambda net, x: F.relu(script(net.first(x))))
+            network(picture)  # from the second run on, its ReLU is hidden
+        else:
+            network = torch.jit.trace(of_modules().eval(), picture)
     with pytest.raises(UsageError, match="inside TorchScript"):
-        explained(network, torch.randn(1, 3, 32, 32))
+        explained(network, picture)
 
 
 def test_a_custom_autograd_function_is_named() -> None:

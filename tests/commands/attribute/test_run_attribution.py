@@ -98,7 +98,7 @@ def test_a_picture_whose_gradient_is_zero_is_left_out() -> None:
         network[0].bias.fill_(-1.0)
     pictures = torch.randn(3, 3, 8, 8)
     pictures[1] = 0  # no ReLU opens
-    with pytest.raises(UnfitInputError, match="the gradient of 'class 0' is zero everywhere at 0"):
+    with pytest.raises(UnfitInputError, match="the gradient of 'class 0' is zero everywhere at layer 0"):
         attribute(network, pictures, target=0, layer="0")
     errors: list[HookscopeError] = []
     looks = attribute(network, pictures, target=0, layer="0", on_error=errors.append)

@@ -336,6 +336,12 @@ def test_a_complex_output_counts_as_its_two_parts() -> None:
     assert loss_of(x, "mse", target=x).value.item() == 0
 
 
+@pytest.mark.parametrize("loss", ["ce", "nll", "logit", "bce"])
+def test_the_parts_of_complex_numbers_are_no_classes(loss: str) -> None:
+    with pytest.raises(UsageError, match=rf"{loss} cannot compare \(model\), complex numbers: take .* projection"):
+        loss_of(torch.tensor([[1 + 2j, 3 - 1j]]), loss)
+
+
 # --- Targets from the user ---
 
 
@@ -344,6 +350,12 @@ def test_classes_are_given_by_index_or_name(text: str, index: int) -> None:
     loss = loss_of(normal(1, 4), "logit", target=text, categories=PETS)
     assert loss.target == f"class {index}, {PETS[index]}"
     assert loss.value.item() == normal(1, 4)[0, index].item()
+
+
+def test_names_with_commas_are_one_class_each() -> None:
+    names = ("tabby, tabby cat", "tiger cat", "lynx, catamount")
+    loss = loss_of(normal(3, 3), "logit", target="lynx, catamount,tiger cat, tabby, tabby cat", categories=names)
+    assert loss.value.item() == pytest.approx(float(normal(3, 3)[[0, 1, 2], [2, 1, 0]].sum()))
 
 
 def test_each_input_takes_its_own_class_in_whatever_batch_it_comes() -> None:
