@@ -35,6 +35,8 @@ class StepInProgress:
             gradients on the CPU are not finite.
         bad_input: Which layer's input held NaN or Inf, see `broken_input`; "" if unknown.
         is_belated: Whether its forward pass had run before the previous step ended.
+        is_called_early: Whether `step` was called for it before an optimiser stepped.
+        given_number: The loop's own number, if it was given before an optimiser stepped.
         edited: Parameters that an edit keeps frozen, or whose gradient it changes.
         edits: As in `TrainingStep`.
         operations: The operations of the losses, by the place of `backward`.
@@ -54,6 +56,8 @@ class StepInProgress:
     bad_weights: list[str] | None = None
     bad_input: str = ""
     is_belated: bool = False
+    is_called_early: bool = False
+    given_number: int | None = None
     edited: frozenset[str] = frozenset()
     edits: tuple[tuple[str, int], ...] = ()
     operations: dict[str, LossOperations] = field(default_factory=dict)
