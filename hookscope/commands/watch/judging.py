@@ -335,7 +335,6 @@ class IdleParameters:
     _zero_count: int = 0
     _frozen: dict[int, list[str]] = field(default_factory=dict)  # by `id` of the optimiser, at its last step
     _trained: set[str] = field(default_factory=set)
-    _trained_last: dict[int, Sequence[str]] = field(default_factory=dict)  # by `id` of the optimiser
 
     @property
     def any(self) -> bool:
@@ -348,9 +347,7 @@ class IdleParameters:
         for key, reading in arrived.step.readings.items():
             if self.without or reading.without:
                 self.without = _counted_on(self.without, reading.without, {*reading.names, *reading.frozen})
-            if self._trained_last.get(key) is not reading.names:
-                self._trained_last[key] = reading.names
-                self._trained.update(reading.names)
+            self._trained.update(reading.names)
             self._frozen[key] = [name for name in reading.frozen if name in self._trained and name not in edited]
         zeros = arrived.zero
         if zeros or self.still_stepped or arrived.step.measurement is not None:

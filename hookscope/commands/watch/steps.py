@@ -143,8 +143,6 @@ class ArrivedStep:
     @property
     def zero(self) -> list[str]:
         """Parameters whose gradient is exactly 0, except those that an edit changes."""
-        if 0 not in self.norms.values():
-            return []
         return [name for name, norm in self.norms.items() if norm == 0 and name not in self.step.edited]
 
     @property

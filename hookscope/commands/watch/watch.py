@@ -136,7 +136,7 @@ class Watch:
         self._states = {id(member): WatchedOptimizer(member) for member in self._optimizers}
         self._outside = OutsideWrites(self._names.of)
         self._is_called = script is None
-        self._last_call: Literal["", "backward", "step"] = ""  # since an optimiser stepped; "step" only after "backward"
+        self._last_call: Literal["", "backward", "step"] = ""  # since an optimiser stepped; "step" if both
         self._graphs = shared.graphs
         self._operations: dict[str, LossOperations] = {}
         self._failure: Exception | None = None
