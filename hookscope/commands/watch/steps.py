@@ -16,7 +16,7 @@ from hookscope.results.training import TrainingStep
 
 _LARGEST = 10
 
-HeardLoss = tuple[str, float | Tensor]
+PlacedLoss = tuple[str, float | Tensor]
 """The place where `backward` was called, "train.py:9", and the loss; the place is "" for a loss passed to `step`."""
 
 
@@ -47,7 +47,7 @@ class StepInProgress:
 
     number: int
     reason: str = ""
-    losses: list[HeardLoss] = field(default_factory=list)
+    losses: list[PlacedLoss] = field(default_factory=list)
     readings: dict[int, GradientReading] = field(default_factory=dict)
     stepped: set[int] = field(default_factory=set)
     clips: list[tuple[frozenset[int], Tensor]] = field(default_factory=list)

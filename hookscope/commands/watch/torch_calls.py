@@ -123,7 +123,7 @@ def _observed_clipping(clip: Callable[..., Any], *, returns_norm: bool) -> Calla
         # clip_grad_norm_ calls _clip_grads_with_norm_, through a wrapper of torch's.
         if torch.compiler.is_compiling() or sys._getframe(2).f_globals is vars(clip_grad):
             return clip(parameters, *args, **keywords)
-        tensors, parameters = _kept(parameters)
+        tensors, parameters = _listed_and_iterable(parameters)
         listening = [listener for listener in _listeners if listener.clips(tensors)]
         norm_type = keywords.get("norm_type", args[1] if len(args) > 1 else 2.0)
         is_known = returns_norm and float(norm_type) == 2
@@ -192,7 +192,7 @@ def _scale_of(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
         return None
 
 
-def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
+def _listed_and_iterable(parameters: Any) -> tuple[list[Tensor], Any]:
     """Return the parameters as a list, and in a form that can still be iterated: the list uses up a generator."""
     if isinstance(parameters, Tensor):
         return [parameters], parameters
@@ -228,7 +228,7 @@ def guarded(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[An
     return guarded_method  # type: ignore[return-value]  # mypy: "self" by name
 
 
-def as_written(method: Callable[P, R]) -> Callable[P, R]:
+def uncompiled(method: Callable[P, R]) -> Callable[P, R]:
     """Return a hook that runs uncompiled, also inside a compiled step; torch._dynamo is imported only when it runs."""
 
     @functools.wraps(method)

@@ -46,7 +46,7 @@ from hookscope.commands.watch.outside_writes import OutsideWrites
 from hookscope.commands.watch.parameters import ParameterMeasurement
 from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
 from hookscope.commands.watch.stale_gradients import WatchedOptimizer
-from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, StepInProgress
+from hookscope.commands.watch.steps import ArrivedStep, PlacedLoss, StepInProgress
 from hookscope.commands.watch.training_log import LAST_STEP
 from hookscope.commands.watch.transfers import number_of
 from hookscope.errors import UsageError
@@ -77,7 +77,7 @@ _MOST_OUTSTANDING = 32
 class InScript:
     """What the watches of a script share."""
 
-    losses: list[HeardLoss] = field(default_factory=list)  # that belong to the next step of an optimiser
+    losses: list[PlacedLoss] = field(default_factory=list)  # that belong to the next step of an optimiser
     graphs: dict[str, Node] = field(default_factory=dict)  # of the last losses, by place
     last_step: int = 0  # of an earlier watch without a file
     shards: Shards | None = None
@@ -155,7 +155,7 @@ class Watch:
         self._first = self._prepared + 1
         self._ended = self._prepared or -1  # the last step that has ended; a loop may begin with 0
         self._shards = shared.shards
-        self._heard = shared.losses
+        self._losses_to_come = shared.losses
         self._expected = {id(member) for member in self._optimizers}
         self._current = StepInProgress(self._first)
         self._begin(fitted)
@@ -275,8 +275,8 @@ class Watch:
             before = functools.partial(self._before_step, state)
             after = functools.partial(self._after_step, state)
             # These hooks run last, after other hooks have changed the gradients.
-            self._handles.append(state.optimizer.register_step_pre_hook(torch_calls.as_written(before)))
-            self._handles.append(state.optimizer.register_step_post_hook(torch_calls.as_written(after)))
+            self._handles.append(state.optimizer.register_step_pre_hook(torch_calls.uncompiled(before)))
+            self._handles.append(state.optimizer.register_step_post_hook(torch_calls.uncompiled(after)))
         self._is_closed = self._is_released = False
         torch_calls.listen(self)
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
@@ -394,7 +394,7 @@ class Watch:
         last = state.unscaled or state.unchanged_since()
         if last is None:
             return False
-        is_same = id(state.optimizer) in self._current.stepped or not (self._is_called or self._heard)
+        is_same = id(state.optimizer) in self._current.stepped or not (self._is_called or self._losses_to_come)
         state.has_stepped = True
         number = last.number if is_same else self._current.number
         self._judge.judge_repeat(number, last, type(state.optimizer).__name__)
@@ -439,8 +439,8 @@ class Watch:
         reading = step.readings[id(optimizer)] = read_gradients(optimizer, self._names.of, summed)
         if self._is_alone(optimizer):
             state.read(reading, step.number)
-        step.losses += self._heard
-        self._heard.clear()
+        step.losses += self._losses_to_come
+        self._losses_to_come.clear()
         if summed is None:
             self._examine(optimizer, reading.norms)
         if step.measurement is not None:
@@ -482,7 +482,7 @@ class Watch:
         if state.depth == 0:
             if not state.repeats:
                 self._graphs.clear()
-                self._heard.clear()  # losses of further calls of a closure, at intermediate weights
+                self._losses_to_come.clear()  # losses of further calls of a closure, at intermediate weights
             self._edits.edit_values(optimizer)
             self._step_ends(state)
             self._end_if_called_early()
