@@ -280,12 +280,11 @@ def _rate_lines(steps: Sequence[TrainingStep]) -> list[tuple[str, Floats]]:
 
 
 def _skipped(steps: Sequence[str]) -> Text:
-    more = f" and {len(steps) - _MOST_SKIPPED:,} more" if len(steps) > _MOST_SKIPPED else ""
     reason = (
         "The optimiser took no step here: a GradScaler found NaN or Inf in the gradients. A few while it looks for its "
         "scale are usual."
     )
-    return Text([reason, ", ".join(steps[:_MOST_SKIPPED]) + more], is_extra=True)
+    return Text([reason, some_of(steps, _MOST_SKIPPED)], is_extra=True)
 
 
 def _maps(log: TrainingLog, lines: Sequence[FindingLine]) -> HeatMaps:

@@ -128,8 +128,7 @@ def _norms_in_compiled_code(tensors: Sequence[Tensor]) -> list[float] | None:
 
 
 def _norms_in_torch(tensors: Sequence[Tensor]) -> Tensor:
-    if any(tensor.layout is not torch.strided for tensor in tensors):
-        tensors = [_dense(tensor) for tensor in tensors]
+    tensors = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
     kinds = [(tensor.device, tensor.dtype) for tensor in tensors]
     groups = {*kinds}
     if len(groups) == 1:
@@ -163,10 +162,6 @@ def _scaled_norm(tensor: Tensor) -> Tensor:
     values = tensor.abs()
     greatest = values.max() if values.numel() else values.sum()
     return greatest * torch.linalg.vector_norm(values / greatest) if greatest.isfinite() and greatest else greatest
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
 
 
 def _scalar(value: object) -> Tensor | None:

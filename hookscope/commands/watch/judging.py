@@ -83,7 +83,8 @@ class Judge:
         }
         self._was_broken = arrived.is_broken
         self._count_skips(arrived)
-        unusual = (arrived.is_broken, diverging, self._skips, arrived.step.unreset, self._idle.any, outside)
+        idle = self._idle.without or self._idle.zero or self._idle.newly_frozen
+        unusual = (arrived.is_broken, diverging, self._skips, arrived.step.unreset, idle, outside)
         if any(unusual) or any(reasons.values()) or self.verdicts.count:  # as at hardly any step
             by_rule = self._about_values(arrived, causes, loss_jump, norm_jump, diverging)
             if outside:
@@ -335,11 +336,6 @@ class IdleParameters:
     _zero_count: int = 0
     _frozen: dict[int, list[str]] = field(default_factory=dict)  # by `id` of the optimiser, at its last step
     _trained: set[str] = field(default_factory=set)
-
-    @property
-    def any(self) -> bool:
-        """Whether any parameter is idle or newly frozen."""
-        return bool(self.without or self.zero or self.newly_frozen)
 
     def count(self, arrived: ArrivedStep) -> bool:
         """Count a step that was not skipped; return whether more gradients are 0 than at the step before."""
