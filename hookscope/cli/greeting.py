@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 # A folder with more entries is not searched to its end.
@@ -51,7 +52,7 @@ def _commands(folder: Path) -> Iterator[tuple[Sequence[str], str]]:
 
 
 def _places(folder: Path) -> Iterator[str]:
-    """Yield the places to look for pictures: this folder, its folders, and theirs, such as one for each class."""
+    """Yield the places to look for pictures: this folder, and two levels of folders in it."""
     yield from ("sample_images", "")
     for outer in _names(folder, _holds_files_of_the_user):
         yield outer
@@ -73,8 +74,9 @@ def _first(
 def _names(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            some = (entry for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False))
-            names = [entry.name for entry in some if entry.name.isprintable() and wanted(entry)]
+            names = [
+                entry.name for entry in islice(entries, _MOST_ENTRIES) if entry.name.isprintable() and wanted(entry)
+            ]
     except OSError:
         return []
     return sorted(names)[:_MOST_LOOKED_INTO]

@@ -281,8 +281,8 @@ def _rate_lines(steps: Sequence[TrainingStep]) -> list[tuple[str, Floats]]:
 
 def _skipped(steps: Sequence[str]) -> Text:
     reason = (
-        "The optimiser took no step here: a GradScaler found NaN or Inf in the gradients. A few while it looks for its "
-        "scale are usual."
+        "The optimiser took no step here: a GradScaler found NaN or Inf in the gradients. A few skipped steps are "
+        "usual while it looks for its scale."
     )
     return Text([reason, some_of(steps, _MOST_SKIPPED)], is_extra=True)
 

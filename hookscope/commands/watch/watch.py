@@ -434,7 +434,7 @@ class Watch:
 
     @torch_calls.guarded
     def _read(self, state: WatchedOptimizer, summed: Mapping[int, Tensor] | None) -> None:
-        """Read the gradients, or take their norms `summed` over processes, and the losses heard until now."""
+        """Read the gradients, or take their norms `summed` over processes; add the losses that belong to the step."""
         step, optimizer = self._current, state.optimizer
         reading = step.readings[id(optimizer)] = read_gradients(optimizer, self._names.of, summed)
         if self._is_alone(optimizer):
