@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 
 # A folder with more entries is not searched to its end.
@@ -74,9 +73,8 @@ def _first(
 def _names(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            names = [
-                entry.name for entry in islice(entries, _MOST_ENTRIES) if entry.name.isprintable() and wanted(entry)
-            ]
+            some = (entry for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False))
+            names = [entry.name for entry in some if entry.name.isprintable() and wanted(entry)]
     except OSError:
         return []
     return sorted(names)[:_MOST_LOOKED_INTO]
