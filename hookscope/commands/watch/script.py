@@ -27,7 +27,7 @@ from hookscope.text import exception_line, printable
 if TYPE_CHECKING:
     from hookscope.commands.watch.script_watch import ScriptWatch
 
-HOOKSCOPE = f"{Path(__file__).parents[2]}{os.sep}"
+_HOOKSCOPE = f"{Path(__file__).parents[2]}{os.sep}"
 _KEEPS_DYNAMO_OUT = tuple(str(Path("torch", *parts)) for parts in (("_compile.py",), ("_dynamo", "eval_frame.py")))
 
 
@@ -223,7 +223,7 @@ def _strip(error: BaseException, seen: set[int]) -> None:
     for frame in reversed(frames):
         path = frame.tb_frame.f_code.co_filename
         # Frames of torch that keep dynamo out of our functions are removed too.
-        is_ours = path.startswith(HOOKSCOPE) or (is_ours and path.endswith(_KEEPS_DYNAMO_OUT))
+        is_ours = path.startswith(_HOOKSCOPE) or (is_ours and path.endswith(_KEEPS_DYNAMO_OUT))
         if not is_ours:
             frame.tb_next = kept
             kept = frame

@@ -30,7 +30,6 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookscope.commands.watch.gradients import norms_of
-from hookscope.commands.watch.script import HOOKSCOPE, Script
 from hookscope.commands.watch.transfers import number_of
 
 P = ParamSpec("P")
@@ -44,6 +43,8 @@ _SCALE = "hookscope scale"
 _MOST_NODES = 8
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_HOOKSCOPE = f"{Path(__file__).parents[2]}{os.sep}"
+_RUNS_SCRIPTS = str(Path(__file__).with_name("script.py"))
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -318,7 +319,7 @@ def nodes_of(loss: Node | None, most: int) -> Iterator[Node]:
 def _place(frame: FrameType | None) -> str:
     """Return the innermost line of the script, "train.py:9", or else of a library."""
     library = ""
-    while frame is not None and frame.f_code is not Script.run.__code__:
+    while frame is not None and frame.f_code.co_filename != _RUNS_SCRIPTS:
         owner, name = _owner(frame.f_code.co_filename)
         if owner == "script":
             return f"{name}:{frame.f_lineno}"
@@ -332,6 +333,6 @@ def _place(frame: FrameType | None) -> str:
 def _owner(path: str) -> tuple[str, str]:
     """Return the owner of a file, "torch", "library" or "script", and the name of the file."""
     name = Path(path).name
-    if path.startswith((_TORCH, HOOKSCOPE)):
+    if path.startswith((_TORCH, _HOOKSCOPE)):
         return "torch", name
     return "library" if path.startswith(("<", *_LIBRARIES)) else "script", name
