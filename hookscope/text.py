@@ -29,9 +29,9 @@ def printable(text: str, limit: int = 200) -> str:
     return safe_text(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
-def layer_words(label: str, limit: int = 80) -> str:
+def layer_words(label: str) -> str:
     """Return the label of a layer for a sentence, with "layer" before a number, as in nn.Sequential: "layer 3"."""
-    name = printable(label or "(model)", limit)
+    name = printable(label or "(model)", 80)
     return name if any(map(str.isalpha, name)) else f"layer {name}"
 
 

@@ -239,7 +239,8 @@ def _wrong_usage(error: Any) -> UsageError:
     names = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
     # "No such command 'model'. Did you mean 'models'?."
     sentence = _wrong_value(error) or _right_name(option, names, parameters) or error.format_message().removesuffix(".")
-    sentence += _hint_about_inputs(sentence, option, names, "" if context is None else context.info_name)
+    hint = _hint_about_inputs(sentence, option, names, "" if context is None else context.info_name)
+    sentence += hint.removeprefix(".") if sentence.endswith("?") else hint
     if context and sentence.startswith("No such command") and not sentence.endswith("?"):
         sentence += f". Commands are {', '.join(context.command.list_commands(context))}"
     path = context.command_path if context else "hookscope"

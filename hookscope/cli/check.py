@@ -111,7 +111,7 @@ def _inform(option: options.Check) -> int:
 
     tables, _ = consoles(json=False)
     if option.rules:
-        tables.print(rules_table())
+        tables.print(rules_table(tables.width), overflow="ignore", crop=False)
     if option.explain is not None:
         if option.explain not in RULES:
             close = nearest(option.explain, RULES)

@@ -51,7 +51,7 @@ def _commands(folder: Path) -> Iterator[tuple[Sequence[str], str]]:
 
 
 def _places(folder: Path) -> Iterator[str]:
-    """Yield the places to look for pictures: this folder, its folders, and theirs, such as one for each class."""
+    """Yield the places to look for pictures: this folder, and two levels of folders in it."""
     yield from ("sample_images", "")
     for outer in _names(folder, _holds_files_of_the_user):
         yield outer

@@ -2,16 +2,16 @@
 
 from io import StringIO
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from hookscope.reporting.columns import Drawn, draw, fitted
 from hookscope.rules import RULES
 from hookscope.rules.rule import Needs, Rule
 
 _STYLES = {"fail": "red", "warn": "yellow", "off": "dim"}
+_LEAST_MEANING = 30  # cells; with less room, the meaning stands below the name
 
 NEEDS: dict[Needs, str] = {
     "file": "the file",
@@ -26,16 +26,16 @@ NEEDS: dict[Needs, str] = {
 }
 
 
-def rules_table() -> RenderableType:
+def rules_table(width: int) -> RenderableType:
     """Return all rules in the order in which they are judged: identifier, default level, what it needs, meaning."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("rule", "level", "needs"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("meaning", overflow="fold")
-    for rule in RULES.values():
-        level = Text(rule.level, style=_STYLES[rule.level])
-        table.add_row(Text(rule.identifier), level, Text(rule.needs), Text(rule.meaning))
-    return table
+    rules = [*RULES.values()]
+    columns = [
+        Drawn("rule", [Text(rule.identifier) for rule in rules], rank=0, words=True),
+        Drawn("level", [Text(rule.level, style=_STYLES[rule.level]) for rule in rules], rank=1, words=True),
+        Drawn("needs", [Text(rule.needs) for rule in rules], rank=3, words=True),
+        Drawn("meaning", [Text(rule.meaning) for rule in rules], rank=2, words=True, max_width=_LEAST_MEANING),
+    ]
+    return draw(fitted(columns, width), width, [""] * len(rules), range(len(rules)))
 
 
 def rule_explanation(rule: Rule) -> RenderableType:

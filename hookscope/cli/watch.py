@@ -67,8 +67,7 @@ def watch(context: typer.Context, script: str | None = None, *, option: options.
     elif option.resume and out is None:
         raise UsageError("--resume needs --out, the folder of the training to continue.")
     arguments: tuple[str, ...] = context.meta[_ARGUMENTS]
-    absolute = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100 - the script may go elsewhere
-    option = replace(option, out=absolute)
+    option = replace(option, out=out and Path(os.path.abspath(out)))  # noqa: PTH100 - the script may go elsewhere
     return Script(option.module or str(script), option.module is not None, arguments, option, str(out) if out else None)
 
 

@@ -84,6 +84,13 @@ def test_a_wrong_value_is_named_with_its_option(arguments: tuple[str, ...], said
             "No such option: --momentum. Arguments of the script follow --: `hookscope watch train.py -- --lr 0.1`.",
         ),
         (
+            ("watch", "train.py", "--evry", "3"),
+            (
+                "No such option: --evry. Did you mean --every? Arguments of the script follow --: `hookscope watch "
+                "train.py -- --lr 0.1`."
+            ),
+        ),
+        (
             ("survey", "demo", "photos", "--input-shape", "3"),
             (
                 "No such option: --input-shape. Inputs of a survey are files; several arguments of forward are a dict "

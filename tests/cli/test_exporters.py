@@ -149,38 +149,21 @@ def test_a_terminal_that_cannot_draw_is_asked_nothing(
     assert text == f"{NOTHING_SHOWN}\r\n"
 
 
-def test_the_command_shows_its_overview_after_its_tables(networks: Path, tmp_path: Path) -> None:
-    arguments = [
-        "-m",
-        "hookscope",
-        "activations",
-        f"{networks}:tiny",
-        str(CAT),
-        "--no-grids",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    text = on_a_terminal([*arguments, "--show"], answers="nothing")
-    assert text.index("overview.png") < text.index("▀")
-    [drawn] = half_blocks(text)
-    with Image.open(tmp_path / "out/overview.png") as overview:
-        wanted = np.asarray(overview.convert("RGB").resize(drawn.shape[1::-1]), float)
-    assert np.abs(drawn - wanted).mean() < 1
-
-
-@pytest.mark.exhaustive
-def test_attribute_shows_its_overview_after_its_table(networks: Path, tmp_path: Path) -> None:
-    options = ["--target", "0", "--layer", "3", "--sanity", "none", "--resize", "32", "--crop", "32"]
-    (tmp_path / "net.py").write_text(f"{networks.read_text()}\n\ndef scores():\n    {SCORES}\n", encoding="utf-8")
-    arguments = [
-        "attribute",
-        f"{tmp_path / 'net.py'}:scores",
-        str(CAT),
-        *options,
-        "--out",
-        str(tmp_path / "out"),
-        "--show",
-    ]
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("activations", ["--no-grids"]),
+        ("attribute", ["--target", "0", "--layer", "3", "--sanity", "none", "--resize", "32", "--crop", "32"]),
+    ],
+)
+@pytest.mark.sample("activations")
+def test_a_command_shows_its_overview_after_its_tables(
+    networks: Path, tmp_path: Path, command: str, options: list[str]
+) -> None:
+    network = tmp_path / "net.py"
+    network.write_text(f"{networks.read_text()}\n\ndef scores():\n    {SCORES}\n", encoding="utf-8")
+    name = "tiny" if command == "activations" else "scores"
+    arguments = [command, f"{network}:{name}", str(CAT), *options, "--out", str(tmp_path / "out"), "--show"]
     text = on_a_terminal(["-m", "hookscope", *arguments], answers="nothing")
     assert text.index("overview.png") < text.index("▀")
     [drawn] = half_blocks(text)

@@ -46,8 +46,8 @@ def closing_line(watched: Watched, *, folder: str | None, started: int) -> str:
     sentences = [_verdict(watched), *not_judged(watched)]
     if started:
         was = "was" if started == 1 else "were"
-        processes = "process" if started == 1 else "processes"
-        sentences.append(f"{started:,} other {processes} that the script started {was} not watched.")
+        others = counted(started, "other process", "other processes")
+        sentences.append(f"{others} that the script started {was} not watched.")
     if watched.steps:
         sentences.append(f"As a page: hookscope report {folder}" if folder else f"For a page: {arg('out')} DIR.")
     return " ".join(sentences)

@@ -57,26 +57,26 @@ _MOST_SKIPPED = 500
 _LEAST_CLIPPED = 1.0001  # times the norm after clipping: below this, only rounding changed it
 
 
-class Lasting(NamedTuple):
+class VerdictSpan(NamedTuple):
     """A verdict, and the step at which it ended; None if it did not."""
 
     verdict: TrainingFinding
-    over: int | None
+    ended_at: int | None
 
 
-def findings(log: TrainingLog) -> list[Lasting]:
+def findings(log: TrainingLog) -> list[VerdictSpan]:
     """Return the verdicts in order; a verdict that a resumed training begins again is listed once."""
-    lasting: list[Lasting] = []
+    spans: list[VerdictSpan] = []
     since: dict[tuple[str, str], int] = {}  # positions of open verdicts
     for verdict in log.verdicts:
         place = (verdict.rule, verdict.where)
         if verdict.state == "began" and place not in since:
-            since[place] = len(lasting)
-            lasting.append(Lasting(verdict, None))
+            since[place] = len(spans)
+            spans.append(VerdictSpan(verdict, None))
         elif verdict.state == "ended" and place in since:
             at = since.pop(place)
-            lasting[at] = Lasting(lasting[at].verdict, verdict.step)
-    return lasting
+            spans[at] = VerdictSpan(spans[at].verdict, verdict.step)
+    return spans
 
 
 def last_step(log: TrainingLog) -> int:
@@ -85,9 +85,9 @@ def last_step(log: TrainingLog) -> int:
     return max((entry.step for entries in seen for entry in entries), default=0)
 
 
-def decisive(raised: Sequence[Lasting]) -> Lasting | None:
+def decisive(raised: Sequence[VerdictSpan]) -> VerdictSpan | None:
     """Return the verdict to look at first: the earliest failure, or else the earliest warning."""
-    return min(raised, key=lambda lasting: (lasting.verdict.level != "fail", lasting.verdict.step), default=None)
+    return min(raised, key=lambda span: (span.verdict.level != "fail", span.verdict.step), default=None)
 
 
 def _sentences(verdict: TrainingFinding) -> tuple[str, str]:
@@ -109,8 +109,8 @@ def answer(log: TrainingLog) -> list[str]:
         sentences = _all_clear(log)
     else:
         sentences = [sentence for sentence in _sentences(first.verdict) if sentence]
-        sentences += [] if first.over is None else [f"It cleared at step {first.over:,}."]
-    others = [lasting.verdict for lasting in raised if lasting is not first]
+        sentences += [] if first.ended_at is None else [f"It cleared at step {first.ended_at:,}."]
+    others = [span.verdict for span in raised if span is not first]
     if others:
         rules = some_of(list(dict.fromkeys(verdict.rule for verdict in others)), _FEW_STEPS)
         sentences.append(f"{counted(len(others), 'other problem')}: {rules}.")
@@ -207,16 +207,16 @@ def _optimizers(log: TrainingLog) -> list[str]:
     return list(dict.fromkeys(name for start in log.starts for name in start.optimizers))
 
 
-def _findings(verdicts: Sequence[Lasting], low: int, high: int) -> Findings:
-    def line(verdict: TrainingFinding, over: int | None) -> FindingLine:
+def _findings(verdicts: Sequence[VerdictSpan], low: int, high: int) -> Findings:
+    def line(verdict: TrainingFinding, ended_at: int | None) -> FindingLine:
         unit = 1000 / (high - low + 1)
-        width = ((high + 1 if over is None else over) - verdict.step) * unit
+        width = ((high + 1 if ended_at is None else ended_at) - verdict.step) * unit
         spans = [(round((verdict.step - low) * unit, 1), round(max(4.0, width), 1))]
-        when = f"from step {verdict.step:,} {'on' if over is None else f'to {over:,}'}"
+        when = f"from step {verdict.step:,} {'on' if ended_at is None else f'to {ended_at:,}'}"
         return line_of(verdict, where=verdict.where, when=when, spans=spans)
 
     ends = (f"step {low:,}", f"{high:,}")
-    return Findings(findings=[line(*lasting) for lasting in verdicts], ends=ends, all_in="watch.jsonl")
+    return Findings(findings=[line(*span) for span in verdicts], ends=ends, all_in="watch.jsonl")
 
 
 def _steps_before(steps: Sequence[TrainingStep], first: TrainingFinding) -> Table:
@@ -280,12 +280,11 @@ def _rate_lines(steps: Sequence[TrainingStep]) -> list[tuple[str, Floats]]:
 
 
 def _skipped(steps: Sequence[str]) -> Text:
-    more = f" and {len(steps) - _MOST_SKIPPED:,} more" if len(steps) > _MOST_SKIPPED else ""
     reason = (
-        "The optimiser took no step here: a GradScaler found NaN or Inf in the gradients. A few while it looks for its "
-        "scale are usual."
+        "The optimiser took no step here: a GradScaler found NaN or Inf in the gradients. A few skipped steps are "
+        "usual while it looks for its scale."
     )
-    return Text([reason, ", ".join(steps[:_MOST_SKIPPED]) + more], is_extra=True)
+    return Text([reason, some_of(steps, _MOST_SKIPPED)], is_extra=True)
 
 
 def _maps(log: TrainingLog, lines: Sequence[FindingLine]) -> HeatMaps:

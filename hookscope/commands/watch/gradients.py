@@ -62,10 +62,10 @@ def read_gradients(
         gradients = [*map(_gradient_of, trained)]
     norms: list[float] | Tensor
     if precomputed is None:
-        norms = norms_together(gradients)
+        norms = norms_without_waiting(gradients)
     else:
         trained = [tensor for tensor in trained if id(tensor) in precomputed]
-        norms = together([precomputed[id(tensor)] for tensor in trained])
+        norms = stacked([precomputed[id(tensor)] for tensor in trained])
     return GradientReading(
         parameters=trained,
         names=names_of(trained),
@@ -78,7 +78,7 @@ def read_gradients(
     )
 
 
-def norms_together(gradients: Sequence[Tensor]) -> list[float] | Tensor:
+def norms_without_waiting(gradients: Sequence[Tensor]) -> list[float] | Tensor:
     """Return the L2 norm of each gradient: numbers if they are known at once, else a tensor on the device."""
     norms = _norms_in_compiled_code(gradients)
     return _norms_in_torch(gradients) if norms is None else norms
@@ -111,7 +111,7 @@ def norms_of(tensors: Sequence[Tensor]) -> Tensor:
     return _norms_in_torch(tensors) if norms is None else torch.tensor(norms, dtype=torch.float64)
 
 
-def together(scalars: Sequence[Tensor]) -> Tensor:
+def stacked(scalars: Sequence[Tensor]) -> Tensor:
     """Stack scalars into one vector, on the device of the first."""
     if not scalars:
         return torch.empty(0)
@@ -128,17 +128,16 @@ def _norms_in_compiled_code(tensors: Sequence[Tensor]) -> list[float] | None:
 
 
 def _norms_in_torch(tensors: Sequence[Tensor]) -> Tensor:
-    if any(tensor.layout is not torch.strided for tensor in tensors):
-        tensors = [_dense(tensor) for tensor in tensors]
+    tensors = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
     kinds = [(tensor.device, tensor.dtype) for tensor in tensors]
     groups = {*kinds}
     if len(groups) == 1:
-        return together(_norms_of_a_kind(tensors))
+        return stacked(_norms_of_a_kind(tensors))
     norms: dict[int, Tensor] = {}
     for kind in groups:
         positions = [position for position, pair in enumerate(kinds) if pair == kind]
         norms.update(zip(positions, _norms_of_a_kind([tensors[position] for position in positions]), strict=True))
-    return together([norms[position] for position in range(len(tensors))])
+    return stacked([norms[position] for position in range(len(tensors))])
 
 
 def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -163,10 +162,6 @@ def _scaled_norm(tensor: Tensor) -> Tensor:
     values = tensor.abs()
     greatest = values.max() if values.numel() else values.sum()
     return greatest * torch.linalg.vector_norm(values / greatest) if greatest.isfinite() and greatest else greatest
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
 
 
 def _scalar(value: object) -> Tensor | None:

@@ -83,7 +83,8 @@ class Judge:
         }
         self._was_broken = arrived.is_broken
         self._count_skips(arrived)
-        unusual = (arrived.is_broken, diverging, self._skips, arrived.step.unreset, self._idle.any, outside)
+        idle = self._idle.without or self._idle.zero or self._idle.newly_frozen
+        unusual = (arrived.is_broken, diverging, self._skips, arrived.step.unreset, idle, outside)
         if any(unusual) or any(reasons.values()) or self.verdicts.count:  # as at hardly any step
             by_rule = self._about_values(arrived, causes, loss_jump, norm_jump, diverging)
             if outside:
@@ -335,12 +336,6 @@ class IdleParameters:
     _zero_count: int = 0
     _frozen: dict[int, list[str]] = field(default_factory=dict)  # by `id` of the optimiser, at its last step
     _trained: set[str] = field(default_factory=set)
-    _trained_last: dict[int, Sequence[str]] = field(default_factory=dict)  # by `id` of the optimiser
-
-    @property
-    def any(self) -> bool:
-        """Whether any parameter is idle or newly frozen."""
-        return bool(self.without or self.zero or self.newly_frozen)
 
     def count(self, arrived: ArrivedStep) -> bool:
         """Count a step that was not skipped; return whether more gradients are 0 than at the step before."""
@@ -348,9 +343,7 @@ class IdleParameters:
         for key, reading in arrived.step.readings.items():
             if self.without or reading.without:
                 self.without = _counted_on(self.without, reading.without, {*reading.names, *reading.frozen})
-            if self._trained_last.get(key) is not reading.names:
-                self._trained_last[key] = reading.names
-                self._trained.update(reading.names)
+            self._trained.update(reading.names)
             self._frozen[key] = [name for name in reading.frozen if name in self._trained and name not in edited]
         zeros = arrived.zero
         if zeros or self.still_stepped or arrived.step.measurement is not None:

@@ -145,10 +145,6 @@ class GraphLeaves(Optimizer):
         """Change nothing; the hooks of the step read the gradients."""
 
 
-# Groups of parameters whose names are cached: one or two for each optimiser.
-_MOST_TOGETHER = 100
-
-
 class ParameterNames:
     """The names of all parameters; they are read again when an unknown parameter is asked for."""
 
@@ -157,7 +153,6 @@ class ParameterNames:
         self._networks = networks
         self._optimizers = optimizers
         self._names: dict[int, str] = {}
-        self._together: dict[tuple[int, ...], tuple[str, ...]] = {}  # by `id` of the parameters
         self._kept: list[Tensor] = []  # keeps them alive, so that no other tensor gets their `id`
         self.all: dict[str, nn.Parameter] = {}
         self.renew()
@@ -166,7 +161,6 @@ class ParameterNames:
         """Read the networks again: parameters may have been added, or replaced."""
         self.all = {name: parameter for network in self._networks for name, parameter in network.parameters()}
         self._names = {id(parameter): name for name, parameter in self.all.items()}
-        self._together.clear()
         self._kept = [*self.all.values()]
         for number, optimizer in enumerate(self._optimizers):
             prefix = f"optimizers[{number}]" if len(self._optimizers) > 1 else "optimizer"
@@ -183,17 +177,12 @@ class ParameterNames:
         return self._names.get(id(parameter), "")
 
     def of(self, parameters: Sequence[Tensor]) -> tuple[str, ...]:
-        """Return the names of parameters of the networks or optimisers; the same tuple for the same parameters."""
-        ids = tuple(map(id, parameters))
-        names = self._together.get(ids)
-        if names is None:
-            if not self._names.keys() >= {*ids}:
-                self.renew()
-                return tuple(self._names.get(key, "unknown parameter") for key in ids)
-            if len(self._together) >= _MOST_TOGETHER:
-                self._together.clear()
-            names = self._together[ids] = tuple(map(self._names.__getitem__, ids))
-        return names
+        """Return the names of parameters of the networks or optimisers."""
+        try:
+            return tuple(map(self._names.__getitem__, map(id, parameters)))
+        except KeyError:
+            self.renew()
+            return tuple(self._names.get(id(parameter), "unknown parameter") for parameter in parameters)
 
     def in_order(self, names: Sequence[str]) -> list[str]:
         """Return names in the order of the networks; unknown names last."""

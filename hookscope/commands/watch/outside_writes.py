@@ -66,8 +66,8 @@ class OutsideChange:
 
 
 @dataclass(slots=True)
-class _Left:
-    """The weights of an optimiser as its last step has left them; `count` is the number of all its parameters."""
+class _AfterStep:
+    """The weights of an optimiser after its last step; `count` is the number of all its parameters."""
 
     step: int
     count: int
@@ -76,24 +76,24 @@ class _Left:
 
 
 class OutsideWrites:
-    """Compares the weights of every optimiser before a step with what its last step has left."""
+    """Compares the weights of every optimiser before a step with those after its last step."""
 
     def __init__(self, names_of: Callable[[Sequence[Tensor]], Sequence[str]]) -> None:
         """Know no weight yet."""
         self._names_of = names_of
-        self._left: dict[int, _Left] = {}
+        self._after_steps: dict[int, _AfterStep] = {}
         self._samples: dict[int, tuple[int, Tensor]] = {}  # with the step, by `id` of the weight
         self._writes: Counter[int] = Counter()
 
     def step_ends(self, optimizer: Optimizer, step: int, *, samples: bool) -> None:
         """Note what a step has left; with `samples`, also some values of each weight."""
         parameters = parameters_of(optimizer)
-        left = self._left.get(id(optimizer))
-        if left is None or left.count != len(parameters):
-            left = self._left[id(optimizer)] = _Left(step, len(parameters), _weights(parameters), ())
-        left.step, left.versions = step, _versions(left.weights)
+        last = self._after_steps.get(id(optimizer))
+        if last is None or last.count != len(parameters):
+            last = self._after_steps[id(optimizer)] = _AfterStep(step, len(parameters), _weights(parameters), ())
+        last.step, last.versions = step, _versions(last.weights)
         if samples:
-            self._samples |= {id(weight): (step, some_values(weight, _VALUES)) for weight in left.weights}
+            self._samples |= {id(weight): (step, some_values(weight, _VALUES)) for weight in last.weights}
 
     def step_begins(
         self, optimizer: Optimizer, step: int, all_optimizers: Sequence[Optimizer], *, is_measured: bool
@@ -102,18 +102,18 @@ class OutsideWrites:
 
         Weights that two optimizers share are left out.
         """
-        left = self._left.get(id(optimizer))
-        if left is None:
+        last = self._after_steps.get(id(optimizer))
+        if last is None:
             return None
-        versions = _versions(left.weights)
-        if versions == left.versions and not is_measured:  # as at nearly every step
+        versions = _versions(last.weights)
+        if versions == last.versions and not is_measured:  # as at nearly every step
             return None
         theirs = {id(tensor) for other in all_optimizers if other is not optimizer for tensor in parameters_of(other)}
-        counts = zip(left.weights, versions, left.versions, strict=False)  # inference tensors have no counts
+        counts = zip(last.weights, versions, last.versions, strict=False)  # inference tensors have no counts
         changed = [tensor for tensor, after, before in counts if after != before and id(tensor) not in theirs]
         self._writes.update(map(id, changed))
         written = [tensor for tensor in changed if self._writes[id(tensor)] <= _FEW_WRITES]
-        compared = [weight for weight in left.weights if id(weight) not in theirs] if is_measured else written
+        compared = [weight for weight in last.weights if id(weight) not in theirs] if is_measured else written
         sampled = [
             (tensor, *self._samples[id(tensor)], some_values(tensor, _VALUES))
             for tensor in compared
@@ -128,7 +128,7 @@ class OutsideWrites:
         return OutsideReading(
             written=self._names_of(written),
             compared=[
-                (name, at, at == left.step, id(weight) in ids)
+                (name, at, at == last.step, id(weight) in ids)
                 for name, weight, at in zip(self._names_of(weights), weights, since, strict=True)
             ],
             numbers=norms_of([tensor for table in tables for tensor in table]),
@@ -136,7 +136,7 @@ class OutsideWrites:
 
     def forget(self) -> None:
         """Forget the weights of earlier steps, because edits have just been made."""
-        self._left.clear()
+        self._after_steps.clear()
         self._samples.clear()
 
 

@@ -99,15 +99,15 @@ def _row(
         name,
         "gradient" if parameter.requires_grad else "frozen",
         weight,
-        gradient_norm=broken or _scaled(gradient.l2, scale),
-        gradient_max=broken or _scaled(gradient.max_abs, scale),
+        gradient_norm=broken or _unscaled(gradient.l2, scale),
+        gradient_max=broken or _unscaled(gradient.max_abs, scale),
         gradient_zero_fraction=gradient.zero_fraction,
         gradient_nonfinite_count=nonfinite,
         update_norm=update,
     )
 
 
-def _scaled(value: float | None, scale: float) -> float | None:
+def _unscaled(value: float | None, scale: float) -> float | None:
     return None if value is None else value / scale
 
 

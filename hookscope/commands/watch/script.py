@@ -27,11 +27,11 @@ from hookscope.text import exception_line, printable
 if TYPE_CHECKING:
     from hookscope.commands.watch.script_watch import ScriptWatch
 
-_HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
+_HOOKSCOPE = f"{Path(__file__).parents[2]}{os.sep}"
 _KEEPS_DYNAMO_OUT = tuple(str(Path("torch", *parts)) for parts in (("_compile.py",), ("_dynamo", "eval_frame.py")))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Script:
     """A script, or a module, to run with `sys.argv[1:]`; `folder` is the log's, as the user wrote it."""
 
@@ -40,6 +40,9 @@ class Script:
     arguments: tuple[str, ...]
     option: options.Watch
     folder: str | None
+    _watch: "ScriptWatch | None" = None  # begins when torch is imported
+    _process: int = field(default_factory=os.getpid)
+    _has_failed: bool = False
 
     def run(self) -> None:
         """Run the script; its exceptions are raised, and printed without frames of hookscope.
@@ -49,13 +52,13 @@ class Script:
         Raises:
             UsageError: If a module cannot be found.
         """
-        watching = _Watching(self)
+        atexit.register(self._end)
         sys.argv = [self.name, *self.arguments]
         _set_path("" if self.is_module else str(Path(os.path.realpath(self.name)).parent))
         if "torch" in sys.modules:  # imported before this process reached the script
-            watching.begin()
+            self._begin()
         else:
-            sys.meta_path.insert(0, _FindsTorch(watching.begin))
+            sys.meta_path.insert(0, _FindsTorch(self._begin))
         main = ModuleType("__main__")
         main.__dict__.update(__builtins__=builtins, __cached__=None)
         if "__annotations__" in vars(sys.modules["__main__"]):  # not in every version of Python
@@ -67,58 +70,59 @@ class Script:
             exec(code, main.__dict__)  # noqa: S102 - the user's own script
         except UsageError as error:
             if code is None:
-                watching.has_failed = True
+                self._has_failed = True
                 raise
-            _end_with(error, watching)
+            self._end_with(error)
         except BaseException as error:  # noqa: BLE001 - any end of a script
             if not (self.option.strict and _is_success(error)):
-                _end_with(error, watching)
-        if self.option.strict and watching.ends_badly():
+                self._end_with(error)
+        if self.option.strict and self._ends_badly():
             sys.exit(EXIT_CHECK_FAILED)
 
-
-@dataclass(slots=True)
-class _Watching:
-    """The watch of the script, which begins when torch is imported."""
-
-    script: Script
-    watch: "ScriptWatch | None" = None
-    process: int = field(default_factory=os.getpid)
-    has_failed: bool = False
-
-    def __post_init__(self) -> None:
-        atexit.register(self._end)
-
-    def begin(self) -> None:
-        if os.getpid() != self.process:
+    def _begin(self) -> None:
+        if os.getpid() != self._process:
             return
         try:
             from hookscope.commands.watch.script_watch import ScriptWatch  # noqa: PLC0415 - imports torch
 
-            self.watch = ScriptWatch(self.script.option, self.script.folder, say)
+            self._watch = ScriptWatch(self.option, self.folder, say)
         except UsageError as error:
             say("\n".join(["error: an edit cannot be made", *str(error).split("\n")]))
             raise SystemExit(error.exit_code) from None
         except Exception as error:  # noqa: BLE001 - never into a script
             say(f"Not watched, because hookscope failed: {exception_line(error)}.")
 
-    def ends_badly(self) -> bool:
+    def _ends_badly(self) -> bool:
         """End the watch with the script, not with the process; tell whether a problem, or no training, was seen."""
         atexit.unregister(self._end)
         self._end()
-        return self.watch is None or self.watch.ends_badly
+        return self._watch is None or self._watch.ends_badly
 
     def _end(self) -> None:
-        if os.getpid() != self.process:
+        if os.getpid() != self._process:
             return
-        if self.watch is not None and self.watch.has_watched:
-            self.watch.end("the process ended")
-        elif not self.has_failed:
+        if self._watch is not None and self._watch.has_watched:
+            self._watch.end("the process ended")
+        elif not self._has_failed:
             say(
                 nothing_seen("the script did not import torch", 0)
-                if self.watch is None
-                else nothing_seen("no optimizer stepped", self.watch.started_count)
+                if self._watch is None
+                else nothing_seen("no optimizer stepped", self._watch.started_count)
             )
+
+    def _end_with(self, error: BaseException) -> NoReturn:
+        """Raise the error that ended the script; the interpreter prints it without frames of hookscope."""
+        self._has_failed = not _is_success(error)
+        if self._watch is not None and not isinstance(error, SystemExit):
+            self._watch.end(exception_line(error), has_failed=True)
+        shown = sys.excepthook
+
+        def excepthook(kind: type[BaseException], value: BaseException, _traceback: TracebackType | None) -> None:
+            _strip(value, set())
+            shown(kind, value, value.__traceback__)
+
+        sys.excepthook = excepthook
+        raise error
 
 
 def nothing_seen(why: str, started: int) -> str:
@@ -196,21 +200,6 @@ def _call_after(loader: Loader, imported: Callable[[], None]) -> None:
         imported()
 
     loader.exec_module = exec_module  # type: ignore[method-assign]
-
-
-def _end_with(error: BaseException, watching: _Watching) -> NoReturn:
-    """Raise the error that ended the script; the interpreter prints it without frames of hookscope."""
-    watching.has_failed = not _is_success(error)
-    if watching.watch is not None and not isinstance(error, SystemExit):
-        watching.watch.end(exception_line(error), has_failed=True)
-    shown = sys.excepthook
-
-    def excepthook(kind: type[BaseException], value: BaseException, _traceback: TracebackType | None) -> None:
-        _strip(value, set())
-        shown(kind, value, value.__traceback__)
-
-    sys.excepthook = excepthook
-    raise error
 
 
 def _is_success(error: BaseException) -> bool:

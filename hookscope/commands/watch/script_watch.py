@@ -77,8 +77,8 @@ class ScriptWatch:
         self._speaks = True
         self.started_count = 0  # processes that the script has started and that may train
         _observe_starts(self._process_starts)
-        register_optimizer_step_pre_hook(torch_calls.as_written(self._before_step))
-        register_optimizer_step_post_hook(torch_calls.as_written(self._after_step))
+        register_optimizer_step_pre_hook(torch_calls.uncompiled(self._before_step))
+        register_optimizer_step_post_hook(torch_calls.uncompiled(self._after_step))
         torch_calls.listen(self)
         if self._option.edit:
             torch_calls.before_first_forward(self._find_before_forward)

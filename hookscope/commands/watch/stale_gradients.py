@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.commands.watch.gradients import GradientReading, norms_together, parameters_of, some_values
+from hookscope.commands.watch.gradients import GradientReading, norms_without_waiting, parameters_of, some_values
 
 _VALUES = 64
 
@@ -117,7 +117,7 @@ class LastStep:
         if self.is_changed:
             now = self._end_values()
             return len(now) == len(self.values) > 0 and all(map(_equal, now, self.values))
-        return _equal(_as_tensor(norms_together(held)), _as_tensor(self.reading.norms))
+        return _equal(_as_tensor(norms_without_waiting(held)), _as_tensor(self.reading.norms))
 
     def _end_values(self) -> list[Tensor]:
         """Return some values of the first gradient and of the last, without sparse gradients."""

@@ -16,7 +16,7 @@ from hookscope.results.training import TrainingStep
 
 _LARGEST = 10
 
-HeardLoss = tuple[str, float | Tensor]
+PlacedLoss = tuple[str, float | Tensor]
 """The place where `backward` was called, "train.py:9", and the loss; the place is "" for a loss passed to `step`."""
 
 
@@ -35,6 +35,8 @@ class StepInProgress:
             gradients on the CPU are not finite.
         bad_input: Which layer's input held NaN or Inf, see `broken_input`; "" if unknown.
         is_belated: Whether its forward pass had run before the previous step ended.
+        is_called_early: Whether `step` was called for it before an optimiser stepped.
+        given_number: The loop's own number, if it was given before an optimiser stepped.
         edited: Parameters that an edit keeps frozen, or whose gradient it changes.
         edits: As in `TrainingStep`.
         operations: The operations of the losses, by the place of `backward`.
@@ -45,7 +47,7 @@ class StepInProgress:
 
     number: int
     reason: str = ""
-    losses: list[HeardLoss] = field(default_factory=list)
+    losses: list[PlacedLoss] = field(default_factory=list)
     readings: dict[int, GradientReading] = field(default_factory=dict)
     stepped: set[int] = field(default_factory=set)
     clips: list[tuple[frozenset[int], Tensor]] = field(default_factory=list)
@@ -54,6 +56,8 @@ class StepInProgress:
     bad_weights: list[str] | None = None
     bad_input: str = ""
     is_belated: bool = False
+    is_called_early: bool = False
+    given_number: int | None = None
     edited: frozenset[str] = frozenset()
     edits: tuple[tuple[str, int], ...] = ()
     operations: dict[str, LossOperations] = field(default_factory=dict)
@@ -139,8 +143,6 @@ class ArrivedStep:
     @property
     def zero(self) -> list[str]:
         """Parameters whose gradient is exactly 0, except those that an edit changes."""
-        if 0 not in self.norms.values():
-            return []
         return [name for name, norm in self.norms.items() if norm == 0 and name not in self.step.edited]
 
     @property

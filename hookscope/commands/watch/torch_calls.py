@@ -43,7 +43,8 @@ _SCALE = "hookscope scale"
 _MOST_NODES = 8
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
-_HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
+_HOOKSCOPE = f"{Path(__file__).parents[2]}{os.sep}"
+_RUNS_SCRIPTS = str(Path(__file__).with_name("script.py"))
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -123,7 +124,7 @@ def _observed_clipping(clip: Callable[..., Any], *, returns_norm: bool) -> Calla
         # clip_grad_norm_ calls _clip_grads_with_norm_, through a wrapper of torch's.
         if torch.compiler.is_compiling() or sys._getframe(2).f_globals is vars(clip_grad):
             return clip(parameters, *args, **keywords)
-        tensors, parameters = _kept(parameters)
+        tensors, parameters = _listed_and_iterable(parameters)
         listening = [listener for listener in _listeners if listener.clips(tensors)]
         norm_type = keywords.get("norm_type", args[1] if len(args) > 1 else 2.0)
         is_known = returns_norm and float(norm_type) == 2
@@ -192,7 +193,7 @@ def _scale_of(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
         return None
 
 
-def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
+def _listed_and_iterable(parameters: Any) -> tuple[list[Tensor], Any]:
     """Return the parameters as a list, and in a form that can still be iterated: the list uses up a generator."""
     if isinstance(parameters, Tensor):
         return [parameters], parameters
@@ -228,7 +229,7 @@ def guarded(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[An
     return guarded_method  # type: ignore[return-value]  # mypy: "self" by name
 
 
-def as_written(method: Callable[P, R]) -> Callable[P, R]:
+def uncompiled(method: Callable[P, R]) -> Callable[P, R]:
     """Return a hook that runs uncompiled, also inside a compiled step; torch._dynamo is imported only when it runs."""
 
     @functools.wraps(method)
@@ -318,7 +319,7 @@ def nodes_of(loss: Node | None, most: int) -> Iterator[Node]:
 def _place(frame: FrameType | None) -> str:
     """Return the innermost line of the script, "train.py:9", or else of a library."""
     library = ""
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != _RUNS_SCRIPTS:
         owner, name = _owner(frame.f_code.co_filename)
         if owner == "script":
             return f"{name}:{frame.f_lineno}"

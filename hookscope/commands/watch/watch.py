@@ -15,7 +15,7 @@ from itertools import chain
 from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ from hookscope.commands.watch.outside_writes import OutsideWrites
 from hookscope.commands.watch.parameters import ParameterMeasurement
 from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
 from hookscope.commands.watch.stale_gradients import WatchedOptimizer
-from hookscope.commands.watch.steps import ArrivedStep, HeardLoss, StepInProgress
+from hookscope.commands.watch.steps import ArrivedStep, PlacedLoss, StepInProgress
 from hookscope.commands.watch.training_log import LAST_STEP
 from hookscope.commands.watch.transfers import number_of
 from hookscope.errors import UsageError
@@ -77,7 +77,7 @@ _MOST_OUTSTANDING = 32
 class InScript:
     """What the watches of a script share."""
 
-    losses: list[HeardLoss] = field(default_factory=list)  # that belong to the next step of an optimiser
+    losses: list[PlacedLoss] = field(default_factory=list)  # that belong to the next step of an optimiser
     graphs: dict[str, Node] = field(default_factory=dict)  # of the last losses, by place
     last_step: int = 0  # of an earlier watch without a file
     shards: Shards | None = None
@@ -136,6 +136,7 @@ class Watch:
         self._states = {id(member): WatchedOptimizer(member) for member in self._optimizers}
         self._outside = OutsideWrites(self._names.of)
         self._is_called = script is None
+        self._last_call: Literal["", "backward", "step"] = ""  # since an optimiser stepped; "step" if both
         self._graphs = shared.graphs
         self._operations: dict[str, LossOperations] = {}
         self._failure: Exception | None = None
@@ -154,7 +155,7 @@ class Watch:
         self._first = self._prepared + 1
         self._ended = self._prepared or -1  # the last step that has ended; a loop may begin with 0
         self._shards = shared.shards
-        self._heard = shared.losses
+        self._losses_to_come = shared.losses
         self._expected = {id(member) for member in self._optimizers}
         self._current = StepInProgress(self._first)
         self._begin(fitted)
@@ -172,6 +173,10 @@ class Watch:
         """
         for state in self._states.values():
             state.depth = 0  # of a step that raised
+        if self._current.is_called_early and self._current.stepped:
+            self._finish_belatedly()
+        if self._last_call == "backward":
+            self._last_call = "step"
         value = self._loss_of(loss)
         if value is not None:
             self._current.losses.append(("", value))
@@ -182,6 +187,8 @@ class Watch:
             if step is not None:
                 self._renumber(step)
             self._finish_step()
+        else:
+            self._current.given_number = step
 
     @torch_calls.guarded
     def read_graph(self, loss: Tensor) -> None:
@@ -268,8 +275,8 @@ class Watch:
             before = functools.partial(self._before_step, state)
             after = functools.partial(self._after_step, state)
             # These hooks run last, after other hooks have changed the gradients.
-            self._handles.append(state.optimizer.register_step_pre_hook(torch_calls.as_written(before)))
-            self._handles.append(state.optimizer.register_step_post_hook(torch_calls.as_written(after)))
+            self._handles.append(state.optimizer.register_step_pre_hook(torch_calls.uncompiled(before)))
+            self._handles.append(state.optimizer.register_step_post_hook(torch_calls.uncompiled(after)))
         self._is_closed = self._is_released = False
         torch_calls.listen(self)
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
@@ -387,7 +394,7 @@ class Watch:
         last = state.unscaled or state.unchanged_since()
         if last is None:
             return False
-        is_same = id(state.optimizer) in self._current.stepped or not (self._is_called or self._heard)
+        is_same = id(state.optimizer) in self._current.stepped or not (self._is_called or self._losses_to_come)
         state.has_stepped = True
         number = last.number if is_same else self._current.number
         self._judge.judge_repeat(number, last, type(state.optimizer).__name__)
@@ -407,6 +414,7 @@ class Watch:
         if id(optimizer) in self._current.stepped:  # `step` has not been called since
             self._finish_belatedly()
         self._current.stepped.add(id(optimizer))
+        self._current.is_called_early |= self._last_call == "step"
         if self._current.measurement is not None:
             self._current.measurement.measure_weights()
 
@@ -426,13 +434,13 @@ class Watch:
 
     @torch_calls.guarded
     def _read(self, state: WatchedOptimizer, summed: Mapping[int, Tensor] | None) -> None:
-        """Read the gradients, or take their norms `summed` over processes, and the losses heard until now."""
+        """Read the gradients, or take their norms `summed` over processes; add the losses that belong to the step."""
         step, optimizer = self._current, state.optimizer
         reading = step.readings[id(optimizer)] = read_gradients(optimizer, self._names.of, summed)
         if self._is_alone(optimizer):
             state.read(reading, step.number)
-        step.losses += self._heard
-        self._heard.clear()
+        step.losses += self._losses_to_come
+        self._losses_to_come.clear()
         if summed is None:
             self._examine(optimizer, reading.norms)
         if step.measurement is not None:
@@ -474,9 +482,10 @@ class Watch:
         if state.depth == 0:
             if not state.repeats:
                 self._graphs.clear()
-                self._heard.clear()  # losses of further calls of a closure, at intermediate weights
+                self._losses_to_come.clear()  # losses of further calls of a closure, at intermediate weights
             self._edits.edit_values(optimizer)
             self._step_ends(state)
+            self._end_if_called_early()
 
     @torch_calls.guarded
     def _step_ends(self, state: WatchedOptimizer) -> None:
@@ -494,6 +503,7 @@ class Watch:
     @torch_calls.guarded
     def backward_begins(self, loss: Tensor | None, _place: str) -> None:
         """Look for NaN in inputs, which the graph still holds, if the loss is not finite; called by `torch_calls`."""
+        self._last_call = "backward"
         if loss is None or not loss.is_cpu or self._judge.verdicts.stands("non-finite-loss"):
             return
         if not math.isfinite(number_of(loss)):
@@ -565,6 +575,17 @@ class Watch:
             self._current.skipped.add(id(optimizer))
             self._read(state, {} if self._shared_norms([optimizer]) else None)
         state.ended(is_changed=was_unscaled_again, scaler="stepped" if state.has_stepped else "skipped")
+        self._end_if_called_early()
+
+    @torch_calls.guarded
+    def _end_if_called_early(self) -> None:
+        """End a step for which `step` was called between `backward` and the steps of all optimisers."""
+        self._last_call = ""
+        if self._current.is_called_early:
+            if self._current.given_number is not None:
+                self._renumber(self._current.given_number)
+            if self._current.stepped >= self._states.keys():
+                self._finish_step()
 
     # --- From step to step -------------------------------------------------------------------------------------------
 
@@ -690,9 +711,11 @@ class Watch:
             # The other network of a GAN may not run in a step.
             if not layer_rows and any(id(parameter) in trained for _, parameter in passes.watched.parameters()):
                 name = passes.watched.name
+                several = "an optimizer steps several times per iteration"
+                cause = "step() comes before optimizer.step()" if step.is_called_early else several
                 line = (
-                    f"The forward pass of {name} was over when step {step.number} began, because an optimizer steps "
-                    "several times per iteration: at such steps its activations are not watched."
+                    f"The forward pass of {name} was over when step {step.number} began, because {cause}: at such "
+                    "steps its activations are not watched."
                     if step.is_belated
                     else f"No forward pass of {name} was seen at step {step.number}: it is compiled, or not called as "
                     "a module. Its activations are not watched."

@@ -319,6 +319,46 @@ def test_accumulated_gradients_are_one_step_with_the_mean_loss_and_all_batches()
     watch.close()
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_step_that_is_ended_before_the_optimiser_steps_has_its_own_loss_gradients_and_outputs(
+    batches: int, scaled: bool
+) -> None:
+    network = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+    lines: list[str] = []
+    watch = hookscope.watch(network, optimizer, every=batches, on_line=lines.append)
+    losses, norms, means_of_outputs = [], [], list[float]()
+    for number in range(6 * batches):
+        inputs, labels = batch(number)
+        outputs = network(inputs)
+        loss = F.cross_entropy(outputs, labels)
+        scaler.scale(loss / batches).backward()
+        losses.append(loss.item())
+        means_of_outputs.append(outputs.mean().item())
+        watch.step(loss.item(), step=number)
+        if number % batches == batches - 1:
+            scaler.unscale_(optimizer)
+            norms.append(norm([weight.grad for weight in network.parameters() if weight.grad is not None]))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    watch.close()
+    steps = watch.log.steps
+    assert [step.step for step in steps] == [*range(batches - 1, 6 * batches, batches)]
+    means = torch.tensor(losses).reshape(-1, batches).mean(1)
+    assert [step.loss for step in steps] == pytest.approx(means.tolist())
+    assert [step.gradient_norm for step in steps] == pytest.approx(norms)
+    measured = {step.step: row.mean for step in watch.log.watched for row in step.layers}
+    expected = torch.tensor(means_of_outputs).reshape(-1, batches).mean(1).tolist()
+    assert len(measured) == 5  # not at the first step
+    assert measured == pytest.approx(
+        {step.step: mean for step, mean in zip(steps, expected, strict=True) if step is not steps[0]}
+    )
+    assert not lines
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("in_eval_mode", [False, True])
 def test_validation_between_steps_is_not_taken_for_training(in_eval_mode: bool) -> None:

@@ -467,6 +467,45 @@ def test_a_training_that_breaks_off_keeps_its_steps_and_its_ending(
         assert [end.reason for end in log.ends] == [reason]
 
 
+RAISING_AT_A_LOOKUP = """
+    import torch
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 2)
+        def forward(self, words):
+            return self.head(self.table(torch.cat([words])))
+    network = Network()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for words in (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), torch.tensor(0)):
+        network(words).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_network_that_raises_at_a_step_measured_in_full_shows_no_frame_of_hookscope(tmp_path: Path) -> None:
+    scripted(tmp_path, RAISING_AT_A_LOOKUP)
+    watched = python("-m", "hookscope", "watch", "train.py", "--every", "1", folder=tmp_path)
+    frames = [line for line in without_watch(watched).splitlines() if line.startswith("  File")]
+    assert any("in forward" in frame and "train.py" in frame for frame in frames)
+    assert not any("hookscope" in Path(frame.split('"')[1]).parts for frame in frames)
+
+
+def test_the_loss_of_an_installed_trainer_is_at_its_line(tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").write_text(textwrap.dedent(RAISING_AT_A_LOOKUP).replace(", torch.tensor(0))", ")"))
+    run_as_installed = f"""
+import sys, sysconfig
+sysconfig.get_path = lambda name: {str(tmp_path)!r}
+sys.argv = ["hookscope", "watch", "-m", "trainer"]
+from hookscope.cli.app import main
+main()
+"""
+    watched = python("-c", run_as_installed, folder=tmp_path)
+    assert watched.returncode == 0, watched.stderr
+    assert said(watched)[0].endswith("loss at trainer.py:12")
+
+
 STARTED = """
     import multiprocessing, subprocess, sys, torch
     def train(*_):
