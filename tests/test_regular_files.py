@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import hookscope
+from hookscope.checkpoints.class_names import read_classes
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.folders import files_below
 from hookscope.commands.check.configuration.document import read_settings
@@ -16,7 +17,6 @@ from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.inputs.labelled_files import find_labelled
 from hookscope.inputs.loading import read_tensor
 from hookscope.inputs.pictures import looks_like_picture
-from hookscope.models.classes import read_classes
 from hookscope.models.trusted_files import read_pickle
 from hookscope.models.user_code import load_function
 from hookscope.regular_files import NotRegularError, open_regular, read_bounded

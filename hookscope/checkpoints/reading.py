@@ -63,17 +63,22 @@ RESAVE_REMEDY = "save `model.state_dict()` where it was made"
 """Advice for messages about a file that runs code, where it must not run."""
 
 
+TrustedReader = Callable[[Path, FileKind], object]
+"""Reads a file that its user trusts, and runs what it names."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
     """What may be read.
 
-    `remedy` says at the end of a message what to do about a file that runs code. With `trust` it may do so while it is
-    read. `allowed_globals` are globs of the classes and functions that a pickle may name beside plain data, as none is
-    imported; None to read past all but those that can run anything. `option` allows a further name: "--allow-global".
+    `remedy` says at the end of a message what to do about a file that runs code. `read_trusted` reads such a file; None
+    to refuse it. `allowed_globals` are globs of the classes and functions that a pickle may name beside plain data, as
+    none is imported; None to read past all but those that can run anything. `option` allows a further name:
+    "--allow-global".
     """
 
     remedy: str
-    trust: bool = False
+    read_trusted: TrustedReader | None = None
     allowed_globals: tuple[str, ...] | None = None
     option: str = ""
 
@@ -110,16 +115,13 @@ def inspect_isolated(files: WeightsFiles, look: Visitor, rules: ReadingRules) ->
 
 
 def read_verified(
-    files: WeightsFiles,
-    check: Callable[[object, str], object],
-    rules: ReadingRules,
-    read_trusted: Callable[[Path, FileKind], object] | None = None,
+    files: WeightsFiles, check: Callable[[object, str], object], rules: ReadingRules
 ) -> dict[Path, ScanResult]:
     """Return the contents of files, read after `inspect_isolated` has checked all of them.
 
-    `check` gets each file's content, and its name for messages, and raises if the caller cannot use it. A file
-    whose reading runs code is read by `read_trusted`, which has to be there if the rules trust. A tensor anywhere in
-    the content that claims more than its storage is a CheckpointError: going through its values could take for ever.
+    `check` gets each file's content, and its name for messages, and raises if the caller cannot use it. A tensor
+    anywhere in the content that claims more than its storage is a CheckpointError: going through its values could take
+    for ever.
     """
 
     def look(path: Path, _: FileKind, content: object) -> None:
@@ -135,7 +137,7 @@ def read_verified(
     with unchanged(files):
         scans = inspect_isolated(files, look, rules)
         for (path, kind), scan in zip(files.kinds.items(), scans, strict=True):
-            run = read_trusted if scan.how == "runs code" else None
+            run = rules.read_trusted if scan.how == "runs code" else None
             contents[path] = scan._replace(content=run(path, kind) if run else read_content(path, kind, scan.how))
     return contents
 
@@ -147,7 +149,7 @@ def _verify_file(path: Path, kind: FileKind, look: Visitor, rules: ReadingRules)
     if kind in _RUNNING_KINDS:
         if kind != "torch tar":  # trust does not make a damaged file readable
             check_checksums(opened, name)
-        if not rules.trust:
+        if rules.read_trusted is None:
             raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), rules.remedy)
         return ScanResult("runs code")
     survey = PickleSurvey((), {}, 2) if kind == "safetensors" else _checked_survey(opened, kind, name, rules)
@@ -160,7 +162,7 @@ def _verify_file(path: Path, kind: FileKind, look: Visitor, rules: ReadingRules)
 
 def _verify_distributed(path: Path, look: Visitor, rules: ReadingRules) -> ScanResult:
     """Check every slice of a distributed checkpoint; none runs code, even if it is trusted."""
-    rules = replace(rules, trust=False)
+    rules = replace(rules, read_trusted=None)
     names: dict[str, None] = {}
     for stored in read_metadata(path):
         for place in stored.slices():
@@ -181,7 +183,7 @@ def _slice_name(path: Path, stored: Stored) -> str:
 
 def _is_to_run(survey: PickleSurvey, rules: ReadingRules) -> bool:
     """Return whether a trusted file is read by running its classes; classes of plain data are never run."""
-    return rules.trust and not all(map(is_data, survey.imports))
+    return rules.read_trusted is not None and not all(map(is_data, survey.imports))
 
 
 def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRules) -> PickleSurvey:

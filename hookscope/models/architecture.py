@@ -16,10 +16,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
+from hookscope.checkpoints.weight_sets import COUNTER, listed, state_shapes
+from hookscope.checkpoints.wrapped_names import stripped_forms
 from hookscope.models.names import DEMO, timm_names, torchvision_names
 from hookscope.models.network_table import (
     COLOURS,
-    COUNTER,
     Free,
     NetworkPattern,
     Shapes,
@@ -27,8 +28,6 @@ from hookscope.models.network_table import (
     network_pattern,
     network_table,
 )
-from hookscope.models.weight_sets import listed, state_shapes
-from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import counted, printable, some_of
 
 _LEAST_ALIKE = Fraction(1, 2)  # with less than half of the names in common, a network is not worth suggesting

@@ -3,21 +3,23 @@
 import io
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from hookscope.checkpoints.class_names import packed_classes
+from hookscope.checkpoints.reading import ReadingRules, read_verified
+from hookscope.checkpoints.weight_sets import state_shapes
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.models.architecture import recognise
-from hookscope.models.classes import packed_classes
 from hookscope.models.construction import LoadedModel, loaded_module, seeded, silenced_known_warnings
 from hookscope.models.input_spec import with_channels
 from hookscope.models.torchscript import hookable
 from hookscope.models.trusted_files import read_program
 from hookscope.models.weight_choice import IMAGENET_CLASSES
-from hookscope.models.weight_sets import state_shapes
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import counted, exception_line, printable
 
@@ -31,9 +33,11 @@ def load_program(files: WeightsFiles, seed: int) -> LoadedModel:
     """Load TorchScript, scripted or traced, or an exported program (.pt2) as a tree of modules with the original names.
 
     The modules have the original class names too. For TorchScript, the state dict also has the original's
-    non-persistent buffers, because the file does not record which buffers these are. Raises as `read_program`.
+    non-persistent buffers, because the file does not record which buffers these are. Raises as `read_verified` and
+    `read_program`.
     """
-    module, remarks, only = read_program(files.path, files.kind, seed)
+    rules = ReadingRules("", partial(read_program, seed=seed))
+    module, remarks, only = read_verified(files, lambda *_: None, rules)[files.path].content
     loaded, name = loaded_module(module), printable(files.path.name)
     categories, note = _class_names(files.path, module) if files.kind == "torchscript" else ((), "")
     info = replace(loaded.info, name=name, weights=name, sha256=files.sha256(), categories=categories)

@@ -13,7 +13,7 @@ from functools import cache, cached_property, partial
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
-COUNTER = "num_batches_tracked"  # old files do not have it, and evaluation does not use it
+from hookscope.checkpoints.weight_sets import COUNTER
 
 COLOURS = 3  # channels of the pictures that published networks take
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions, looks_like_file
 from hookscope.checkpoints.fileformat import PROGRAMS, WEIGHTS_SUFFIXES, holds_inputs, nearest_file, read_config
-from hookscope.checkpoints.reading import ReadingRules, inspect_isolated, trust_remedy
+from hookscope.checkpoints.weight_sets import state_shapes
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import (
     CheckpointError,
@@ -25,8 +26,8 @@ from hookscope.errors import (
 )
 from hookscope.models import architecture
 from hookscope.models.adapters import is_adapter
-from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint, read_weights
-from hookscope.models.construction import FileOptions, LoadedModel, loaded_module
+from hookscope.models.checkpoint import read_checkpoint
+from hookscope.models.construction import LoadedModel, loaded_module
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.merged_adapters import merge_adapter, read_settings, unmergeable
 from hookscope.models.names import model_names, refuse_by_form, torchvision_names
@@ -34,7 +35,6 @@ from hookscope.models.network_table import network_table
 from hookscope.models.python_source import load_python, parse_arguments
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
-from hookscope.models.weight_sets import state_shapes
 from hookscope.options import Arguments, ModelOptions, Named, RunOptions
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
@@ -201,9 +201,8 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         _check_complete(files.path, options)
         if options.file.key is not None:
             raise UsageError(f"{printable(files.path.name)} is a program, so it takes no {arg('key')}.")
-        inspect_isolated(files, lambda *_: None, ReadingRules(trust_remedy(), trust=True))
         return exported.load_program(files, options.seed)
-    checkpoint = read_weights(files, options.file)
+    checkpoint = read_checkpoint(files, options.file)
     if is_adapter(checkpoint.state):
         return _load_adapted(files.adapter_config, checkpoint, network, options)
     if network is None and (module := checkpoint.module) is not None:

@@ -12,9 +12,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.errors import CheckpointError
 from hookscope.models.checkpoint import read_checkpoint
-from hookscope.models.construction import FileOptions
 from tests.byteorder import save_big_endian
 
 STATE = {"conv.weight": torch.arange(24.0).reshape(2, 3, 2, 2), "count": torch.tensor(7), "half": torch.ones(3).half()}

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.errors import CheckpointError, UntrustedFileError, UsageError
-from hookscope.models.construction import FileOptions
 from hookscope.models.spec import load_model
 from hookscope.models.trusted_files import read_pickle
 from tests.models.hostile import Call

@@ -15,6 +15,8 @@ from hookscope.errors import CheckpointError, NothingMatchedError, UsageError
 from hookscope.parameters import arg
 from hookscope.text import an, counted, printable
 
+COUNTER = "num_batches_tracked"  # old files do not have it, and evaluation does not use it
+
 # Where training scripts put the weights inside a checkpoint.
 _WEIGHTS_KEYS = {
     *("state_dict", "model_state_dict", "model_state", "model", "model_ema", "model_ema_state_dict", "state_dict_ema"),
