@@ -218,11 +218,9 @@ def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRul
 
 
 def _refusal(name: str, reason: str, imports: Sequence[str], remedy: str) -> UntrustedFileError:
-    # TorchScript puts these names before its own classes, and on its containers.
-    plain = [symbol.removeprefix("__torch__.") for symbol in imports if not symbol.startswith("torch.jit._pickle.")]
-    named = [printable(symbol, 80) for symbol in plain[:_LISTED_NAMES]]
-    more = ", …" if plain[_LISTED_NAMES:] else ""
-    would = f"would import {', '.join(named)}{more}, which " if plain else ""
+    named = [printable(symbol, 80) for symbol in imports[:_LISTED_NAMES]]
+    more = ", …" if imports[_LISTED_NAMES:] else ""
+    would = f"would import {', '.join(named)}{more}, which " if imports else ""
     return UntrustedFileError(f"{name} {reason}: reading it {would}can run code; {remedy}.")
 
 
@@ -255,6 +253,8 @@ _SURVEYS: dict[FileKind, Callable[[BinaryIO, str], tuple[PickleSurvey, dict[str,
 
 
 def _imports(path: Path, kind: FileKind) -> tuple[str, ...]:
+    if kind == "torchscript":  # its classes are in the file itself
+        return ()
     with open_regular(path) as file, suppress(Exception):
         surveys = [survey_pickle(pickle) for pickle in _pickles(file, kind)]
         return tuple(dict.fromkeys(symbol for survey in surveys for symbol in survey.imports))
