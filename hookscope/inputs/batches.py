@@ -273,8 +273,12 @@ def count_inputs(paths: Iterable[Source], preprocessing: Preprocessing) -> int:
 
 def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> Batch:
     """Move a batch to `device`, and its floating-point tensors to `dtype` unless they are `exact`."""
-    # Each tensor once: see `copied`.
-    move: Callable[..., torch.Tensor] = cache(lambda tensor, dtype: tensor.to(device=device, dtype=dtype))
+
+    @cache  # each tensor once: see `copied`
+    def move(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if tensor.is_meta and torch.device(device).type != "meta":
+            raise UsageError(f"The tensor of shape {tuple(tensor.shape)} is on the meta device: it has no values.")
+        return tensor.to(device=device, dtype=dtype)
 
     def moved(value: Any, place: str) -> Any:
         def change(_: str, tensor: torch.Tensor) -> torch.Tensor:
