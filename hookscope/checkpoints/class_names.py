@@ -2,7 +2,7 @@
 
 import json
 import zipfile
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,13 @@ def read_classes(path: Path) -> tuple[str, ...]:
         raise InputError(f"{shown} does not name classes: {reason}. Give a name on each line, or JSON.") from error
 
 
-def packed_classes(path: Path, counts: Container[int]) -> tuple[str, tuple[str, ...]]:
-    """Return the extra file of a TorchScript archive that names classes, with the names by index; ("", ()) for none.
+def packed_classes(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return the extra files of a TorchScript archive that name classes, with the names by index.
 
     `torch.jit.save(…, _extra_files=…)` stores texts beside the network. Only texts with a usual name, such as
-    "labels.txt" and "index_to_name.json", and JSON objects are read. The number of names must be in `counts`.
+    "labels.txt" and "index_to_name.json", and JSON objects are read.
     """
+    found = {}
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             key = member.filename.partition("/extra/")[2]
@@ -58,12 +59,10 @@ def packed_classes(path: Path, counts: Container[int]) -> tuple[str, tuple[str, 
             with suppress(ValueError, RecursionError):  # no text, no JSON, or no names
                 text = archive.read(member).decode("utf-8-sig")
                 if stem in _FILES:
-                    names = _parsed(text, is_json=suffix == "json")
-                else:
-                    names = stored_classes(json.loads(text))[1] if text.lstrip()[:1] == "{" else ()
-                if len(names) in counts:
-                    return printable(key, _LONGEST_NAME), names
-    return "", ()
+                    found[printable(key, _LONGEST_NAME)] = _parsed(text, is_json=suffix == "json")
+                elif text.lstrip()[:1] == "{":
+                    found[printable(key, _LONGEST_NAME)] = stored_classes(json.loads(text))[1]
+    return found
 
 
 def _parsed(text: str, *, is_json: bool) -> tuple[str, ...]:

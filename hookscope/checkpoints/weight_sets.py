@@ -248,16 +248,6 @@ def _ways_to(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
         yield (), prefix
 
 
-def state_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in a state dict by name; those of int8 linear layers, which are packed, included."""
-    shapes = {}
-    for name, value in state.items():
-        tensor = value[0] if isinstance(value, tuple) and value else value
-        if isinstance(tensor, TensorLike):
-            shapes[name] = tuple(tensor.shape)
-    return shapes
-
-
 def is_averaged(key: str) -> bool:
     """Return whether a key is one for averaged weights."""
     return any(word in key.lower() for word in _AVERAGED)

@@ -55,7 +55,7 @@ def _expand(source: str, suffixes: frozenset[str], skipped: list[Path]) -> list[
         return False
 
     files = files_of(source, suffixes, also)
-    if files is None:  # it cannot be a name, so reading it raises
+    if files is None:  # a file, or a missing one: reading it reports what is wrong
         return [Path(source)]
     if not files:
         endings = ", ".join(sorted(suffixes))

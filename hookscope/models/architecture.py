@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
-from hookscope.checkpoints.weight_sets import COUNTER, listed, state_shapes
+from hookscope.checkpoints.weight_sets import COUNTER, listed
 from hookscope.checkpoints.wrapped_names import stripped_forms
 from hookscope.models.names import DEMO, timm_names, torchvision_names
 from hookscope.models.network_table import (
@@ -27,6 +27,7 @@ from hookscope.models.network_table import (
     Sizes,
     network_pattern,
     network_table,
+    state_shapes,
 )
 from hookscope.text import counted, printable, some_of
 

@@ -1,10 +1,9 @@
 """Networks that a trusted file holds whole: TorchScript and exported programs, with what is known of their inputs."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from torch import nn
 
 from hookscope.checkpoints.class_names import packed_classes
 from hookscope.checkpoints.reading import ReadingRules, read_verified
-from hookscope.checkpoints.weight_sets import state_shapes
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.models.architecture import recognise
 from hookscope.models.construction import LoadedModel, loaded_module, seeded, silenced_known_warnings
 from hookscope.models.input_spec import with_channels
+from hookscope.models.network_table import state_shapes
 from hookscope.models.torchscript import hookable
 from hookscope.models.trusted_files import read_program
 from hookscope.models.weight_choice import IMAGENET_CLASSES
@@ -38,9 +37,10 @@ def load_program(files: WeightsFiles, seed: int) -> LoadedModel:
     """
     rules = ReadingRules("", partial(read_program, seed=seed))
     module, remarks, only = read_verified(files, lambda *_: None, rules)[files.path].content
+    sha256, packed = files.sha256(), packed_classes(files.path)
     loaded, name = loaded_module(module), printable(files.path.name)
-    categories, note = _class_names(files.path, module) if files.kind == "torchscript" else ((), "")
-    info = replace(loaded.info, name=name, weights=name, sha256=files.sha256(), categories=categories)
+    categories, note = _class_names(packed, module) if files.kind == "torchscript" else ((), "")
+    info = replace(loaded.info, name=name, weights=name, sha256=sha256, categories=categories)
     loaded = replace(loaded, info=info, notes=(f"{name}: {note}",) if note else ())
     return _with_input(_with_remarks(loaded, remarks), only)
 
@@ -76,13 +76,14 @@ def _copied_torchscript(script: torch.jit.ScriptModule) -> tuple[nn.Module, tupl
         return hookable(load)
 
 
-def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
+def _class_names(packed: Mapping[str, tuple[str, ...]], script: nn.Module) -> tuple[tuple[str, ...], str]:
     from torchvision.models import get_model_weights, list_models  # noqa: PLC0415 - only for such files
 
     state = script.state_dict()
-    key, names = packed_classes(path, {tensor.shape[0] for tensor in state.values() if tensor.dim()})
-    if names:
-        return names, f"{counted(len(names), 'class name')} taken from its extra file '{key}'."
+    counts = {tensor.shape[0] for tensor in state.values() if tensor.dim()}
+    for key, names in packed.items():
+        if len(names) in counts:
+            return names, f"{counted(len(names), 'class name')} taken from its extra file '{key}'."
     for candidate in recognise(state_shapes(state)):
         if "num_classes" not in candidate.arguments and candidate.model in list_models():
             categories = get_model_weights(candidate.model).DEFAULT.meta.get("categories", ())

@@ -17,8 +17,9 @@ from hookscope.checkpoints.lit_ema import dotless_copy
 from hookscope.checkpoints.nested import TensorLike, tensors_in
 from hookscope.checkpoints.plain import PlainTensor
 from hookscope.checkpoints.stand_ins import ModuleState, kind_of
-from hookscope.checkpoints.weight_sets import Part, parts_of, state_shapes
+from hookscope.checkpoints.weight_sets import Part, parts_of
 from hookscope.models.array_values import Values
+from hookscope.models.network_table import state_shapes
 from hookscope.models.tied import Layout, tied_to
 from hookscope.parameters import arg
 from hookscope.results.contents import StoredTensor

@@ -13,6 +13,7 @@ from functools import cache, cached_property, partial
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
+from hookscope.checkpoints.nested import TensorLike
 from hookscope.checkpoints.weight_sets import COUNTER
 
 COLOURS = 3  # channels of the pictures that published networks take
@@ -30,6 +31,16 @@ class Free(NamedTuple):
 
 
 Sizes = Mapping[str, tuple[int | Free, ...]]
+
+
+def state_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in a state dict by name; those of int8 linear layers, which are packed, included."""
+    shapes = {}
+    for name, value in state.items():
+        tensor = value[0] if isinstance(value, tuple) and value else value
+        if isinstance(tensor, TensorLike):
+            shapes[name] = tuple(tensor.shape)
+    return shapes
 
 
 class NetworkPattern:

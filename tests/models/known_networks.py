@@ -10,11 +10,10 @@ import torch
 import torchvision.models
 from torch import nn
 
-from hookscope.checkpoints.weight_sets import state_shapes
 from hookscope.hooks.attributes import attribute_of
 from hookscope.models.construction import seeded, silenced_known_warnings, skipped_initialisation
 from hookscope.models.input_spec import picture_size
-from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes, Sizes, network_pattern
+from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes, Sizes, network_pattern, state_shapes
 from hookscope.models.zoo import build_torchvision
 
 # To find the sizes that depend on them, a network is built with these numbers of classes and input channels: primes
