@@ -24,7 +24,6 @@ from hookscope.checkpoints.reading import (
     TrustedReader,
     read_content,
     read_verified,
-    trust_remedy,
 )
 from hookscope.checkpoints.stand_ins import skipped_objects
 from hookscope.checkpoints.training_entries import TrainingEntries, training_entries
@@ -113,8 +112,8 @@ def read_weights(files: WeightsFiles, options: FileOptions, read_trusted: Truste
     """
     path, name, has_option = files.path, files.name, options.trust is not None
     gate = "" if options.allowed_globals is None else arg("allow_global")
-    remedy = trust_remedy() if has_option else RESAVE_REMEDY
-    rules = ReadingRules(remedy, read_trusted, options.allowed_globals, gate)
+    trusting = f", or give {arg('trust')} if you trust its author" if has_option else ""
+    rules = ReadingRules(RESAVE_REMEDY + trusting, read_trusted, options.allowed_globals, gate)
     key = None if files.listed else options.key  # each shard is a state dict
     reads = read_verified(files, partial(weights_in, key=key), rules)
     past = [remark for file, read in reads.items() for remark in _read_past(read, printable(str(file)))]

@@ -37,7 +37,6 @@ from hookscope.checkpoints.sandbox.worker import CAN_FORK
 from hookscope.checkpoints.unknown_classes import read_bytes_past_unknown, read_past_unknown
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
-from hookscope.parameters import arg
 from hookscope.text import printable
 
 _UNTYPED = torch.storage._new_dtypes()  # noqa: SLF001 - whose values torch.save stores as mere bytes
@@ -89,11 +88,6 @@ class ScanResult(NamedTuple):
     how: ReadMode
     names: tuple[str, ...] = ()
     content: Any = None
-
-
-def trust_remedy() -> str:
-    """Return what to do with a file that runs code, where it can be trusted."""
-    return f"{RESAVE_REMEDY}, or give {arg('trust')} if you trust its author"
 
 
 def inspect_isolated(files: WeightsFiles, look: Visitor, rules: ReadingRules) -> list[ScanResult]:

@@ -42,7 +42,7 @@ def load_program(files: WeightsFiles, seed: int) -> LoadedModel:
     categories, note = _class_names(packed, module) if files.kind == "torchscript" else ((), "")
     info = replace(loaded.info, name=name, weights=name, sha256=sha256, categories=categories)
     loaded = replace(loaded, info=info, notes=(f"{name}: {note}",) if note else ())
-    return _with_input(_with_remarks(loaded, remarks), only)
+    return _completed(loaded, remarks, only)
 
 
 def given_program(program: Any) -> LoadedModel:
@@ -57,7 +57,7 @@ def given_program(program: Any) -> LoadedModel:
 
         with silenced_known_warnings(), seeded(0):
             module, remarks, only = unflattened(program, 0)
-    return _with_input(_with_remarks(loaded_module(module), remarks), only)
+    return _completed(loaded_module(module), remarks, only)
 
 
 def _copied_torchscript(script: torch.jit.ScriptModule) -> tuple[nn.Module, tuple[str, ...]]:
@@ -100,8 +100,9 @@ def _has_uncalled_parameters(graph: torch.fx.GraphModule) -> bool:
     return not called and sum(parameter.numel() for parameter in graph.parameters()) > own
 
 
-def _with_input(loaded: LoadedModel, only: tuple[tuple[int, ...], bool] | None) -> LoadedModel:
-    """Add the example shape and preprocessing of a program's only input, as `unflattened` returns it."""
+def _completed(loaded: LoadedModel, remarks: Iterable[str], only: tuple[tuple[int, ...], bool] | None) -> LoadedModel:
+    """Add warnings, and the shape and preprocessing of a program's only input, all as `unflattened` returns them."""
+    loaded = replace(loaded, warnings=tuple(f"{loaded.info.name}: {remark}" for remark in remarks))
     if only is None:
         return loaded
     shape, takes_any_count = only
@@ -124,7 +125,3 @@ def _preprocessing_for(loaded: LoadedModel, shape: tuple[int, ...]) -> Preproces
         crop=(height, width),
         source=f"the input that {loaded.info.name} was exported for",
     )
-
-
-def _with_remarks(loaded: LoadedModel, remarks: Iterable[str]) -> LoadedModel:
-    return replace(loaded, warnings=tuple(f"{loaded.info.name}: {remark}" for remark in remarks))

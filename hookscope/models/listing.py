@@ -73,6 +73,8 @@ def file_listing(
         }
         for (_, name), tensor, owner in zip(places, facts, owners, strict=True)
     )
+    name, part, parallel = printable(path.name), part_of_zero(content), model_parallel_remark(content)
+    of_processes = [f"{name} {part}."] * bool(part) + [f"{name}: {parallel}."] * bool(parallel)
     metadata = safetensors_metadata(path) if kind == "safetensors" else {}
     return {
         "parts": [
@@ -88,7 +90,7 @@ def file_listing(
         "producer": _producer(path, kind, content),
         "entries": [] if any(part.is_weights and not part.key for part in parts) else _entries(content),
         "metadata": {str(name): str(value) for name, value in metadata.items()},
-        "warnings": [*warnings, *_file_remarks(path, content), *_copy_remarks(path, parts)],
+        "warnings": [*warnings, *of_processes, *_copy_remarks(path, parts)],
     }
 
 
@@ -109,12 +111,6 @@ def _copy_remarks(path: Path, parts: Sequence[Part]) -> list[str]:
                 f"{whose}, under their names without dots (LitEma); {arg('key')} {place} takes them."
             )
     return remarks
-
-
-def _file_remarks(path: Path, content: object) -> list[str]:
-    part, parallel = part_of_zero(content), model_parallel_remark(content)
-    name = printable(path.name)
-    return [f"{name} {part}."] * bool(part) + [f"{name}: {parallel}."] * bool(parallel)
 
 
 def shared_prefix(is_weights: bool, rows: Sequence[StoredTensor]) -> str:

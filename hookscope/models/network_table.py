@@ -111,12 +111,7 @@ class NetworkTable:
 @cache
 def network_table(library: Library) -> NetworkTable:
     """Return the table of a library's networks, by what MODEL calls them."""
-    return unpacked(files("hookscope.models").joinpath(table_name(library)).read_bytes())
-
-
-def table_name(library: Library) -> str:
-    """Return the name of the file beside this one that holds a library's networks."""
-    return f"{library}_networks.json.z"
+    return unpacked(files("hookscope.models").joinpath(f"{library}_networks.json.z").read_bytes())
 
 
 class _Nodes:
