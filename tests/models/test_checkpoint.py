@@ -165,7 +165,7 @@ def test_trusted_plain_file_is_still_read_without_running_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save(STATE, tmp_path / "model.pt")
-    monkeypatch.setattr("hookscope.models.trusted_files.read_pickle", None)
+    monkeypatch.setattr("hookscope.models.trusted_files.read_trusted", pytest.fail)
     assert read_checkpoint(tmp_path / "model.pt", FileOptions(trust=True)).state.keys() == STATE.keys()
 
 
