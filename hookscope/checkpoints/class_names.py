@@ -49,7 +49,7 @@ def packed_classes(path: Path) -> dict[str, tuple[str, ...]]:
     `torch.jit.save(…, _extra_files=…)` stores texts beside the network. Only texts with a usual name, such as
     "labels.txt" and "index_to_name.json", and JSON objects are read.
     """
-    found = {}
+    names = {}
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             key = member.filename.partition("/extra/")[2]
@@ -59,10 +59,10 @@ def packed_classes(path: Path) -> dict[str, tuple[str, ...]]:
             with suppress(ValueError, RecursionError):  # no text, no JSON, or no names
                 text = archive.read(member).decode("utf-8-sig")
                 if stem in _FILES:
-                    found[printable(key, _LONGEST_NAME)] = _parsed(text, is_json=suffix == "json")
+                    names[printable(key, _LONGEST_NAME)] = _parsed(text, is_json=suffix == "json")
                 elif text.lstrip()[:1] == "{":
-                    found[printable(key, _LONGEST_NAME)] = stored_classes(json.loads(text))[1]
-    return found
+                    names[printable(key, _LONGEST_NAME)] = stored_classes(json.loads(text))[1]
+    return names
 
 
 def _parsed(text: str, *, is_json: bool) -> tuple[str, ...]:

@@ -138,6 +138,12 @@ def test_links_into_one_folder_are_followed_as_a_download_cache_has_them(tmp_pat
     assert read_checkpoint(snapshot / index.name).state.keys() == A.keys()
 
 
+def test_shards_have_what_the_configuration_beside_them_tells(tmp_path: Path) -> None:
+    index = shard(tmp_path, {"one.safetensors": A, "two.safetensors": B})
+    (tmp_path / "config.json").write_text('{"architecture": "resnet18"}', "utf-8")
+    assert read_checkpoint(index).architectures == ("resnet18",)
+
+
 def test_an_index_with_too_many_shards_is_refused_before_any_is_looked_for(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {f"w{at}": f"{at}.safetensors" for at in range(10_001)}}))
