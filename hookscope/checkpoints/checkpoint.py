@@ -75,9 +75,9 @@ class Checkpoint:
         pickled_class: The class of a pickled Module whose code was not run, but could be; else "".
         requires_grad: Flags of what a single file holds as Parameters, by name; other tensors have none.
         categories: Class names by index from the file; one of its tensors has as many rows.
-        training: The entries of a single file other than its weights; None for a sharded one.
+        training: The entries other than the weights; None if they were not read.
         architectures: Names of networks that the file has beside its weights.
-        is_refused_by_torch: Whether it is a single file that names more than torch's safe reader knows.
+        is_refused_by_torch: Whether a file names more than torch's safe reader knows.
         files: The files; None for a state dict that is in no file.
     """
 
