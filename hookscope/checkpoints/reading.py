@@ -287,7 +287,7 @@ def read_content(path: Path, kind: FileKind, how: ReadMode) -> object:
             return nested([(stored, _value_of(path, stored, how)) for stored in read_metadata(path)], name)
         if how == "past unknown":
             return read_past_unknown(path, kind)
-        return _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind)
+        return _read_safetensors(path) if kind == "safetensors" else _bare(_read_torch(path, kind))
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # torch raises whatever the instructions in a file run into
@@ -327,7 +327,7 @@ def _read_bytes(content: bytes, name: str) -> Any:
     if _is_swapped(BytesIO(content)):
         raise CheckpointError(f"{name} was written on a machine of the other byte order, which hookscope cannot read.")
     with _torch_allow_list_only():
-        return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+        return _bare(torch.load(BytesIO(content), map_location="cpu", weights_only=True))
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -350,6 +350,14 @@ def _read_torch(path: Path, kind: FileKind) -> object:
         with open_regular(path) as file:
             if _is_swapped(file):
                 _swap_untyped_values(content)
+    return content
+
+
+def _bare(content: Any) -> Any:
+    """Return content after taking from its tensors the attributes that a file gave them, which may hide methods."""
+    for tensor in tensors_in(content):
+        if type(tensor) in (Tensor, torch.nn.Parameter):  # others keep their parts there
+            vars(tensor).clear()
     return content
 
 
