@@ -356,7 +356,7 @@ def _read_torch(path: Path, kind: FileKind) -> object:
 def _bare(content: Any) -> Any:
     """Return content after taking from its tensors the attributes that a file gave them, which may hide methods."""
     for tensor in tensors_in(content):
-        if type(tensor) in (Tensor, torch.nn.Parameter):  # others keep their parts there
+        if isinstance(tensor, Tensor) and type(tensor) in (Tensor, torch.nn.Parameter):  # others keep parts there
             vars(tensor).clear()
     return content
 
