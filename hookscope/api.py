@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     Model = str | Path | nn.Module | ExportedProgram | LoadedModel
     from torch import Tensor
 
+    from hookscope.checkpoints.class_names import Classes
     from hookscope.commands.watch.networks import Networks, Optimizers
     from hookscope.commands.watch.watch import Watch
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.session import OnError, OnProgress
-    from hookscope.models.classes import Classes
     from hookscope.models.construction import LoadedModel
     from hookscope.results.activations import Activations
     from hookscope.results.attention import Attention

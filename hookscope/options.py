@@ -20,9 +20,9 @@ from hookscope.text import printable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hookscope.checkpoints.class_names import Classes
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.given_inputs import Images
-    from hookscope.models.classes import Classes
     from hookscope.results.attributions import Method
     from hookscope.results.noise_shapes import NoiseShapes
 

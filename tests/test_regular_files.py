@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import hookscope
+from hookscope.checkpoints.class_names import read_classes
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.folders import files_below
 from hookscope.commands.check.configuration.document import read_settings
@@ -16,8 +17,7 @@ from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.inputs.labelled_files import find_labelled
 from hookscope.inputs.loading import read_tensor
 from hookscope.inputs.pictures import looks_like_picture
-from hookscope.models.classes import read_classes
-from hookscope.models.trusted_files import read_pickle
+from hookscope.models.trusted_files import read_trusted
 from hookscope.models.user_code import load_function
 from hookscope.regular_files import NotRegularError, open_regular, read_bounded
 from hookscope.results.runs.reading import read_inside
@@ -83,7 +83,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], type[HookscopeError]]] =
     "labels": ("labels.csv", find_labelled, InputError),
     "a tensor": ("x.npy", read_tensor, InputError),
     "weights": ("w.pt", file_kind, InputError),
-    "trusted weights": ("w.pt", lambda path: read_pickle(path, "torch"), InputError),
+    "trusted weights": ("w.pt", lambda path: read_trusted(path, "torch"), InputError),
     "a Python file": ("net.py", lambda path: load_function(path, "build"), InputError),
     "a run": ("run.json", lambda path: read_inside(path.parent, path.name, 100), InputError),
 }

@@ -37,10 +37,6 @@ def _expand(source: str) -> list[str]:
     files = files_of(source, WEIGHTS_SUFFIXES, whole=lambda folder: is_distributed(folder) or is_hugging_face(folder))
     if files is None:  # kept as it is; loading reports errors
         return [source]
-    if not files and not Path(source).is_dir():
-        raise NothingMatchedError(
-            f"No checkpoint matches '{printable(source)}'. Check the pattern and the folder it starts from."
-        )
     if not files:
         remedy = f"Looked for {', '.join(WEIGHTS_SUFFIXES)}."
         if files_below(Path(source), PICTURE_SUFFIXES):

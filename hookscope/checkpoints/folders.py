@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from hookscope.errors import NothingMatchedError
 from hookscope.regular_files import read_bounded
+from hookscope.text import printable
 
 PICTURE_SUFFIXES = frozenset(
     {
@@ -31,6 +33,7 @@ def files_of(
 
     Returns None for a file, a missing file and an impossible name. A pattern is a glob only if no file has exactly this
     name. A matched folder stands for the files below it, as in `files_below`; a matched file may have any suffix.
+    Raises NothingMatchedError if a glob matches nothing.
     """
     path = Path(source)
     try:
@@ -45,6 +48,10 @@ def files_of(
     files = wholes | {match for match in matches if not match.is_dir() and match.parent not in wholes}
     if "**" not in source:  # with ** the files below a matched folder are matches themselves
         files.update(file for match in matches if match.is_dir() for file in files_below(match, suffixes, also, whole))
+    if not files:
+        raise NothingMatchedError(
+            f"No file matches '{printable(source)}'. Check the pattern and the folder it starts from."
+        )
     return sorted(files, key=natural_order)
 
 

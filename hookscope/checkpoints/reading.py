@@ -37,7 +37,6 @@ from hookscope.checkpoints.sandbox.worker import CAN_FORK
 from hookscope.checkpoints.unknown_classes import read_bytes_past_unknown, read_past_unknown
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
-from hookscope.parameters import arg
 from hookscope.text import printable
 
 _UNTYPED = torch.storage._new_dtypes()  # noqa: SLF001 - whose values torch.save stores as mere bytes
@@ -63,17 +62,22 @@ RESAVE_REMEDY = "save `model.state_dict()` where it was made"
 """Advice for messages about a file that runs code, where it must not run."""
 
 
+TrustedReader = Callable[[Path, FileKind], object]
+"""Reads a file that its user trusts, and runs what it names."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
     """What may be read.
 
-    `remedy` says at the end of a message what to do about a file that runs code. With `trust` it may do so while it is
-    read. `allowed_globals` are globs of the classes and functions that a pickle may name beside plain data, as none is
-    imported; None to read past all but those that can run anything. `option` allows a further name: "--allow-global".
+    `remedy` says at the end of a message what to do about a file that runs code. `read_trusted` reads such a file; None
+    to refuse it. `allowed_globals` are globs of the classes and functions that a pickle may name beside plain data, as
+    none is imported; None to read past all but those that can run anything. `option` allows a further name:
+    "--allow-global".
     """
 
     remedy: str
-    trust: bool = False
+    read_trusted: TrustedReader | None = None
     allowed_globals: tuple[str, ...] | None = None
     option: str = ""
 
@@ -84,11 +88,6 @@ class ScanResult(NamedTuple):
     how: ReadMode
     names: tuple[str, ...] = ()
     content: Any = None
-
-
-def trust_remedy() -> str:
-    """Return what to do with a file that runs code, where it can be trusted."""
-    return f"{RESAVE_REMEDY}, or give {arg('trust')} if you trust its author"
 
 
 def inspect_isolated(files: WeightsFiles, look: Visitor, rules: ReadingRules) -> list[ScanResult]:
@@ -110,16 +109,13 @@ def inspect_isolated(files: WeightsFiles, look: Visitor, rules: ReadingRules) ->
 
 
 def read_verified(
-    files: WeightsFiles,
-    check: Callable[[object, str], object],
-    rules: ReadingRules,
-    read_trusted: Callable[[Path, FileKind], object] | None = None,
+    files: WeightsFiles, check: Callable[[object, str], object], rules: ReadingRules
 ) -> dict[Path, ScanResult]:
     """Return the contents of files, read after `inspect_isolated` has checked all of them.
 
-    `check` gets each file's content, and its name for messages, and raises if the caller cannot use it. A file
-    whose reading runs code is read by `read_trusted`, which has to be there if the rules trust. A tensor anywhere in
-    the content that claims more than its storage is a CheckpointError: going through its values could take for ever.
+    `check` gets each file's content, and its name for messages, and raises if the caller cannot use it. A tensor
+    anywhere in the content that claims more than its storage is a CheckpointError: going through its values could take
+    for ever.
     """
 
     def look(path: Path, _: FileKind, content: object) -> None:
@@ -135,7 +131,7 @@ def read_verified(
     with unchanged(files):
         scans = inspect_isolated(files, look, rules)
         for (path, kind), scan in zip(files.kinds.items(), scans, strict=True):
-            run = read_trusted if scan.how == "runs code" else None
+            run = rules.read_trusted if scan.how == "runs code" else None
             contents[path] = scan._replace(content=run(path, kind) if run else read_content(path, kind, scan.how))
     return contents
 
@@ -147,7 +143,7 @@ def _verify_file(path: Path, kind: FileKind, look: Visitor, rules: ReadingRules)
     if kind in _RUNNING_KINDS:
         if kind != "torch tar":  # trust does not make a damaged file readable
             check_checksums(opened, name)
-        if not rules.trust:
+        if rules.read_trusted is None:
             raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), rules.remedy)
         return ScanResult("runs code")
     survey = PickleSurvey((), {}, 2) if kind == "safetensors" else _checked_survey(opened, kind, name, rules)
@@ -160,7 +156,7 @@ def _verify_file(path: Path, kind: FileKind, look: Visitor, rules: ReadingRules)
 
 def _verify_distributed(path: Path, look: Visitor, rules: ReadingRules) -> ScanResult:
     """Check every slice of a distributed checkpoint; none runs code, even if it is trusted."""
-    rules = replace(rules, trust=False)
+    rules = replace(rules, read_trusted=None)
     names: dict[str, None] = {}
     for stored in read_metadata(path):
         for place in stored.slices():
@@ -181,7 +177,7 @@ def _slice_name(path: Path, stored: Stored) -> str:
 
 def _is_to_run(survey: PickleSurvey, rules: ReadingRules) -> bool:
     """Return whether a trusted file is read by running its classes; classes of plain data are never run."""
-    return rules.trust and not all(map(is_data, survey.imports))
+    return rules.read_trusted is not None and not all(map(is_data, survey.imports))
 
 
 def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRules) -> PickleSurvey:
@@ -216,11 +212,9 @@ def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRul
 
 
 def _refusal(name: str, reason: str, imports: Sequence[str], remedy: str) -> UntrustedFileError:
-    # TorchScript puts these names before its own classes, and on its containers.
-    plain = [symbol.removeprefix("__torch__.") for symbol in imports if not symbol.startswith("torch.jit._pickle.")]
-    named = [printable(symbol, 80) for symbol in plain[:_LISTED_NAMES]]
-    more = ", …" if plain[_LISTED_NAMES:] else ""
-    would = f"would import {', '.join(named)}{more}, which " if plain else ""
+    named = [printable(symbol, 80) for symbol in imports[:_LISTED_NAMES]]
+    more = ", …" if imports[_LISTED_NAMES:] else ""
+    would = f"would import {', '.join(named)}{more}, which " if imports else ""
     return UntrustedFileError(f"{name} {reason}: reading it {would}can run code; {remedy}.")
 
 
@@ -253,6 +247,8 @@ _SURVEYS: dict[FileKind, Callable[[BinaryIO, str], tuple[PickleSurvey, dict[str,
 
 
 def _imports(path: Path, kind: FileKind) -> tuple[str, ...]:
+    if kind == "torchscript":  # its classes are in the file itself
+        return ()
     with open_regular(path) as file, suppress(Exception):
         surveys = [survey_pickle(pickle) for pickle in _pickles(file, kind)]
         return tuple(dict.fromkeys(symbol for survey in surveys for symbol in survey.imports))
@@ -291,7 +287,7 @@ def read_content(path: Path, kind: FileKind, how: ReadMode) -> object:
             return nested([(stored, _value_of(path, stored, how)) for stored in read_metadata(path)], name)
         if how == "past unknown":
             return read_past_unknown(path, kind)
-        return _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind)
+        return _read_safetensors(path) if kind == "safetensors" else _bare(_read_torch(path, kind))
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # torch raises whatever the instructions in a file run into
@@ -331,7 +327,7 @@ def _read_bytes(content: bytes, name: str) -> Any:
     if _is_swapped(BytesIO(content)):
         raise CheckpointError(f"{name} was written on a machine of the other byte order, which hookscope cannot read.")
     with _torch_allow_list_only():
-        return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+        return _bare(torch.load(BytesIO(content), map_location="cpu", weights_only=True))
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -354,6 +350,14 @@ def _read_torch(path: Path, kind: FileKind) -> object:
         with open_regular(path) as file:
             if _is_swapped(file):
                 _swap_untyped_values(content)
+    return content
+
+
+def _bare(content: Any) -> Any:
+    """Return content after taking from its tensors the attributes that a file gave them, which may hide methods."""
+    for tensor in tensors_in(content):
+        if isinstance(tensor, Tensor) and type(tensor) in (Tensor, torch.nn.Parameter):  # others keep parts there
+            vars(tensor).clear()
     return content
 
 

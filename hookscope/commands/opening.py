@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.export import ExportedProgram
 
+    from hookscope.checkpoints.checkpoint import FileOptions
     from hookscope.inspection.given_inputs import Images
     from hookscope.inspection.session import Session
-    from hookscope.models.construction import FileOptions, LoadedModel
+    from hookscope.models.construction import LoadedModel
 
     Model = str | Path | nn.Module | ExportedProgram | LoadedModel
 
@@ -72,7 +73,7 @@ def load(model: Model, option: options.ModelOptions, run: options.RunOptions) ->
 
 def file_options(option: options.ModelOptions) -> FileOptions:
     """Return how weights files are read."""
-    from hookscope.models.construction import FileOptions
+    from hookscope.checkpoints.checkpoint import FileOptions
 
     return FileOptions(option.trust, option.key, tuple(option.allow_missing), tuple(option.allow_unexpected))
 

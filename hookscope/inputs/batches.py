@@ -240,22 +240,19 @@ def _pair(first: _Input, second: _Input, refuse: _Refuse) -> _Input | None:
 
 def _batches(chunk: list[_Input], kind: InputKind, refuse: _Refuse) -> Iterator[Batch]:
     records, positions = tuple(loaded.record for loaded in chunk), tuple(loaded.position for loaded in chunk)
-    stacked = _stacked(chunk)
-    if not isinstance(stacked, str):
+    try:
+        stacked = [torch.stack(column) for column in zip(*(sample.tensors for sample in chunk), strict=True)]
+    except (RuntimeError, MemoryError) as error:
+        fault = one_line(error)
+    else:
         chunk.clear()  # stacking copied them: do not hold both while the model runs
         yield Batch((list(stacked[0]),) if kind == "detection" else tuple(stacked), positions, records)
-    elif len(chunk) > 1:
-        for sample in chunk:
-            yield from _batches([sample], kind, refuse)
-    else:
-        refuse(ImageError(f"Cannot use {records[0].name!r}: {stacked}."))
-
-
-def _stacked(chunk: list[_Input]) -> list[torch.Tensor] | str:
-    try:
-        return [torch.stack(column) for column in zip(*(sample.tensors for sample in chunk), strict=True)]
-    except (RuntimeError, MemoryError) as error:
-        return one_line(error)
+        return
+    if len(chunk) == 1:
+        refuse(ImageError(f"Cannot use {records[0].name!r}: {fault}."))
+        return
+    for sample in chunk:
+        yield from _batches([sample], kind, refuse)
 
 
 def count_inputs(paths: Iterable[Source], preprocessing: Preprocessing) -> int:
@@ -273,8 +270,12 @@ def count_inputs(paths: Iterable[Source], preprocessing: Preprocessing) -> int:
 
 def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> Batch:
     """Move a batch to `device`, and its floating-point tensors to `dtype` unless they are `exact`."""
-    # Each tensor once: see `copied`.
-    move: Callable[..., torch.Tensor] = cache(lambda tensor, dtype: tensor.to(device=device, dtype=dtype))
+
+    @cache  # each tensor once: see `copied`
+    def move(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if tensor.is_meta and torch.device(device).type != "meta":
+            raise UsageError(f"The tensor of shape {tuple(tensor.shape)} is on the meta device: it has no values.")
+        return tensor.to(device=device, dtype=dtype)
 
     def moved(value: Any, place: str) -> Any:
         def change(_: str, tensor: torch.Tensor) -> torch.Tensor:

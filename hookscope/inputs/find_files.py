@@ -55,10 +55,8 @@ def _expand(source: str, suffixes: frozenset[str], skipped: list[Path]) -> list[
         return False
 
     files = files_of(source, suffixes, also)
-    if files is None:  # it cannot be a name, so reading it raises
+    if files is None:  # a file, or a missing one: reading it reports what is wrong
         return [Path(source)]
-    if not files and not Path(source).is_dir():
-        raise NothingMatchedError(f"No file matches {source!r}. Check the pattern and the folder it starts from.")
     if not files:
         endings = ", ".join(sorted(suffixes))
         held = f" {_skipped_text(source, skipped)}" if skipped else ""

@@ -115,10 +115,7 @@ def _load_clip(clip: Clip, preprocessing: Preprocessing) -> tuple[torch.Tensor, 
         frames.append(tensor)
         records.append(record)
     first = records[0]
-    steps = (
-        f"{CLIP_STEP}{several} frames, {clip.frames[0].name} to {clip.frames[-1].name}",
-        *(step for step in first.steps if step != "repeated in 1 frames"),
-    )
+    steps = (f"{CLIP_STEP}{several} frames, {clip.frames[0].name} to {clip.frames[-1].name}", *first.steps)
     digest = Clip.digest(str(record.sha256) for record in records)
     values = torch.cat(frames, 1)  # (C, T, H, W)
     return values, InputRecord(str(clip.folder), digest, first.size, tuple(values.shape), steps)

@@ -41,7 +41,8 @@ def prepare_picture(
     scaled = pixels.to(torch.float32, copy=True, memory_format=torch.contiguous_format).div_(white)
     _normalise_(scaled, preprocessing, steps)
     if preprocessing.kind == "video":
-        steps.append(f"repeated in {preprocessing.frames} frames")
+        if preprocessing.frames > 1:
+            steps.append(f"repeated in {preprocessing.frames} frames")
         scaled = scaled.unsqueeze(1).repeat(1, preprocessing.frames, 1, 1)  # (C, T, H, W)
     return scaled, region
 

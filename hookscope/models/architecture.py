@@ -16,19 +16,19 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
+from hookscope.checkpoints.weight_sets import COUNTER, listed
+from hookscope.checkpoints.wrapped_names import stripped_forms
 from hookscope.models.names import DEMO, timm_names, torchvision_names
 from hookscope.models.network_table import (
     COLOURS,
-    COUNTER,
     Free,
     NetworkPattern,
     Shapes,
     Sizes,
     network_pattern,
     network_table,
+    state_shapes,
 )
-from hookscope.models.weight_sets import listed, state_shapes
-from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import counted, printable, some_of
 
 _LEAST_ALIKE = Fraction(1, 2)  # with less than half of the names in common, a network is not worth suggesting

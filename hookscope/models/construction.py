@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from hookscope.checkpoints.training_entries import TrainingEntries
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.selection import module_index
 from hookscope.models.input_spec import default_preprocessing
-from hookscope.models.training_entries import TrainingEntries
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.text import exception_line
@@ -88,23 +88,6 @@ def copied_results(module: nn.Module) -> dict[int, Any]:
         if missing := missing_memory(value):
             raise RuntimeError(f"{name}: {missing}")
     return {id(value): value.detach().clone() for value in held if value.grad_fn is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class FileOptions:
-    """How weights are read out of a file and put into a network.
-
-    With `trust` the file may run code while it is read; None if the caller has no such option. `key` is the place of
-    the weights in the file, "ema.state_dict"; None to find them. `allow_missing` are globs over the network's names
-    that the file may lack, `allow_unexpected` over the file's names that the network may lack. `allowed_globals` are as
-    for `checkpoints.reading.ReadingRules`.
-    """
-
-    trust: bool | None = False
-    key: str | None = None
-    allow_missing: tuple[str, ...] = ()
-    allow_unexpected: tuple[str, ...] = ()
-    allowed_globals: tuple[str, ...] | None = None
 
 
 @contextmanager

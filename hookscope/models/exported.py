@@ -1,23 +1,24 @@
 """Networks that a trusted file holds whole: TorchScript and exported programs, with what is known of their inputs."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from hookscope.checkpoints.class_names import packed_classes
+from hookscope.checkpoints.reading import ReadingRules, read_verified
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.models.architecture import recognise
-from hookscope.models.classes import packed_classes
 from hookscope.models.construction import LoadedModel, loaded_module, seeded, silenced_known_warnings
 from hookscope.models.input_spec import with_channels
+from hookscope.models.network_table import state_shapes
 from hookscope.models.torchscript import hookable
 from hookscope.models.trusted_files import read_program
 from hookscope.models.weight_choice import IMAGENET_CLASSES
-from hookscope.models.weight_sets import state_shapes
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import counted, exception_line, printable
 
@@ -31,14 +32,17 @@ def load_program(files: WeightsFiles, seed: int) -> LoadedModel:
     """Load TorchScript, scripted or traced, or an exported program (.pt2) as a tree of modules with the original names.
 
     The modules have the original class names too. For TorchScript, the state dict also has the original's
-    non-persistent buffers, because the file does not record which buffers these are. Raises as `read_program`.
+    non-persistent buffers, because the file does not record which buffers these are. Raises as `read_verified` and
+    `read_program`.
     """
-    module, remarks, only = read_program(files.path, files.kind, seed)
+    rules = ReadingRules("", partial(read_program, seed=seed))
+    module, remarks, only = read_verified(files, lambda *_: None, rules)[files.path].content
+    sha256, packed = files.sha256(), packed_classes(files.path)
     loaded, name = loaded_module(module), printable(files.path.name)
-    categories, note = _class_names(files.path, module) if files.kind == "torchscript" else ((), "")
-    info = replace(loaded.info, name=name, weights=name, sha256=files.sha256(), categories=categories)
+    categories, note = _class_names(packed, module) if files.kind == "torchscript" else ((), "")
+    info = replace(loaded.info, name=name, weights=name, sha256=sha256, categories=categories)
     loaded = replace(loaded, info=info, notes=(f"{name}: {note}",) if note else ())
-    return _with_input(_with_remarks(loaded, remarks), only)
+    return _completed(loaded, remarks, only)
 
 
 def given_program(program: Any) -> LoadedModel:
@@ -53,7 +57,7 @@ def given_program(program: Any) -> LoadedModel:
 
         with silenced_known_warnings(), seeded(0):
             module, remarks, only = unflattened(program, 0)
-    return _with_input(_with_remarks(loaded_module(module), remarks), only)
+    return _completed(loaded_module(module), remarks, only)
 
 
 def _copied_torchscript(script: torch.jit.ScriptModule) -> tuple[nn.Module, tuple[str, ...]]:
@@ -72,13 +76,14 @@ def _copied_torchscript(script: torch.jit.ScriptModule) -> tuple[nn.Module, tupl
         return hookable(load)
 
 
-def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
+def _class_names(packed: Mapping[str, tuple[str, ...]], script: nn.Module) -> tuple[tuple[str, ...], str]:
     from torchvision.models import get_model_weights, list_models  # noqa: PLC0415 - only for such files
 
     state = script.state_dict()
-    key, names = packed_classes(path, {tensor.shape[0] for tensor in state.values() if tensor.dim()})
-    if names:
-        return names, f"{counted(len(names), 'class name')} taken from its extra file '{key}'."
+    counts = {tensor.shape[0] for tensor in state.values() if tensor.dim()}
+    for key, names in packed.items():
+        if len(names) in counts:
+            return names, f"{counted(len(names), 'class name')} taken from its extra file '{key}'."
     for candidate in recognise(state_shapes(state)):
         if "num_classes" not in candidate.arguments and candidate.model in list_models():
             categories = get_model_weights(candidate.model).DEFAULT.meta.get("categories", ())
@@ -95,8 +100,9 @@ def _has_uncalled_parameters(graph: torch.fx.GraphModule) -> bool:
     return not called and sum(parameter.numel() for parameter in graph.parameters()) > own
 
 
-def _with_input(loaded: LoadedModel, only: tuple[tuple[int, ...], bool] | None) -> LoadedModel:
-    """Add the example shape and preprocessing of a program's only input, as `unflattened` returns it."""
+def _completed(loaded: LoadedModel, remarks: Iterable[str], only: tuple[tuple[int, ...], bool] | None) -> LoadedModel:
+    """Add warnings, and the shape and preprocessing of a program's only input, all as `unflattened` returns them."""
+    loaded = replace(loaded, warnings=tuple(f"{loaded.info.name}: {remark}" for remark in remarks))
     if only is None:
         return loaded
     shape, takes_any_count = only
@@ -119,7 +125,3 @@ def _preprocessing_for(loaded: LoadedModel, shape: tuple[int, ...]) -> Preproces
         crop=(height, width),
         source=f"the input that {loaded.info.name} was exported for",
     )
-
-
-def _with_remarks(loaded: LoadedModel, remarks: Iterable[str]) -> LoadedModel:
-    return replace(loaded, warnings=tuple(f"{loaded.info.name}: {remark}" for remark in remarks))

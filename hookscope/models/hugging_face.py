@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.checkpoints.checkpoint import FileOptions
+from hookscope.checkpoints.class_names import stored_classes
 from hookscope.checkpoints.fileformat import CONFIG, json_object, read_config, weights_file
 from hookscope.errors import (
     CheckpointError,
@@ -27,8 +29,7 @@ from hookscope.errors import (
     UsageError,
 )
 from hookscope.models.checkpoint import read_checkpoint
-from hookscope.models.classes import stored_classes
-from hookscope.models.construction import FileOptions, LoadedModel, replaced, seeded, silenced_known_warnings
+from hookscope.models.construction import LoadedModel, replaced, seeded, silenced_known_warnings
 from hookscope.models.download import DownloadError
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.names import optional_package

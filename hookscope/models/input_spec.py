@@ -21,10 +21,8 @@ _CLIP_PIXELS = 112
 _SIGNAL_LENGTH = 224
 _SAMPLES = 16_000  # of speech, a second
 
+# First layers whose own shape tells the shape of their input.
 _Layer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
-
-# First layers whose own shape does not tell the shape of their input, or their place in the network.
-_OPAQUE = nn.Embedding | nn.EmbeddingBag | nn.RNNBase | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
 
 def infer_channels(module: nn.Module) -> int | None:
@@ -94,12 +92,6 @@ _INPUT_AXES: tuple[tuple[tuple[type[nn.Module], ...], int], ...] = (
 )
 
 
-def input_axes(module: nn.Module) -> int | None:
-    """Return how many axes one input of a network has, batch axis apart; None if its first layer does not tell."""
-    first = first_layer_with_input(module)
-    return next((count for kinds, count in _INPUT_AXES if isinstance(first, kinds)), None)
-
-
 def starts_with_embedding(module: nn.Module) -> bool:
     """Tell whether a network's first layer is an embedding, so that its input is of whole numbers."""
     return isinstance(first_layer_with_input(module), nn.Embedding | nn.EmbeddingBag)
@@ -125,20 +117,6 @@ def first_layer_with_input(module: nn.Module) -> nn.Module | None:
 _RATES = ("sampling_rate", "sample_rate", "samplerate")
 
 
-def waveform_of(module: nn.Module) -> Waveform | None:
-    """Return what a network takes of a recording, by its first layer; None if that does not tell.
-
-    (C, L) for Conv1d and (L,) for Linear. transformers' networks with `input_values` take (L,) and add the axis.
-    """
-    first = first_layer_with_input(module)
-    rates = [attribute_of(holder, name) for holder in (module, attribute_of(module, "config")) for name in _RATES]
-    rate = next((candidate for candidate in rates if type(candidate) is int and candidate > 0), None)
-    adds_axis = attribute_of(module, "main_input_name") == "input_values"
-    if isinstance(first, nn.Conv1d):
-        return Waveform(None if adds_axis else first.in_channels, rate)
-    return Waveform(None, rate) if isinstance(first, nn.Linear) else None
-
-
 def time_first_warning(module: nn.Module) -> tuple[str, ...]:
     """Warn if a network's first layer takes (T, N, D), which is `batch_first=False`; inputs are on axis 0."""
     first = first_layer_with_input(module)
@@ -150,17 +128,34 @@ def time_first_warning(module: nn.Module) -> tuple[str, ...]:
 
 
 def default_preprocessing(module: nn.Module) -> Preprocessing:
-    """Return a network's default preprocessing: ImageNet's in 1 or 3 channels at its own size; clips for Conv3d."""
-    waveform = waveform_of(module)
-    axes = 1 if waveform is not None and waveform.channels is None else input_axes(module)
+    """Return a network's default preprocessing: ImageNet's in 1 or 3 channels at its own size; clips for Conv3d.
+
+    Recordings become (C, L) for Conv1d and (L,) for Linear. transformers' networks with `input_values` take (L,) and
+    add the axis.
+    """
+    first = first_layer_with_input(module)
+    axes = next((count for kinds, count in _INPUT_AXES if isinstance(first, kinds)), None)
+    sized = _first_layer(module)
+    waveform = None
+    if isinstance(first, nn.Linear):
+        waveform = Waveform(None, _sampling_rate(module))
+    elif isinstance(sized, nn.Conv1d):
+        adds_axis = attribute_of(module, "main_input_name") == "input_values"
+        waveform = Waveform(None if adds_axis else sized.in_channels, _sampling_rate(module))
+        axes = 1 if adds_axis else axes
     defaults = Preprocessing(input_axes=axes, waveform=waveform)
     if infer_channels(module) == 1:
         defaults = with_channels(defaults, 1)
     if size := picture_size(module):
         defaults = replace(defaults, resize=max(size), crop=size)
-    if isinstance(_first_layer(module), nn.Conv3d):
+    if isinstance(sized, nn.Conv3d):
         defaults = replace(defaults, kind="video", frames=_CLIP_FRAMES, resize=_CLIP_PIXELS, crop=(_CLIP_PIXELS,) * 2)
     return defaults
+
+
+def _sampling_rate(module: nn.Module) -> int | None:
+    rates = [attribute_of(holder, name) for holder in (module, attribute_of(module, "config")) for name in _RATES]
+    return next((rate for rate in rates if type(rate) is int and rate > 0), None)
 
 
 def with_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
@@ -200,7 +195,7 @@ def set_input_channels(module: nn.Module, channels: int) -> None:
 
 
 def _first_layer(module: nn.Module) -> _Layer | None:
-    first = next((child for child in module.modules() if isinstance(child, _Layer | _OPAQUE)), None)
+    first = first_layer_with_input(module)
     if not isinstance(first, _Layer):
         return None
     size = first.in_features if isinstance(first, nn.Linear) else first.in_channels

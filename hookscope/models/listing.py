@@ -5,6 +5,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hookscope.checkpoints.deepspeed import model_parallel_remark, part_of_zero
 from hookscope.checkpoints.fileformat import (
     FileKind,
     distributed_files,
@@ -12,14 +13,14 @@ from hookscope.checkpoints.fileformat import (
     open_regular,
     safetensors_metadata,
 )
+from hookscope.checkpoints.lit_ema import dotless_copy
 from hookscope.checkpoints.nested import TensorLike, tensors_in
 from hookscope.checkpoints.plain import PlainTensor
 from hookscope.checkpoints.stand_ins import ModuleState, kind_of
+from hookscope.checkpoints.weight_sets import Part, parts_of
 from hookscope.models.array_values import Values
-from hookscope.models.deepspeed import model_parallel_remark, part_of_zero
-from hookscope.models.lit_ema import dotless_copy
+from hookscope.models.network_table import state_shapes
 from hookscope.models.tied import Layout, tied_to
-from hookscope.models.weight_sets import Part, parts_of, state_shapes
 from hookscope.parameters import arg
 from hookscope.results.contents import StoredTensor
 from hookscope.text import counted, printable, shape_text
@@ -72,6 +73,8 @@ def file_listing(
         }
         for (_, name), tensor, owner in zip(places, facts, owners, strict=True)
     )
+    name, part, parallel = printable(path.name), part_of_zero(content), model_parallel_remark(content)
+    of_processes = [f"{name} {part}."] * bool(part) + [f"{name}: {parallel}."] * bool(parallel)
     metadata = safetensors_metadata(path) if kind == "safetensors" else {}
     return {
         "parts": [
@@ -87,7 +90,7 @@ def file_listing(
         "producer": _producer(path, kind, content),
         "entries": [] if any(part.is_weights and not part.key for part in parts) else _entries(content),
         "metadata": {str(name): str(value) for name, value in metadata.items()},
-        "warnings": [*warnings, *file_remarks(path, content), *_copy_remarks(path, parts)],
+        "warnings": [*warnings, *of_processes, *_copy_remarks(path, parts)],
     }
 
 
@@ -108,13 +111,6 @@ def _copy_remarks(path: Path, parts: Sequence[Part]) -> list[str]:
                 f"{whose}, under their names without dots (LitEma); {arg('key')} {place} takes them."
             )
     return remarks
-
-
-def file_remarks(path: Path, content: object) -> list[str]:
-    """Return sentences about what a file is a part of."""
-    part, parallel = part_of_zero(content), model_parallel_remark(content)
-    name = printable(path.name)
-    return [f"{name} {part}."] * bool(part) + [f"{name}: {parallel}."] * bool(parallel)
 
 
 def shared_prefix(is_weights: bool, rows: Sequence[StoredTensor]) -> str:

@@ -13,7 +13,8 @@ from functools import cache, cached_property, partial
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
-COUNTER = "num_batches_tracked"  # old files do not have it, and evaluation does not use it
+from hookscope.checkpoints.nested import TensorLike
+from hookscope.checkpoints.weight_sets import COUNTER
 
 COLOURS = 3  # channels of the pictures that published networks take
 
@@ -30,6 +31,16 @@ class Free(NamedTuple):
 
 
 Sizes = Mapping[str, tuple[int | Free, ...]]
+
+
+def state_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in a state dict by name; those of int8 linear layers, which are packed, included."""
+    shapes = {}
+    for name, value in state.items():
+        tensor = value[0] if isinstance(value, tuple) and value else value
+        if isinstance(tensor, TensorLike):
+            shapes[name] = tuple(tensor.shape)
+    return shapes
 
 
 class NetworkPattern:
@@ -100,12 +111,7 @@ class NetworkTable:
 @cache
 def network_table(library: Library) -> NetworkTable:
     """Return the table of a library's networks, by what MODEL calls them."""
-    return unpacked(files("hookscope.models").joinpath(table_name(library)).read_bytes())
-
-
-def table_name(library: Library) -> str:
-    """Return the name of the file beside this one that holds a library's networks."""
-    return f"{library}_networks.json.z"
+    return unpacked(files("hookscope.models").joinpath(f"{library}_networks.json.z").read_bytes())
 
 
 class _Nodes:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hookscope.errors import UsageError
 from hookscope.models.construction import LoadedModel, replaced, seeded
 from hookscope.models.input_spec import default_preprocessing
-from hookscope.models.user_code import check_readable, find_attribute, import_file, import_module, importable, user_code
+from hookscope.models.user_code import find_attribute, import_file, import_module, importable, user_code
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights, load_named
 from hookscope.options import Arguments
 from hookscope.parameters import arg
@@ -61,8 +61,6 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
     name = f"{Path(source).name if is_file else source}:{factory}"
     if (weights := options.weights_name) is not None:
         raise UsageError(f"{name} has no weights '{printable(weights)}'; give auto, none or a file.")
-    if is_file:
-        check_readable(Path(source))
     with importable(Path(source).parent if is_file else Path.cwd(), is_file=is_file):
         with seeded(options.seed):
             home = import_file(Path(source)) if is_file else import_module(source)

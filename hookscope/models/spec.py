@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions, looks_like_file
 from hookscope.checkpoints.fileformat import PROGRAMS, WEIGHTS_SUFFIXES, holds_inputs, nearest_file, read_config
-from hookscope.checkpoints.reading import ReadingRules, inspect_isolated, trust_remedy
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import (
     CheckpointError,
@@ -25,16 +25,15 @@ from hookscope.errors import (
 )
 from hookscope.models import architecture
 from hookscope.models.adapters import is_adapter
-from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint, read_weights
-from hookscope.models.construction import FileOptions, LoadedModel, loaded_module
+from hookscope.models.checkpoint import read_checkpoint
+from hookscope.models.construction import LoadedModel, loaded_module
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.merged_adapters import merge_adapter, read_settings, unmergeable
 from hookscope.models.names import model_names, refuse_by_form, torchvision_names
-from hookscope.models.network_table import network_table
+from hookscope.models.network_table import network_table, state_shapes
 from hookscope.models.python_source import load_python, parse_arguments
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
-from hookscope.models.weight_sets import state_shapes
 from hookscope.options import Arguments, ModelOptions, Named, RunOptions
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
@@ -198,16 +197,15 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
     if network is None and options.file.trust and files.kind in PROGRAMS:
         from hookscope.models import exported  # noqa: PLC0415 (nothing that runs a file is imported without trust)
 
-        _check_complete(files.path, options)
+        _refuse_arguments(files.path, options)
         if options.file.key is not None:
             raise UsageError(f"{printable(files.path.name)} is a program, so it takes no {arg('key')}.")
-        inspect_isolated(files, lambda *_: None, ReadingRules(trust_remedy(), trust=True))
         return exported.load_program(files, options.seed)
-    checkpoint = read_weights(files, options.file)
+    checkpoint = read_checkpoint(files, options.file)
     if is_adapter(checkpoint.state):
         return _load_adapted(files.adapter_config, checkpoint, network, options)
     if network is None and (module := checkpoint.module) is not None:
-        _check_complete(files.path, options)
+        _refuse_arguments(files.path, options)
         held = ChosenWeights.of_file(checkpoint)
         loaded = held.loaded(checkpoint.name, module, default_preprocessing(module), checkpoint.categories)
         return replace(loaded, training=checkpoint.training)
@@ -348,7 +346,7 @@ def _preprocessing_text(preprocessing: Preprocessing) -> str:
     return f"{pixels}, mean {' '.join(f'{mean:g}' for mean in preprocessing.mean)}"
 
 
-def _check_complete(path: Path, options: BuildOptions) -> None:
+def _refuse_arguments(path: Path, options: BuildOptions) -> None:
     if options.arguments:
         raise UsageError(f"{printable(path.name)} holds a network already built, so it takes no {arg('model_arg')}.")
 

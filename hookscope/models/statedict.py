@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.checkpoints.checkpoint import FileOptions
+from hookscope.checkpoints.weight_sets import COUNTER, is_averaged, listed
+from hookscope.checkpoints.wrapped_names import stripped_forms
 from hookscope.errors import MisfitError
-from hookscope.models.construction import FileOptions
-from hookscope.models.network_table import COUNTER
-from hookscope.models.weight_sets import is_averaged, listed
-from hookscope.models.wrapped_names import stripped_forms
 from hookscope.parameters import arg
 from hookscope.text import printable
 

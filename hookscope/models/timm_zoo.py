@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from hookscope.checkpoints.checkpoint import Checkpoint
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError, nearest
-from hookscope.models.checkpoint import Checkpoint, read_checkpoint
+from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import LoadedModel
 from hookscope.models.download import DownloadError, download_remedy, fetch, is_cached, unreachable
 from hookscope.models.input_spec import picture_size

@@ -27,15 +27,12 @@ _MISSING_CLASS = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '
 
 
 def read_trusted(path: Path, kind: FileKind) -> object:
-    """Return the content of a trusted file of any of these kinds; for a program, its module. Raises CheckpointError."""
-    return read_program(path, kind, 0)[0] if kind in PROGRAMS else read_pickle(path, kind)
+    """Return the content of a trusted file; for a program, its module. Tensors of a pickle come to the CPU.
 
-
-def read_pickle(path: Path, kind: FileKind) -> object:
-    """Unpickle a file: torch's zip, its two older formats, or a bare pickle. Tensors come to the CPU.
-
-    Classes are looked for in the current folder first. Raises CheckpointError if that fails.
+    Classes are looked for in the current folder first. Raises CheckpointError if reading fails.
     """
+    if kind in PROGRAMS:
+        return read_program(path, kind, 0)[0]
     shown = printable(str(path))
     try:
         # By its name alone, torch would take some file for safetensors.

@@ -59,7 +59,6 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
     Raises InputError if the file cannot be read, ModelError if it raises, ModelNotFoundError if it has no such name,
     and UsageError if the name is not callable.
     """
-    check_readable(path)
     with importable(path.parent, is_file=True):
         function = find_attribute(import_file(path), name, str(path))
     if not callable(function):
@@ -67,14 +66,13 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
     return function
 
 
-def check_readable(path: Path) -> None:
-    """Raise InputError unless a path is a file that can be read."""
+def import_file(path: Path) -> ModuleType:
+    """Import a Python file under a name that no other module has.
+
+    Raises InputError if the file cannot be read, ModelError for what its code raises.
+    """
     with open_regular(path, "FILE.py:NAME, a function in a Python file", InputError):
         pass
-
-
-def import_file(path: Path) -> ModuleType:
-    """Import a Python file under a name that no other module has. Raises ModelError for what its code raises."""
     shown = printable(str(path))
     name = f"hookscope_model_{next(_import_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())

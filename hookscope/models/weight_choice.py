@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions, looks_like_file
 from hookscope.errors import MisfitError, ModelError, UsageError
-from hookscope.models.checkpoint import Checkpoint, looks_like_file, read_checkpoint
+from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import (
-    FileOptions,
     LoadedModel,
     parameter_count,
     seeded,

@@ -26,7 +26,7 @@ def describe_contents(contents: CheckpointContents) -> Document:
     weights = [part for part in contents.parts if part.is_weights]
     facts = [f"{contents.kind} · {contents.producer}" if contents.producer else contents.kind]
     facts += [f"metadata {_cut(key)}: {_cut(value)}" for key, value in contents.metadata.items() if value]
-    entries = [f"{_cut(entry.key)}: {entry.kind}, {_cut(entry.summary)}" for entry in contents.entries]
+    entries = [f"{_cut(held.key)}: {held.kind}, {_cut(held.summary)}".removesuffix(", ") for held in contents.entries]
     parts: list[Part] = [
         Listing(title=f"{contents.name} · {bytes_text(contents.byte_count)}", lines=facts),
         Listing(title="In the file", lines=entries),

@@ -1,4 +1,5 @@
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ def test_a_report_says_all_that_is_to_be_known(
     total = 96 + 16 + 2048  # what is tied counts once
     assert total == 2160
     assert ended.stdout.splitlines()[0] == "4 tensors · 2.1 KiB · float16, float32 · NaN or Inf: 3 values"
+
+
+def test_an_entry_without_a_short_value_is_its_kind_alone(
+    run: Run, tmp_path: Path, state: dict[str, torch.Tensor]
+) -> None:
+    torch.save({"model": state, "args": Namespace(lr=1), "note": ""}, tmp_path / "w.pt")
+    lines = [line.strip() for line in run("checkpoint", "w.pt").stdout.splitlines()]
+    assert {"args: argparse.Namespace", "note: str"} <= {*lines}
 
 
 def test_json_holds_the_same_and_nothing_else_goes_to_stdout(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import UsageError
-from hookscope.models.input_spec import input_axes
+from hookscope.models.input_spec import default_preprocessing
 
 
 class Last(nn.Module):
@@ -64,7 +64,7 @@ def tensor_for(name: str, shape: tuple[int, ...]) -> Tensor:
 def test_axis_0_counts_inputs_unless_the_tensor_is_a_single_one(name: str, way: str, tmp_path: Path) -> None:
     build, axes, one, several = NETWORKS[name]
     network = build().eval()
-    assert input_axes(network) == axes
+    assert default_preprocessing(network).input_axes == axes
     for shape, batch_shape in ((one, (1, *one)), (several, several)):
         tensor = tensor_for(name, shape)
         torch.save(tensor, tmp_path / "x.pt")

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookscope.errors import ImageError
-from hookscope.inputs.batches import Batch, count_inputs, load_batches, part_of
+from hookscope.errors import ImageError, UsageError
+from hookscope.inputs.batches import Batch, count_inputs, load_batches, part_of, to_device
 from hookscope.inputs.loading import load_input
 from hookscope.inputs.noise import noise_batch
 from hookscope.results.inputs import InputRecord, Preprocessing
@@ -222,3 +222,11 @@ def test_noise_follows_its_seed_and_leaves_the_global_one_alone():
     values = noise_batch((1, 1, 100, 100), 0).args[0]
     assert abs(values.mean().item()) < 0.05  # five standard errors: 5 / sqrt(10000)
     assert abs(values.std().item() - 1) < 0.05
+
+
+def test_a_tensor_without_values_is_refused() -> None:
+    tensor = torch.ones(3, 4, device="meta")
+    for batch in (Batch((tensor,), (0, 1, 2), ()), Batch((), (0, 1, 2), (), {"views": [tensor]})):
+        with pytest.raises(UsageError, match=r"of shape \(3, 4\) is on the meta device"):
+            to_device(batch, "cpu", torch.float32)
+        assert to_device(batch, "meta", torch.float32).indices == batch.indices

@@ -96,6 +96,7 @@ def test_what_a_network_takes_follows_from_its_first_layer_and_what_it_calls_its
     assert default_preprocessing(Speech(rate=24_000)).waveform == Waveform(1, 24_000)
     assert default_preprocessing(nn.Linear(100, 2)).waveform == Waveform(None)
     assert default_preprocessing(nn.Conv2d(1, 2, 3)).waveform is None
+    assert default_preprocessing(nn.LazyConv1d(2, 3)).waveform is None  # its channels are not known yet
     odd = Speech()
     odd.sampling_rate = True  # type: ignore[assignment] # no rate
     assert default_preprocessing(odd).waveform == Waveform(1)

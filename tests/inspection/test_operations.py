@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, fx, nn
 
 import hookscope
+from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.hooks.callers import have_own_operations
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.pytree import tensors_in
-from hookscope.models.construction import FileOptions
 from hookscope.models.spec import load_model
 from tests.commands.attention.small_networks import FlexAttention
 from tests.inspections import inspect, inspect_gradients

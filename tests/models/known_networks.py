@@ -13,8 +13,7 @@ from torch import nn
 from hookscope.hooks.attributes import attribute_of
 from hookscope.models.construction import seeded, silenced_known_warnings, skipped_initialisation
 from hookscope.models.input_spec import picture_size
-from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes, Sizes, network_pattern
-from hookscope.models.weight_sets import state_shapes
+from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes, Sizes, network_pattern, state_shapes
 from hookscope.models.zoo import build_torchvision
 
 # To find the sizes that depend on them, a network is built with these numbers of classes and input channels: primes

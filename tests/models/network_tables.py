@@ -21,7 +21,7 @@ from torchvision.models import list_models
 
 from hookscope.models.architecture import installed_version
 from hookscope.models.names import DEMO, timm_names
-from hookscope.models.network_table import Free, Library, NetworkPattern, Sizes, network_pattern, table_name
+from hookscope.models.network_table import Free, Library, NetworkPattern, Sizes, network_pattern
 from hookscope.models.zoo import build_demo
 from tests.models.known_networks import KnownNetwork, pattern_of, timm_network, torchvision_network
 
@@ -100,7 +100,7 @@ def main(libraries: list[str]) -> None:
         names = timm if library == "timm" else [network.model for network in torchvision_networks()]
         with ProcessPoolExecutor() as pool:
             table = packed(installed_version(library) or "", patterns_of(library, names, pool.map))
-        Path(str(files("hookscope.models").joinpath(table_name(library)))).write_bytes(table)
+        Path(str(files("hookscope.models").joinpath(f"{library}_networks.json.z"))).write_bytes(table)
 
 
 if __name__ == "__main__":

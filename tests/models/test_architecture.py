@@ -12,8 +12,7 @@ from hookscope.models import architecture
 from hookscope.models.architecture import Candidate, adapt, nearest_network, recognise
 from hookscope.models.construction import silenced_known_warnings, skipped_initialisation
 from hookscope.models.input_spec import set_input_channels
-from hookscope.models.network_table import Library, NetworkTable, network_table
-from hookscope.models.weight_sets import state_shapes
+from hookscope.models.network_table import Library, NetworkTable, network_table, state_shapes
 
 Shapes = dict[str, tuple[int, ...]]
 

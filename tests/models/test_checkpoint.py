@@ -12,9 +12,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.errors import CheckpointError
 from hookscope.models.checkpoint import read_checkpoint
-from hookscope.models.construction import FileOptions
 from tests.byteorder import save_big_endian
 
 STATE = {"conv.weight": torch.arange(24.0).reshape(2, 3, 2, 2), "count": torch.tensor(7), "half": torch.ones(3).half()}
@@ -138,6 +138,12 @@ def test_links_into_one_folder_are_followed_as_a_download_cache_has_them(tmp_pat
     assert read_checkpoint(snapshot / index.name).state.keys() == A.keys()
 
 
+def test_shards_have_what_the_configuration_beside_them_tells(tmp_path: Path) -> None:
+    index = shard(tmp_path, {"one.safetensors": A, "two.safetensors": B})
+    (tmp_path / "config.json").write_text('{"architecture": "resnet18"}', "utf-8")
+    assert read_checkpoint(index).architectures == ("resnet18",)
+
+
 def test_an_index_with_too_many_shards_is_refused_before_any_is_looked_for(tmp_path: Path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {f"w{at}": f"{at}.safetensors" for at in range(10_001)}}))
@@ -165,7 +171,7 @@ def test_trusted_plain_file_is_still_read_without_running_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save(STATE, tmp_path / "model.pt")
-    monkeypatch.setattr("hookscope.models.trusted_files.read_pickle", None)
+    monkeypatch.setattr("hookscope.models.trusted_files.read_trusted", pytest.fail)
     assert read_checkpoint(tmp_path / "model.pt", FileOptions(trust=True)).state.keys() == STATE.keys()
 
 

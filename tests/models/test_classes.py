@@ -11,8 +11,8 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
+from hookscope.checkpoints.class_names import read_classes, stored_classes
 from hookscope.errors import InputError
-from hookscope.models.classes import read_classes, stored_classes
 from hookscope.models.construction import LoadedModel
 from hookscope.models.spec import load_model
 

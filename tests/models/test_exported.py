@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.errors import CheckpointError, UntrustedFileError, UsageError
-from hookscope.models.construction import FileOptions
 from hookscope.models.spec import load_model
-from hookscope.models.trusted_files import read_pickle
+from hookscope.models.trusted_files import read_trusted
 from tests.models.hostile import Call
 from tests.models.saved import NINE, SAVERS, SEVEN, build, tensors_of
 from tests.models.test_checkpoint import save_legacy
@@ -31,7 +31,7 @@ def test_a_module_comes_out_of_every_kind_of_pickle(tmp_path: Path, save: Callab
     network = conv_net().eval()
     path = tmp_path / "model.safetensors"  # the content decides
     save({"model": network, "epoch": 3}, path)
-    content = read_pickle(path, file_kind(path))
+    content = read_trusted(path, file_kind(path))
     assert isinstance(content, dict)
     assert content["epoch"] == 3
     x = torch.randn(1, 3, 8, 8)
@@ -43,7 +43,7 @@ def test_tensors_saved_on_an_accelerator_come_to_the_cpu(tmp_path: Path) -> None
     body = (tmp_path / "model.pt").read_bytes()
     assert body.count(b"X\x03\x00\x00\x00cpu") == 1
     (tmp_path / "model.pt").write_bytes(body.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0"))
-    content = read_pickle(tmp_path / "model.pt", file_kind(tmp_path / "model.pt"))
+    content = read_trusted(tmp_path / "model.pt", file_kind(tmp_path / "model.pt"))
     assert isinstance(content, dict)
     assert torch.equal(content["w"], torch.ones(2))
 
@@ -78,13 +78,13 @@ def test_classes_are_found_in_the_current_folder_and_only_while_reading(
 ) -> None:
     monkeypatch.chdir(elsewhere.parent)
     before = list(sys.path)
-    assert type(read_pickle(elsewhere, file_kind(elsewhere))).__name__ == "Net"
+    assert type(read_trusted(elsewhere, file_kind(elsewhere))).__name__ == "Net"
     assert sys.path == before
 
 
 def test_a_missing_module_is_named_with_what_to_do(elsewhere: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
-        read_pickle(elsewhere, file_kind(elsewhere))
+        read_trusted(elsewhere, file_kind(elsewhere))
     assert str(caught.value) == (
         f"{elsewhere} needs the Python module 'its_net', which cannot be imported here: install it, or run hookscope "
         "in the folder it lies in."
@@ -104,7 +104,7 @@ def raise_(kind: str) -> None:
 def test_whatever_unpickling_raises_becomes_one_line(tmp_path: Path, kind: str, phrase: str) -> None:
     torch.save(Call(raise_, kind), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=phrase) as caught:
-        read_pickle(tmp_path / "model.pt", file_kind(tmp_path / "model.pt"))
+        read_trusted(tmp_path / "model.pt", file_kind(tmp_path / "model.pt"))
     assert str(caught.value).isprintable()
 
 

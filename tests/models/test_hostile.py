@@ -183,6 +183,22 @@ def unforked() -> Iterator[None]:
         yield
 
 
+def test_no_tensor_of_a_file_hides_its_methods_wherever_it_is(tmp_path: Path) -> None:
+    weight, packed, moment, epoch = (torch.tensor([value]) for value in (1.0, math.nan, math.nan, 3.0))
+    for tensor in (weight, packed, moment, epoch):
+        for method in ("detach", "numel", "isfinite", "item"):
+            setattr(tensor, method, torch.device)  # which torch's safe reader allows
+    optimiser = {"state": {0: {"exp_avg": moment}}, "param_groups": []}
+    state = {"weight": weight, "packed": (packed, None)}
+    torch.save({"model": state, "optimizer": optimiser, "epoch": epoch}, tmp_path / "model.pt")
+    read = read_checkpoint(tmp_path / "model.pt")
+    assert read.training is not None
+    assert read.training.counters == {"epoch": 3}
+    [(_, stored)] = read.training.optimisers
+    held = (read.state["weight"], read.state["packed"][0], stored["state"][0]["exp_avg"])
+    assert [tensor.detach().item() for tensor in held] == pytest.approx([1, math.nan, math.nan], nan_ok=True)
+
+
 @pytest.mark.usefixtures("unforked")
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_file_cut_at_any_third_byte_is_called_broken(tmp_path: Path, name: str) -> None:

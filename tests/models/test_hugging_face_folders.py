@@ -12,6 +12,7 @@ import torch
 import transformers
 from PIL import Image
 
+from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.checkpoints.fileformat import is_hugging_face
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.errors import (
@@ -24,7 +25,6 @@ from hookscope.errors import (
     UsageError,
 )
 from hookscope.inputs.batches import load_batches
-from hookscope.models.construction import FileOptions
 from hookscope.models.input_spec import example_shape
 from hookscope.models.spec import load_model, parse_model
 from tests.cli.conftest import CAT

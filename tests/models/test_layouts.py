@@ -14,11 +14,11 @@ import pytest
 import safetensors.torch
 import torch
 
+from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.errors import CheckpointError, HookscopeError, UntrustedFileError
 from hookscope.models.adapters import is_adapter
 from hookscope.models.checkpoint import read_checkpoint
-from hookscope.models.construction import FileOptions
 from hookscope.models.contents import list_contents
 from hookscope.models.spec import load_model
 from hookscope.models.statedict import load_into

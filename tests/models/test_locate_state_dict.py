@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from hookscope.checkpoints.locate_state_dict import weights_in
 from hookscope.errors import CheckpointError, NothingMatchedError, UsageError
-from hookscope.models.locate_state_dict import weights_in
 
 STATE = {"conv.weight": torch.ones(2, 3), "conv.bias": torch.zeros(2)}
 EMA = {name: tensor + 1 for name, tensor in STATE.items()}

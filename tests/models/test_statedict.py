@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from hookscope.checkpoints.checkpoint import FileOptions
+from hookscope.checkpoints.wrapped_names import stripped_forms
 from hookscope.errors import MisfitError
-from hookscope.models.construction import FileOptions
 from hookscope.models.statedict import fits, foreign_names, load_into
-from hookscope.models.wrapped_names import stripped_forms
 
 
 def network() -> nn.Sequential:

@@ -8,8 +8,8 @@ import safetensors.torch
 import timm
 import torch
 
+from hookscope.checkpoints.checkpoint import stored_architectures
 from hookscope.errors import UsageError
-from hookscope.models.checkpoint import stored_architectures
 from hookscope.models.spec import load_model
 
 

@@ -1,5 +1,6 @@
 """Exported programs under hooks: what they see is what they see of the eager network."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,11 @@ def test_layers_that_would_compute_something_else_are_not_shown(
 
 def test_a_program_that_cannot_be_read_is_one_line_with_the_cause(tmp_path: Path) -> None:
     save_exported(nn.Linear(2, 2), (torch.ones(1, 2),), tmp_path / "model.pt2")
-    content = (tmp_path / "model.pt2").read_bytes()
-    (tmp_path / "model.pt2").write_bytes(content.replace(b'"operators"', b'"0perators"').replace(b"linear", b"lineaR"))
+    with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "model.pt2", "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content.replace(b'"operators"', b'"0perators"').replace(b"linear", b"lineaR"))
     with pytest.raises(CheckpointError, match=r"model.pt2 cannot be loaded as an exported program: \w+: ") as caught:
         load_program(WeightsFiles.at(tmp_path / "model.pt2"), 0)
     assert str(caught.value).isprintable()

@@ -15,6 +15,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.global_names import is_forbidden, refused_names
 from hookscope.checkpoints.stand_ins import ModuleState
@@ -22,7 +23,6 @@ from hookscope.checkpoints.unknown_classes import read_past_unknown
 from hookscope.checkpoints.unpickler import InertUnpickler, StandIn, UnreadablePickleError
 from hookscope.errors import CheckpointError, UntrustedFileError
 from hookscope.models.checkpoint import read_checkpoint
-from hookscope.models.construction import FileOptions
 from hookscope.models.contents import list_contents
 from tests.models import hostile
 from tests.models.hostile import Storage, View

@@ -8,8 +8,8 @@ from operator import add, attrgetter
 
 import numpy as np
 
+from hookscope.checkpoints.wrapped_names import stripped_forms
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
-from hookscope.models.wrapped_names import stripped_forms
 from hookscope.parameters import arg
 from hookscope.results.differences import Match
 from hookscope.text import safe_text

@@ -11,13 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.commands.diff.alignment import Call, align, match_names
 from hookscope.commands.diff.measures import coarser, comparable, plain, sums_of
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.errors import NothingMatchedError
 from hookscope.inspection.session import package_versions
 from hookscope.models.checkpoint import read_checkpoint
-from hookscope.models.construction import FileOptions, LoadedModel
+from hookscope.models.construction import LoadedModel
 from hookscope.models.statedict import named_tensors
 from hookscope.parameters import arg
 from hookscope.results.differences import Differences, Match, Side, Unmatched, WeightDifference

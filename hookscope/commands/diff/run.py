@@ -107,7 +107,7 @@ def _options_by_side(a: str | None, b: str | None, option: options.Diff) -> tupl
     Raises:
         UsageError: If `weights_b` is given and B is a weights file.
     """
-    from hookscope.models.checkpoint import looks_like_file
+    from hookscope.checkpoints.checkpoint import looks_like_file
     from hookscope.models.spec import parse_model
 
     names = (a, a if b == "same" else b)

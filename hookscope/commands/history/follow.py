@@ -267,7 +267,7 @@ def order_of(counters: Sequence[Mapping[str, int] | None]) -> tuple[list[int], s
     distinct = {name: len({counts[name] for counts in stored}) for name in shared}
     chosen = max(shared, key=lambda name: distinct[name], default="")  # the first of equals
     if not chosen or distinct[chosen] < 2:
-        return [*range(len(counters))], "their names, as no epoch or step is stored in each"
+        return [*range(len(counters))], "their names, as no stored epoch or step tells them apart"
     places: list[int] = []
     for counter in counters:
         places.append(counter[chosen] if counter is not None else places[-1] if places else -1)

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions, read_again
 from hookscope.commands.check.checkpoint import check_checkpoint
 from hookscope.commands.check.measuring.file_alone import measure_read, read_alone
 from hookscope.commands.check.measuring.training_state import groups_of, moves_by
 from hookscope.commands.diff.alignment import match_names
 from hookscope.commands.history.drift import norm_of
 from hookscope.errors import HookscopeError
-from hookscope.models.checkpoint import Checkpoint, read_again
-from hookscope.models.construction import FileOptions
 from hookscope.models.statedict import named_tensors
 from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow

@@ -166,6 +166,7 @@ def test_the_order_is_by_what_tells_the_files_apart() -> None:
     assert order_of([{"epoch": 3}, {}, {"epoch": 1}])[0] == [0, 1, 2]  # one does not say
     assert order_of([{"epoch": 3}, None, {"epoch": 1}])[0] == [2, 0, 1]  # one cannot be read: behind the one before it
     assert order_of([None, {"step": 2}, {"step": 1}])[0] == [0, 2, 1]
+    assert order_of([{"epoch": 3}] * 2) == ([0, 1], "their names, as no stored epoch or step tells them apart")
     assert labels_of(["runs/a/x.pt", "runs/b/x.pt"]) == ["a/x.pt", "b/x.pt"]
 
 
@@ -173,7 +174,7 @@ def test_the_order_is_by_what_tells_the_files_apart() -> None:
 def test_without_numbers_inside_names_are_in_natural_order(tmp_path: Path) -> None:
     history = hookscope.history(save(tmp_path, {f"epoch_{at}.pt": a_state() for at in (1, 2, 10)}))
     assert [file.label for file in history.files] == ["epoch_1.pt", "epoch_2.pt", "epoch_10.pt"]
-    assert history.order == "their names, as no epoch or step is stored in each"
+    assert history.order == "their names, as no stored epoch or step tells them apart"
     assert not history.verdicts
     assert str(history).startswith("No problems in any of 3 files.")
     assert "Ran the 18 rules that need only the file; add" in " ".join(str(history).split())

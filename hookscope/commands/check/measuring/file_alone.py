@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions
+from hookscope.checkpoints.locate_state_dict import weights_in
+from hookscope.checkpoints.training_entries import training_entries
+from hookscope.checkpoints.wrapped_names import twin_names
 from hookscope.commands.check.measuring.stored import stored_tensors
 from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.models.adapters import NamedShape, adapter_remark, adapters_in, is_adapter
-from hookscope.models.checkpoint import Checkpoint, read_checkpoint
-from hookscope.models.construction import FileOptions
-from hookscope.models.locate_state_dict import weights_in
+from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.spec import parse_model
 from hookscope.models.statedict import named_tensors
-from hookscope.models.training_entries import training_entries
-from hookscope.models.wrapped_names import twin_names
 from hookscope.parameters import arg
 from hookscope.results.check import CheckMeasurements, StoredValues
 from hookscope.results.network import ModelInfo

@@ -10,6 +10,7 @@ import torch
 from PIL.Image import Image
 from torch import nn
 
+from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.errors import CheckpointError
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs.batches import Batch, copy_of
@@ -20,7 +21,7 @@ from hookscope.inspection.given_inputs import Images
 from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import open_session
 from hookscope.models.classes import with_classes
-from hookscope.models.construction import FileOptions, LoadedModel, loaded_module
+from hookscope.models.construction import LoadedModel, loaded_module
 from hookscope.models.spec import load_model
 from hookscope.options import InputOptions, taken
 from hookscope.results.inputs import Preprocessing

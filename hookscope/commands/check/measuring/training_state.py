@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookscope.checkpoints.training_entries import AveragedCopy, TrainingEntries
 from hookscope.commands.check.measuring.weight_structure import SUBNORMAL_BELOW, spread_beyond_chance
-from hookscope.models.training_entries import AveragedCopy, TrainingEntries
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
 from hookscope.rules.stored import RANDOM_SPREAD
 from hookscope.rules.weights import TRAINED_SPREAD

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from hookscope.checkpoints.locate_state_dict import weights_in
+from hookscope.checkpoints.training_entries import TrainingEntries, training_entries
 from hookscope.commands.check.measuring.training_state import copy_values, optimiser_values, scaler_values
-from hookscope.models.locate_state_dict import weights_in
-from hookscope.models.training_entries import TrainingEntries, training_entries
 from hookscope.results.training_state import OptimiserValues
 from tests.commands.check.checkpoints.gratings import trained_on_gratings
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hookscope.models.locate_state_dict import Weights
-from hookscope.models.network_table import COUNTER
-from hookscope.models.weight_sets import dotted, entries_at, is_averaged, is_optimiser, sets_of
-from hookscope.models.wrapped_names import stripped_forms
+from hookscope.checkpoints.locate_state_dict import Weights
+from hookscope.checkpoints.weight_sets import COUNTER, dotted, entries_at, is_averaged, is_optimiser, sets_of
+from hookscope.checkpoints.wrapped_names import stripped_forms
 from hookscope.text import printable
 
 # The keys in the state dicts of torch's GradScaler and of its learning-rate schedulers.

@@ -15,6 +15,8 @@ from hookscope.errors import CheckpointError, NothingMatchedError, UsageError
 from hookscope.parameters import arg
 from hookscope.text import an, counted, printable
 
+COUNTER = "num_batches_tracked"  # old files do not have it, and evaluation does not use it
+
 # Where training scripts put the weights inside a checkpoint.
 _WEIGHTS_KEYS = {
     *("state_dict", "model_state_dict", "model_state", "model", "model_ema", "model_ema_state_dict", "state_dict_ema"),
@@ -244,16 +246,6 @@ def _ways_to(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
     prefix = dotted_key.rstrip(".") + "."
     if any(isinstance(key, str) and key.startswith(prefix) for key in keys.values()):
         yield (), prefix
-
-
-def state_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in a state dict by name; those of int8 linear layers, which are packed, included."""
-    shapes = {}
-    for name, value in state.items():
-        tensor = value[0] if isinstance(value, tuple) and value else value
-        if isinstance(tensor, TensorLike):
-            shapes[name] = tuple(tensor.shape)
-    return shapes
 
 
 def is_averaged(key: str) -> bool:

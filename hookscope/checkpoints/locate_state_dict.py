@@ -10,13 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hookscope.checkpoints.deepspeed import part_of_zero
 from hookscope.checkpoints.fileformat import holds_inputs
+from hookscope.checkpoints.lit_ema import DotlessCopy, dotless_copy
 from hookscope.checkpoints.reading import claims_too_much
 from hookscope.checkpoints.stand_ins import ModuleState, kind_of
-from hookscope.errors import CheckpointError, ModelError
-from hookscope.models.deepspeed import part_of_zero
-from hookscope.models.lit_ema import DotlessCopy, dotless_copy
-from hookscope.models.weight_sets import (
+from hookscope.checkpoints.weight_sets import (
     Keys,
     dotted,
     entries_at,
@@ -27,6 +26,7 @@ from hookscope.models.weight_sets import (
     summary_of,
     tensors_of,
 )
+from hookscope.errors import CheckpointError, ModelError
 from hookscope.parameters import arg
 from hookscope.text import an, exception_line, printable
 
