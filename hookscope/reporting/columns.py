@@ -303,6 +303,8 @@ def classes_text(classes: Iterable[tuple[str, float]]) -> str:
 
 def prediction_text(prediction: Prediction, most: int | None = None) -> str:
     """Return the best classes of an input and what their numbers are: "Egyptian cat 0.40 · tabby 0.23 (softmax)"."""
+    if prediction.is_nan:
+        return "probabilities that are NaN"
     return f"{classes_text(prediction.classes[:most])} ({prediction.reading})"
 
 

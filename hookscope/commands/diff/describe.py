@@ -8,7 +8,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import PurePath
 
-from hookscope.commands.diff.columns import WEIGHTS, difference_columns, is_nan, nonfinite_text
+from hookscope.commands.diff.columns import WEIGHTS, difference_columns, nonfinite_text
 from hookscope.commands.diff.draw_maps import LEGEND, LEGEND_OF_SEQUENCES, shown_maps, summarised
 from hookscope.reporting.columns import number_text, prediction_text
 from hookscope.reporting.document import (
@@ -31,7 +31,6 @@ from hookscope.reporting.run_facts import short_name
 from hookscope.reporting.terminal import model_words
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.check import CheckReport, RuleOutcome
-from hookscope.results.comparison import Prediction
 from hookscope.results.differences import (
     PARTS_ALONE,
     DifferenceRow,
@@ -117,11 +116,13 @@ def _making(result: Differences) -> list[tuple[str, str]]:
 
 def _best_classes_lines(result: Differences) -> list[Part]:
     """Return the best classes of inputs whose best class changes, or of the first input if none does."""
-    pairs = [pair for output in result.outputs for pair in zip(*output.predictions, strict=True)]
-    changed = [(a, b) for a, b in pairs if a.class_indices[:1] != b.class_indices[:1]]
-    same = [(a, b) for a, b in pairs[:1] if not (is_nan(a) and is_nan(b))]
+    all_pairs = [pair for output in result.outputs for pair in zip(*output.predictions, strict=True)]
+    pairs = [(a, b) for a, b in all_pairs if not (a.is_nan and b.is_nan)]
+    changed = [(a, b) for a, b in pairs if a.is_nan or b.is_nan or a.class_indices[:1] != b.class_indices[:1]]
     lines = [
-        f"{short_name(result.inputs[a.input_index])}: {_scores_text(a)} → {_scores_text(b)}" for a, b in changed or same
+        f"{short_name(result.inputs[a.input_index])}: "
+        f"{prediction_text(a, _FEW_CLASSES)} → {prediction_text(b, _FEW_CLASSES)}"
+        for a, b in changed or pairs[:1]
     ]
     return [Listing(title="Best classes, A → B", lines=lines)] if lines else []
 
@@ -472,7 +473,7 @@ def _output_text(output: OutputDifference) -> str:
     if output.measures is None and output.top1 is None:
         return f"{name}: it cannot be compared."
     parts = []
-    both_nan = sum(all(map(is_nan, pair)) for pair in zip(*output.predictions, strict=True))
+    both_nan = sum(a.is_nan and b.is_nan for a, b in zip(*output.predictions, strict=True))
     if both_nan and both_nan == output.input_count:
         return f"{name}: the probabilities of A and of B are NaN, so neither has a best class."
     if output.measures is not None:
@@ -505,12 +506,6 @@ def _errors_of_outputs(result: Differences) -> Iterator[str]:
             worse = "B is worse" if is_broken or output.error_b > output.error else different
             errors = f"relative L2 {number_text(output.error_b, 3)}, and A's {number_text(output.error, 3)}"
             yield f"{worse}: compared with {result.reference}, the error of B's output is {errors}."
-
-
-def _scores_text(prediction: Prediction) -> str:
-    if is_nan(prediction):
-        return "probabilities that are NaN"
-    return prediction_text(prediction, _FEW_CLASSES)
 
 
 def _weights_answer(result: Differences) -> Iterator[str]:

@@ -179,8 +179,13 @@ def _first_steps(file: HistoryFile) -> str:
 
 
 def _classes(file: HistoryFile) -> tuple[str, ...]:
-    return tuple(best.classes[0][0] for best in file.predictions if best.classes)
+    return tuple(prediction.best for prediction in file.predictions)
 
 
-def _best(file: HistoryFile) -> str:
-    return "".join(classes_text(prediction.classes[:1]) for prediction in file.predictions[:1])
+def best_class(at: int, file: HistoryFile) -> str:
+    """Return the best class of an input with its probability; "-" if it is not known."""
+    found = [prediction for prediction in file.predictions if prediction.input_index == at]
+    return "".join("NaN" if one.is_nan else classes_text(one.classes[:1]) for one in found) or "-"
+
+
+_best = partial(best_class, 0)

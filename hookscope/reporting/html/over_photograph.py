@@ -1,6 +1,5 @@
 """Maps over the photographs of a run on its page, one at a time, as many inputs as fit."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -69,13 +68,12 @@ def _shown_map(input_map: InputMap, region: Region, run: StoredRun[Any]) -> Show
         drawn = run.record.overlays[input_map.number]
         uri = thumbnail_uri(run.read_picture(drawn), drawn, _DRAWN_SIDE)
     scale = colour_scale(input_map.map.values)
-    has_values = scale.top and math.isfinite(scale.top)
     return {
         "title": input_map.title,
         "where": input_map.where,
         "facts": input_map.facts,
         "uri": uri,
-        "bar": png_uri(Image.fromarray(bar(scale, 240, 10))) if has_values else "",
+        "bar": png_uri(Image.fromarray(bar(scale, 240, 10))) if scale.top > 0 else "",
         "ends": scale.labels,
     }
 
