@@ -177,42 +177,33 @@ class DepthChart:
     letters: Sequence[tuple[str, int]] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowDetails:
-    """What the page shows of one row of heat maps or of a detailed table, besides its values.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DetailedRow:
+    """A row of heat maps or of a detailed table, with what the page shows of it besides its values.
 
     Attributes:
+        kind: Words below its name.
+        type: The type that a filter finds it by.
+        other_names: Further names by which a search finds it.
+        flags: What is remarkable, and whether it calls for a look.
         status: Text for a row without values.
         facts: Term and words, under `facts_title`.
         grids: Grids of the run, next to the tables.
+        row: What the columns of a detailed table read.
     """
 
+    name: str
     kind: str
+    type: str = ""
+    other_names: Sequence[str] = ()
+    flags: Sequence[tuple[str, bool]] = ()
     status: str = ""
     findings: Sequence[FindingLine] = ()
     facts_title: str = ""
     facts: Sequence[tuple[str, str]] = ()
     tables: Sequence[Table] = ()
     grids: Sequence[Grid] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetailedRow:
-    """A row of a detailed table.
-
-    Attributes:
-        type: The type that a filter finds it by.
-        other_names: Further names by which a search finds it.
-        flags: What is remarkable, and whether it calls for a look.
-        row: What the columns read.
-    """
-
-    name: str
-    type: str
-    other_names: Sequence[str] = ()
-    flags: Sequence[tuple[str, bool]]
-    row: Any
-    details: RowDetails
+    row: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -238,7 +229,7 @@ class HeatMaps:
 
     Attributes:
         maps: Returns the heat maps with at most so many rows and columns.
-        details: Returns the details of a row by its name.
+        details: Returns a row by its name.
         legend: What columns and colours mean.
         empty: Text in the place of no maps.
         all_in: The file that has all rows.
@@ -246,7 +237,7 @@ class HeatMaps:
     """
 
     maps: Callable[[int, int], Sequence[HeatMap]]
-    details: Callable[[str], RowDetails]
+    details: Callable[[str], DetailedRow]
     legend: str
     empty: str
     all_in: str

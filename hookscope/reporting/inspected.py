@@ -30,7 +30,6 @@ from hookscope.reporting.document import (
     Part,
     Picture,
     Pictures,
-    RowDetails,
     Section,
     Table,
     Text,
@@ -264,17 +263,7 @@ def _detailed_rows(result: Inspection, record: RunRecord | None) -> list[Detaile
         first = min(max(place - _MOST_CALLS // 2, 0), max(len(calls[row.layer]) - _MOST_CALLS, 0))
         others = [other for other in calls[row.layer][first : first + _MOST_CALLS] if other is not row]
         near += [("another call", other.label, other) for other in others]
-        details = _details(layer, near, len(calls[row.layer]), result.inputs)
-        rows.append(
-            DetailedRow(
-                name=row.label or "(model)",
-                type=row.kind,
-                other_names=row.duplicates,
-                flags=layer.flags,
-                row=layer,
-                details=details,
-            )
-        )
+        rows.append(_detailed(layer, near, len(calls[row.layer]), result.inputs))
     return rows
 
 
@@ -328,9 +317,9 @@ _INPUTS = (Column("slot", "input", "input", 0, shown=lambda row: row.slot or "in
 _STATUS = Column("status", "gradient", "status", 1, words=True)
 
 
-def _details(
+def _detailed(
     layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: int, inputs: Sequence[InputRecord]
-) -> RowDetails:
+) -> DetailedRow:
     row, gradient = layer.row, layer.gradient
     kind = [row.kind, f"{shape_text(row.activation.shape)} {row.activation.dtype}"]
     norms = [STATISTICS[key].on(attrgetter("gradient"), rank=2) for key in ("mean_abs", "l2")]
@@ -352,13 +341,18 @@ def _details(
         Table(title="Tokens that stand out", columns=token_columns, rows=tokens),
         Table(title=_connected_title(near, call_count), columns=_CONNECTED, rows=near),
     ]
-    return RowDetails(
+    return DetailedRow(
+        name=row.label or "(model)",
         kind=" · ".join([*kind, counted(row.parameter_count, "parameter")]),
+        type=row.kind,
+        other_names=row.duplicates,
+        flags=layer.flags,
         findings=[line_of(finding, where=finding.where) for finding in layer.findings],
         facts_title="Facts",
         facts=[(term, words) for term, words in _facts(row, gradient) if words],
         tables=[table for table in tables if table.rows],
         grids=layer.grids,
+        row=layer,
     )
 
 

@@ -306,15 +306,15 @@ def test_a_layer_has_its_calls_parameters_gradient_findings_and_grids_beside_it(
     )
     [table] = [part for part in describe_gradients(run.result, run.record).parts if isinstance(part, DetailedTable)]
     conv, relu, again = table.rows()
-    titles = [{table.title: table.rows for table in row.details.tables} for row in (conv, relu, again)]
+    titles = [{table.title: table.rows for table in row.tables} for row in (conv, relu, again)]
     assert [weight.name for weight in titles[0]["Parameters"]] == ["conv.weight"]
-    assert [finding.rule for finding in conv.details.findings] == ["dead-gradient"]
+    assert [finding.rule for finding in conv.findings] == ["dead-gradient"]
     assert conv.flags == [("dead-gradient", True)]
     assert relu.flags == []
     assert [each.slot for each in titles[0]["Gradients of inputs"]] == ["[0]"]
     assert [len(title["Statistics"][0]) for title in titles] == [2, 2, 2]
     assert [(how, name) for how, name, _ in titles[1]["Connected rows"]] == [("another call", "relu#1")]
-    assert ([*relu.details.grids], [*again.details.grids]) == ([], [run.record.grids[0]])
+    assert ([*relu.grids], [*again.grids]) == ([], [run.record.grids[0]])
 
 
 # --- the page

@@ -25,13 +25,13 @@ from hookscope.reporting.axes import tail_of, within_blocks
 from hookscope.reporting.depth_charts import depth_charts
 from hookscope.reporting.document import (
     DepthChart,
+    DetailedRow,
     Document,
     FindingLine,
     Findings,
     HeatMaps,
     Maps,
     Part,
-    RowDetails,
     Section,
     Series,
 )
@@ -569,7 +569,9 @@ def test_every_name_in_a_picture_is_drawn_in_a_font_that_has_its_letters(monkeyp
     finding = FindingLine(level="warn", rule="rule", message="", where="é", spans=[(0, 1000)])
     parts: list[Part] = [
         Findings(findings=[finding], ends=("début", "finí")),
-        HeatMaps(maps=lambda *_: [heat], details=lambda _: RowDetails(kind=""), legend="", empty="", all_in=""),
+        HeatMaps(
+            maps=lambda *_: [heat], details=lambda name: DetailedRow(name=name, kind=""), legend="", empty="", all_in=""
+        ),
         DepthChart(title="Profondeur é", labels=["ж"], series=[Series("série", [1.0])], letters=[("ñ", 0)]),
     ]
     section = Section("all", "All", parts)

@@ -18,13 +18,13 @@ from hookscope.commands.history.columns import (
 )
 from hookscope.reporting.columns import Column
 from hookscope.reporting.document import (
+    DetailedRow,
     Document,
     Facts,
     FindingLine,
     Findings,
     HeatMaps,
     Level,
-    RowDetails,
     Section,
     Table,
     line_of,
@@ -134,7 +134,7 @@ def _maps(result: History) -> HeatMaps:
         for name in dict.fromkeys(name for place in verdict.places for name in _names_of(place)):
             findings.setdefault(name, []).append(_finding(verdict, result))
 
-    def details(name: str) -> RowDetails:
+    def details(name: str) -> DetailedRow:
         points, seen = tensors.get(name, {}), outputs.get(name, [])
         kinds = [counted(len(points), "tensor")] * bool(points) + [f"output of {output.kind}" for output in seen[:1]]
         tables = [
@@ -149,7 +149,7 @@ def _maps(result: History) -> HeatMaps:
             Table(title=f"output of {output.kind}", columns=output_columns(result), rows=_some(seen))
             for output in seen[:1]
         ]
-        return RowDetails(kind=", ".join(kinds), findings=findings.get(name, ()), tables=tables)
+        return DetailedRow(name=name, kind=", ".join(kinds), findings=findings.get(name, ()), tables=tables)
 
     return HeatMaps(
         maps=lambda most_rows, _most_columns: _heat_maps(result, most_rows, findings.keys()),

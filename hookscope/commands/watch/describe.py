@@ -15,13 +15,13 @@ from hookscope.commands.survey.describe import rows_used
 from hookscope.commands.watch.closing import Watched, not_judged
 from hookscope.reporting.columns import Column, integer_text, number_text, percent_text
 from hookscope.reporting.document import (
+    DetailedRow,
     Document,
     Facts,
     FindingLine,
     Findings,
     HeatMaps,
     Level,
-    RowDetails,
     Section,
     StepChart,
     StepCharts,
@@ -299,11 +299,12 @@ def _maps(log: TrainingLog, lines: Sequence[FindingLine]) -> HeatMaps:
         for place in line.places:
             findings.setdefault(place, []).append(replace(line, where="", places=(), spans=()))
 
-    def details(name: str) -> RowDetails:
+    def details(name: str) -> DetailedRow:
         parameter, layer = parameters.get(name), layers.get(name)
         seen = ((parameter, _PARAMETER), (layer, _LAYER))
         kinds = [f"output of {layer.kind}"] if layer else []
-        return RowDetails(
+        return DetailedRow(
+            name=name,
             kind=", ".join([*kinds, *(["parameter"] if parameter else [])]),
             status=parameter.status if parameter else "",
             findings=findings.get(name, ()),

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from hookscope.reporting.document import InputMap, MappedInput, PhotographMaps
-from hookscope.reporting.html.pictures import BUDGET, png_uri, thumbnail_uri
+from hookscope.reporting.html.pictures import BUDGET, Shown, png_uri, thumbnail_uri
 from hookscope.reporting.overlays import bar, colour_scale, resized, tint, tint_colours
 from hookscope.reporting.run_facts import size_words
 from hookscope.results.attention import PatchWeights
@@ -18,8 +18,6 @@ from hookscope.text import are, counted
 _PHOTOGRAPH_SIDE = 1200
 _TINT_SIDE = 480
 _DRAWN_SIDE = 1600  # of the map of a signal or a volume
-
-Shown = dict[str, Any]
 
 
 def shown_maps(part: PhotographMaps, run: StoredRun[Any]) -> Shown:
