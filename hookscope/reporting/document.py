@@ -392,15 +392,10 @@ class ChannelSearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Lines of one kind; most readers need only the first few.
-
-    Attributes:
-        all_in: The file that has all lines.
-    """
+    """Lines of one kind; most readers need only the first few."""
 
     title: str
     lines: Sequence[str]
-    all_in: str = "result.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,10 @@ from hookscope.reporting.document import (
     line_of,
 )
 from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns, token_table_of
-from hookscope.reporting.run_facts import input_names, model_facts, short_name, size_words
+from hookscope.reporting.run_facts import all_facts, input_names, short_name, size_words
 from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.cost import ModuleCost
-from hookscope.results.costs_of_rows import costs_of_rows
+from hookscope.results.costs_of_rows import rows_with_costs
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, QUANTILE_ERROR
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
@@ -94,18 +94,10 @@ def with_edits(result: Inspection, answer: Sequence[str]) -> list[str]:
 
 
 def facts_of(result: Inspection, record: RunRecord | None, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
-    """Return what was looked at, and how; `more` comes before the device."""
+    """Return what was looked at, and how; `more` comes before the number of rows."""
     grids = f", {counted(len(record.grids), 'grid')}" if record is not None and record.grids else ""
-    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.timings.items())
     edits = [("Edits", "; ".join(record.edits), True)] if record is not None and record.edits else []
-    return [
-        *model_facts(result.model),
-        *more,
-        ("Device", f"{result.device}, {result.dtype}", False),
-        ("Rows", f"{counted(len(result.rows), 'output')}{grids}", False),
-        ("Time", f"{sum(result.timings.values()):.2f} s ({phases})", False),
-        *edits,
-    ]
+    return [*all_facts(result, *more, ("Rows", f"{counted(len(result.rows), 'output')}{grids}", False)), *edits]
 
 
 def names_of(inputs: Sequence[InputRecord]) -> str:
@@ -286,7 +278,6 @@ def _layers(result: Inspection, record: RunRecord | None) -> list[_Layer]:
         for place in verdict.places:
             verdicts[place].append(verdict)
     cost = result.cost if isinstance(result, Activations) else None
-    costs = [None] * len(result.rows) if cost is None else costs_of_rows(result.rows, cost)
     return [
         _Layer(
             row,
@@ -298,10 +289,10 @@ def _layers(result: Inspection, record: RunRecord | None) -> list[_Layer]:
                 for place in (row.label, *(parameter.name for parameter in owned[row.layer]))
                 for verdict in verdicts[place]
             ],
-            costs[number],
+            own_cost,
             grids[row.label],
         )
-        for number, row in enumerate(result.rows)
+        for row, own_cost in rows_with_costs(result.rows, cost)
     ]
 
 
