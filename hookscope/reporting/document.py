@@ -319,7 +319,7 @@ class Maps:
     """Maps of a few layers side by side, in a picture only: the page of a run has its grids.
 
     Attributes:
-        maps: Returns the maps, two of each layer.
+        maps: The maps, two of each layer.
         legend: What they show, and what colours mean.
         letters: Text before the name, by `MapSummary.row`.
         names: Text above the two maps: the first takes how channels are combined, the second takes the channel and
@@ -328,7 +328,7 @@ class Maps:
         with_strongest: Whether the second maps are shown.
     """
 
-    maps: Callable[[], Sequence[MapSummary]]
+    maps: Sequence[MapSummary]
     legend: str = MAP_LEGEND
     letters: Mapping[int, str] = field(default_factory=dict)
     names: tuple[str, str] = ("{} over channels", "channel {}, {}")
@@ -501,6 +501,16 @@ class Document:
         return [line for part in self.parts for line in (part.tables if isinstance(part, DetailedTable) else [part])]
 
 
+# What each part shows; other parts always have something to show.
+_CONTENT: Mapping[type, str] = {
+    Findings: "findings",
+    Table: "rows",
+    Listing: "lines",
+    Text: "sentences",
+    Pictures: "pictures",
+    Maps: "maps",
+}
+
+
 def _has_content(part: Part) -> bool:
-    names = {Findings: "findings", Table: "rows", Listing: "lines", Text: "sentences", Pictures: "pictures"}
-    return type(part) not in names or bool(getattr(part, names[type(part)]))
+    return type(part) not in _CONTENT or bool(getattr(part, _CONTENT[type(part)]))

@@ -549,8 +549,8 @@ def test_what_differs_in_a_sequence_is_named_as_one_picture(monkeypatch: pytest.
     )
     assert sequence.is_sequence
     summaries = [summarised(sequence, "Linear")]
-    part = Maps(maps=lambda: summaries, names=("mean of |A-B|", "A-B in channel {}"), sequences={0})
-    draw_sheet(maps_module.map_columns(summaries, part))
+    part = Maps(maps=summaries, names=("mean of |A-B|", "A-B in channel {}"), sequences={0})
+    draw_sheet(maps_module.map_columns(part))
     assert words == ["up", "Linear", "6 x 5", "|A-B|", "A-B"]
 
 

@@ -56,7 +56,7 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
     chosen = chosen_maps([summary for summary in result.map_summaries if summary.input_index == shown[0]])
     letters = dict(zip([summary.row for summary in chosen], _LETTERS, strict=False))
     cost = [] if result.cost is None else cost_lines(result.cost)
-    maps = [_maps(result, index, letters, is_last=index == shown[-1]) for index in shown] if letters else []
+    maps = [_maps(result, index, letters, is_last=index == shown[-1]) for index in shown]
     return Document(
         title=f"What the layers of {result.model.name} see in {names_of(result.inputs)}",
         subtitle=f"{first_words(result)}  ·  {counted(len(result.rows), 'output')} of layers",
@@ -134,9 +134,7 @@ def _maps(result: Activations, index: int, letters: dict[int, str], *, is_last: 
             legend.append("A strip runs over the steps of a sequence, from left to right, and shows magnitudes.")
         if index + 1 < len(result.inputs):
             legend.append(f"{counted(len(result.inputs) - index - 1, 'more input')}: the charts are over all of them.")
-    return Maps(
-        maps=lambda: summaries, legend=" ".join(legend), letters=letters, with_strongest=len(result.inputs) == 1
-    )
+    return Maps(maps=summaries, legend=" ".join(legend), letters=letters, with_strongest=len(result.inputs) == 1)
 
 
 def _layers(result: Activations) -> Table:

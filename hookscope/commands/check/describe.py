@@ -123,13 +123,12 @@ def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Doc
     report = readable(report)
     name = _seen(report.checkpoint)
     error, failing = unreported_error(report), {row.label for row in parts.failing}
-    maps = [Maps(maps=lambda: parts.summaries)] if parts.summaries else []
     pointed_at = ("fails a rule", [row.label in failing for row in parts.rows])
     described: dict[str, list[Part]] = {
         "Findings": _findings(report),
         "Labelled pictures": [*_labelled(report.accuracy, folder)] if report.accuracy else [],
         "Evidence": [*_evidence(report, folder, evidence or Evidence())],
-        "Over depth": [*maps, *depth_charts(parts.rows, ground=pointed_at)],
+        "Over depth": [Maps(maps=parts.summaries), *depth_charts(parts.rows, ground=pointed_at)],
         "Rules": [_rules(report.outcomes)],
     }
     sections = [Section(title.lower().replace(" ", "-"), title, shown) for title, shown in described.items()]

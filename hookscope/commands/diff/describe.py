@@ -15,7 +15,6 @@ from hookscope.reporting.document import (
     DepthChart,
     Document,
     Findings,
-    Level,
     Listing,
     Maps,
     Part,
@@ -62,13 +61,12 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     """Describe a comparison; `record` is of its run, whose grids the page shows."""
     maps = shown_maps(result, _first_rows(result))
     letters = dict(zip([drawn.row for drawn in maps], _MARKS, strict=False))
-    beyond: list[Part] = [Findings(findings=[*map(line_of, result.exceeded)])] if result.exceeded else []
     parts: dict[tuple[str, str, str], list[Part]] = {
-        ("beyond", "Beyond the limits", "Beyond the limits"): beyond,
-        ("classes", "Predictions", "Predictions"): _best_classes_lines(result),
+        ("beyond", "Beyond the limits", "Beyond the limits"): [Findings(findings=[*map(line_of, result.exceeded)])],
+        ("classes", "Predictions", "Predictions"): [_best_classes_lines(result)],
         ("depth", "Over depth", "Over depth"): [_chart(result, letters)],
-        ("maps", "Where it differs", "Where it differs"): [*_maps(result, maps, letters), *_pictures(result, record)],
-        ("rows", "Every row", "Every row"): [*_tables(result), *_unmatched(result)],
+        ("maps", "Where it differs", "Where it differs"): [_maps(result, maps, letters), _pictures(result, record)],
+        ("rows", "Every row", "Every row"): [*_tables(result), _unmatched(result)],
     }
     sides = (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
     random = [letter for letter, side, _ in sides if side.model.random]
@@ -114,7 +112,7 @@ def _making(result: Differences) -> list[tuple[str, str]]:
     return [*made, ("Seed", str(result.seed))]
 
 
-def _best_classes_lines(result: Differences) -> list[Part]:
+def _best_classes_lines(result: Differences) -> Listing:
     """Return the best classes of inputs whose best class changes, or of the first input if none does."""
     all_pairs = [pair for output in result.outputs for pair in zip(*output.predictions, strict=True)]
     pairs = [(a, b) for a, b in all_pairs if not (a.is_nan and b.is_nan)]
@@ -124,7 +122,7 @@ def _best_classes_lines(result: Differences) -> list[Part]:
         f"{prediction_text(a, _FEW_CLASSES)} → {prediction_text(b, _FEW_CLASSES)}"
         for a, b in changed or pairs[:1]
     ]
-    return [Listing(title="Best classes, A → B", lines=lines)] if lines else []
+    return Listing(title="Best classes, A → B", lines=lines)
 
 
 def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
@@ -168,17 +166,13 @@ def _first_rows(result: Differences) -> set[int]:
     return {row.index for row in result.rows if row.label in labels}
 
 
-def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]) -> Iterator[Part]:
-    if not shown:
-        return
+def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]) -> Maps:
     begins, mark = _first_rows(result), first_mark(result)
     more = sum(bool(row.relative_l2) for row in result.rows) - len(shown)
     legend = [LEGEND, LEGEND_OF_SEQUENCES] if any(drawn.is_sequence for drawn in shown) else [LEGEND]
     legend += [f"{counted(more, 'more row')} {'differs' if more == 1 else 'differ'}."] if more > 0 else []
-    yield Maps(
-        maps=lambda: [
-            summarised(drawn, f"{drawn.kind}: {mark}" if drawn.row in begins else drawn.kind) for drawn in shown
-        ],
+    return Maps(
+        maps=[summarised(drawn, f"{drawn.kind}: {mark}" if drawn.row in begins else drawn.kind) for drawn in shown],
         legend=" ".join(legend),
         letters=letters,
         names=("mean of |A-B|", "A-B in channel {}"),
@@ -186,7 +180,7 @@ def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]
     )
 
 
-def _pictures(result: Differences, record: RunRecord | None) -> list[Part]:
+def _pictures(result: Differences, record: RunRecord | None) -> Pictures:
     grids = record.grids if record is not None else ()
     labels, begins = {row.index: row.label for row in result.rows}, _first_rows(result)
     pictures = [
@@ -200,38 +194,45 @@ def _pictures(result: Differences, record: RunRecord | None) -> list[Part]:
         for grid in grids
     ]
     legend = "A-B of the first input, channel by channel, where the difference begins and where it is largest."
-    return [Pictures("Where it differs", legend, pictures)] if grids else []
+    return Pictures("Where it differs", legend, pictures)
 
 
-def _tables(result: Differences) -> Iterator[Table]:
-    begins, columns = _first_rows(result), difference_columns(result)
-    if result.rows:
-        levels: list[Level] = ["fail" if row.index in begins else "" for row in result.rows]
-        yield Table(
-            title="Layers", columns=columns, rows=result.rows, levels=levels, legends=_LEGENDS, all_in="diff.csv"
-        )
-    if result.gradients:
-        levels = ["fail" if row.label == result.first_gradient_difference else "" for row in result.gradients]
-        yield Table(
+def _tables(result: Differences) -> list[Table]:
+    begins, first, columns = _first_rows(result), result.first_gradient_difference, difference_columns(result)
+    return [
+        Table(
+            title="Layers",
+            columns=columns,
+            rows=result.rows,
+            levels=["fail" if row.index in begins else "" for row in result.rows],
+            legends=_LEGENDS,
+            all_in="diff.csv",
+        ),
+        Table(
             title="Gradients",
             columns=columns,
             rows=result.gradients,
-            levels=levels,
+            levels=["fail" if row.label == first else "" for row in result.gradients],
             remark=gradients_answer(result),
             all_in="gradients.csv",
-        )
-    if result.weights:
-        kept = [_differs(row) for row in result.weights]
-        yield Table(title="Tensors that differ", columns=WEIGHTS, rows=result.weights, kept=kept, all_in="diff.csv")
+        ),
+        Table(
+            title="Tensors that differ",
+            columns=WEIGHTS,
+            rows=result.weights,
+            kept=[*map(_differs, result.weights)],
+            all_in="diff.csv",
+        ),
+    ]
 
 
-def _unmatched(result: Differences) -> list[Part]:
+def _unmatched(result: Differences) -> Listing:
     lines = [
         f"only in {row.side}: {row.label} ({row.kind}, {shape_text(row.shape)}): {row.reason}"
         for row in result.unmatched
     ]
     title = f"{counted(len(lines), 'tensor' if result.way == 'weights' else 'row')} without a partner"
-    return [Listing(title=title, lines=lines)] if lines else []
+    return Listing(title=title, lines=lines)
 
 
 def answer(result: Differences) -> list[str]:

@@ -108,9 +108,8 @@ def _heat_maps(part: HeatMaps) -> list[Block]:
 
 
 def _maps(part: Maps) -> list[Block]:
-    maps = part.maps()
-    more = _more(len(maps) - MOST_STAGES, "output")
-    return [*map_columns(maps[:MOST_STAGES], part), text_block([(part.legend, SMALL, DIM), *more])] if maps else []
+    more = _more(len(part.maps) - MOST_STAGES, "output")
+    return [*map_columns(part), text_block([(part.legend, SMALL, DIM), *more])]
 
 
 def _finding_lines(part: Findings) -> Block:

@@ -91,11 +91,9 @@ def coloured(values: NDArray[np.float32]) -> Image.Image:
     return palette_image(levels, _palette(scale)).convert("RGB")
 
 
-def map_columns(summaries: Sequence[MapSummary], part: Maps) -> list[Block]:
-    """Return maps side by side, a layer a column: its name, all channels as one, and the strongest channel below.
-
-    `summaries` are the maps of the part that have room.
-    """
+def map_columns(part: Maps) -> list[Block]:
+    """Return maps side by side, a layer a column: its name, all channels as one, and the strongest channel below."""
+    summaries = part.maps[:MOST_STAGES]
     whole = [_map_cell(summary, part, is_strongest=False) for summary in summaries]
     strongest = [_map_cell(summary, part, is_strongest=True) for summary in summaries if part.with_strongest]
     return [cell_row(whole, MOST_STAGES), *([cell_row(strongest, MOST_STAGES, _BETWEEN)] if strongest else [])]
