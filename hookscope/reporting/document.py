@@ -451,7 +451,6 @@ class Document:
         title: What it is about; the picture has `subtitle` below it, a page has `page_title`.
         about: Lines on what was looked at, each with its level, in a terminal and a picture; a page has `facts`.
         answer: The answer in sentences, the headline first; `level` is the headline's level.
-        took: How long it took: the end of the headline, but small in a picture.
         input: Returns an input at most so many pixels wide and high, to show next to the answer in a picture; None if
             it cannot be shown.
         warnings: Sentences, each with a name in front or "".
@@ -467,7 +466,6 @@ class Document:
     page_title: str = ""
     about: Sequence[tuple[str, Level]] = ()
     answer: Sequence[str]
-    took: str = ""
     level: Level = ""
     input: Callable[[int, int], Image.Image | None] | None = None
     warnings: Sequence[tuple[str, str]] = ()
@@ -484,11 +482,6 @@ class Document:
         object.__setattr__(self, "sections", kept)
         if self.main not in [section.key for section in kept]:
             object.__setattr__(self, "main", "answer")
-
-    @property
-    def headline(self) -> str:
-        """The first sentence of the answer, and how long it took."""
-        return f"{self.answer[0]} · {self.took}" if self.took else self.answer[0]
 
     @property
     def parts(self) -> list[Part]:

@@ -47,7 +47,7 @@ def _text(document: Document, width: int, *, full: bool, most: int | None) -> It
 
 
 def _headline(document: Document) -> Text:
-    return safe_line(document.headline, style=f"bold {LEVEL_STYLES[document.level]}".strip())
+    return safe_line(document.answer[0], style=f"bold {LEVEL_STYLES[document.level]}".strip())
 
 
 def unbroken(lines: Iterable[RenderableType], width: int) -> Iterator[RenderableType]:

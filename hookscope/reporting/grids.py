@@ -167,8 +167,9 @@ def draw_for_run(
     image = draw_sheet(blocks, width + 2 * _MARGIN, _MARGIN, "L", BACKGROUND)
     image.putpalette(colours.palette[0])  # turns 8-bit grey into palette indices, values unchanged
     top = _MARGIN + heading[0].height + heading[1].above + heading[1].height + grid.above
-    places = (_MARGIN + left, top, min(layout.columns, len(levels)), *levels.shape)
-    tiles = Tiles(*places, layout.down, layout.across, layout.gap) if levels.size else None
+    count, frames, height, width = levels.shape
+    columns, pixels = min(layout.columns, count), (layout.down, layout.across)
+    tiles = Tiles(_MARGIN + left, top, columns, count, frames, height, width, *pixels, layout.gap) if count else None
     about = (*_remarks(maps, channels.shape, colours, layout, input_name, ""), *(text for _, text in marks))
     return image, Grid(path, maps.row, maps.label, maps.input_index, about, bar, len(tokens), tiles)
 

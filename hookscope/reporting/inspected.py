@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -24,6 +25,8 @@ from hookscope.reporting.cost_text import COSTS
 from hookscope.reporting.document import (
     DetailedRow,
     DetailedTable,
+    Document,
+    Facts,
     Findings,
     Level,
     Listing,
@@ -36,7 +39,8 @@ from hookscope.reporting.document import (
     line_of,
 )
 from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns, token_table_of
-from hookscope.reporting.run_facts import all_facts, input_names, short_name, size_words
+from hookscope.reporting.overlays import input_picture
+from hookscope.reporting.run_facts import all_facts, input_names, making_of, short_name, size_words, subject_of
 from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.cost import ModuleCost
 from hookscope.results.costs_of_rows import rows_with_costs
@@ -87,46 +91,61 @@ def headline_of(verdicts: Sequence[Finding]) -> tuple[str, Level]:
     return f"{counts}{': ' if len(verdicts) == 1 else '; first: '}{first.rule}{where}.", level
 
 
-def with_edits(result: Inspection, answer: Sequence[str]) -> list[str]:
-    """Return the answer, which begins with the number of edits if the network is edited."""
-    edits = "" if result.comparison is None else f"With {counted(len(result.comparison.edits), 'edit')}: "
-    return [f"{edits}{answer[0]}", *answer[1:]]
-
-
-def facts_of(result: Inspection, record: RunRecord | None, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
-    """Return what was looked at, and how; `more` comes before the number of rows."""
-    grids = f", {counted(len(record.grids), 'grid')}" if record is not None and record.grids else ""
-    edits = [("Edits", "; ".join(record.edits), True)] if record is not None and record.edits else []
-    return [*all_facts(result, *more, ("Rows", f"{counted(len(result.rows), 'output')}{grids}", False)), *edits]
-
-
-def names_of(inputs: Sequence[InputRecord]) -> str:
-    """Return the names of the first inputs, and how many more there are."""
-    names = [*dict.fromkeys(map(short_name, inputs))]
-    return f"{counted(len(inputs), 'input')}, {names[0]}" if len(names) == 1 < len(inputs) else some_of(names, 3)
-
-
-def sections_of(
+def describe_inspection(
     result: Inspection,
     record: RunRecord | None,
-    before: Sequence[Section],
-    layers: Sequence[Part],
-    after: Sequence[Section] = (),
-) -> list[Section]:
-    """Return the sections of a document: findings, inputs, the layers, what edits changed, and others around them."""
-    inputs = "Inputs and predictions" if result.predictions else "Inputs"
-    findings = [line_of(verdict, where=verdict.where) for verdict in result.verdicts]
+    title: str,
+    pages: str,
+    size: str,
+    answer: tuple[Sequence[str], Level],
+    sections: Sequence[Section],
+    facts: Facts = (),
+) -> Document:
+    """Describe a run: its answer with the level, its inputs, the given sections, and what edits changed.
+
+    The names of inputs follow `title`. `pages` is what the page is about, `size` ends the subtitle, and `facts` come
+    before the number of rows.
+    """
+    sentences, level = answer
+    inputs = result.inputs
+    names = [*dict.fromkeys(map(short_name, inputs))]
+    named = f"{counted(len(inputs), 'input')}, {names[0]}" if len(names) == 1 < len(inputs) else some_of(names, 3)
+    first = f"{short_name(inputs[0])}: {size_words(inputs[0])}" if inputs else "no input"
+    summaries = result.map_summaries if isinstance(result, Activations) else ()
+    shown = min((summary.input_index for summary in summaries), default=0)
+    edited = "" if result.comparison is None else f"With {counted(len(result.comparison.edits), 'edit')}: "
+    edits = [("Edits", "; ".join(record.edits), True)] if record is not None and record.edits else []
+    grids = f", {counted(len(record.grids), 'grid')}" if record is not None and record.grids else ""
+    rows = ("Rows", f"{counted(len(result.rows), 'output')}{grids}", False)
+    findings = Findings(findings=[line_of(verdict, where=verdict.where) for verdict in result.verdicts])
+    seen = Section("inputs", "Inputs and predictions" if result.predictions else "Inputs", [*_inputs(result, record)])
     changes = [] if result.comparison is None else comparison_parts(result.comparison)
+    return Document(
+        title=f"{title} {named}",
+        subtitle=f"{first}  ·  {size}",
+        page_title=f"{result.model.name} · {pages} · {some_of(names, 1)}",
+        about=subject_of(result),
+        answer=[f"{edited}{sentences[0]}", *sentences[1:]],
+        level=level,
+        input=partial(input_picture, result, shown) if inputs else None,
+        warnings=[("", warning) for warning in result.warnings],
+        notes=result.notes,
+        facts=[*all_facts(result, *facts, rows), *edits],
+        sections=[
+            Section("findings", "Findings", [findings]),
+            seen,
+            *sections,
+            Section("edits", "What the edits changed", changes),
+        ],
+        making=making_of(result),
+        main="layers",
+    )
+
+
+def uncalled_layers(result: Inspection) -> Listing:
+    """Return the selected layers without a row, each with the reason."""
     lines = [f"{layer.layer or '(model)'} ({layer.kind}): {layer.reason}" for layer in result.uncalled]
-    uncalled = Listing(title=f"Without a row: {counted(len(lines), 'selected layer')}", lines=lines)
-    return [
-        Section("findings", "Findings", [Findings(findings=findings)]),
-        Section("inputs", inputs, [*_inputs(result, record)]),
-        *before,
-        Section("layers", "Layers", [*layers, uncalled]),
-        *after,
-        Section("edits", "What the edits changed", changes),
-    ]
+    return Listing(title=f"Without a row: {counted(len(lines), 'selected layer')}", lines=lines)
 
 
 def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
@@ -160,11 +179,6 @@ def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
     )
     lines = [f"{names[prediction.input_index]}: {prediction_text(prediction)}" for prediction in result.predictions]
     yield Listing(title="Best classes", lines=lines)
-
-
-def first_words(result: Inspection) -> str:
-    """Return name and size of the first input."""
-    return f"{short_name(result.inputs[0])}: {size_words(result.inputs[0])}" if result.inputs else "no input"
 
 
 def folded_words(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[str]:

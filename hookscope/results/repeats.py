@@ -31,7 +31,8 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
     """
     left_out = frozenset(left_out)
     rows, gone = _parted(run.rows, left_out)
-    gradients, without = _parted(run.gradients if isinstance(run, Gradients) else (), left_out)
+    measured: Sequence[GradientRow] = run.gradients if isinstance(run, Gradients) else ()
+    gradients, without = _parted(measured, left_out)
     constants = {label for label, row in gone.items() if row.owner is not None and row.kind in _CONSTANTS}
     inputs = {label: () if label in constants else row.inputs for label, row in gone.items()}
     taken_by = {label: row.taken_by or () for label, row in without.items()}

@@ -21,19 +21,15 @@ from hookscope.reporting.document import (
 )
 from hookscope.reporting.inspected import (
     NOTABLE_FLAGS,
+    describe_inspection,
     detailed_layers,
-    facts_of,
-    first_words,
     folded_words,
     headline_of,
-    names_of,
-    sections_of,
-    with_edits,
+    uncalled_layers,
 )
 from hookscope.reporting.layer_columns import HIST, TOKENS, kinds_text, layer_table_of
-from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.overviews.maps import chosen_maps, is_strip
-from hookscope.reporting.run_facts import first_name, input_names, making_of, subject_of
+from hookscope.reporting.run_facts import input_names, subject_of
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.findings import Finding
 from hookscope.results.inputs import Photograph
@@ -57,31 +53,20 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
     letters = dict(zip([summary.row for summary in chosen], _LETTERS, strict=False))
     cost = [] if result.cost is None else cost_lines(result.cost)
     maps = [_maps(result, index, letters, is_last=index == shown[-1]) for index in shown]
-    return Document(
-        title=f"What the layers of {result.model.name} see in {names_of(result.inputs)}",
-        subtitle=f"{first_words(result)}  ·  {counted(len(result.rows), 'output')} of layers",
-        page_title=f"{result.model.name} · activations · {first_name(result)}",
-        about=subject_of(result),
-        answer=with_edits(result, answer),
-        level=level,
-        input=partial(input_picture, result, shown[0]) if result.inputs else None,
-        warnings=[("", warning) for warning in result.warnings],
-        notes=result.notes,
-        facts=facts_of(result, record),
-        sections=sections_of(
-            result,
-            record,
-            [
-                Section("tokens", "Norms of tokens", [*_token_norms(result)]),
-                Section("depth", "Over depth", [*maps, *depth_charts(result.rows, letters=letters)]),
-            ],
-            [
-                detailed_layers(result, record, [_layers(result)]) if result.rows else Text(["No layer finished."]),
-                Text([*folded_words(result.rows), *token_sentences(result), *cost]),
-            ],
-        ),
-        making=making_of(result),
-        main="layers",
+    layers = detailed_layers(result, record, [_layers(result)]) if result.rows else Text(["No layer finished."])
+    words = Text([*folded_words(result.rows), *token_sentences(result), *cost])
+    return describe_inspection(
+        result,
+        record,
+        f"What the layers of {result.model.name} see in",
+        "activations",
+        f"{counted(len(result.rows), 'output')} of layers",
+        (answer, level),
+        [
+            Section("tokens", "Norms of tokens", [*_token_norms(result)]),
+            Section("depth", "Over depth", [*maps, *depth_charts(result.rows, letters=letters)]),
+            Section("layers", "Layers", [layers, words, uncalled_layers(result)]),
+        ],
     )
 
 

@@ -139,7 +139,6 @@ def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Doc
         page_title=f"{name} · check",
         about=[(f"error: {error}", "fail")] if error else [],
         answer=[_headline(report, name), *filter(None, [accuracy_line(report)])],
-        took=f"{total_seconds(report):.1f} s",
         level="fail" if not report.passed else "warn" if report.findings else "good",
         notes=[words if kind == "note" else f"{kind}: {words}" for kind, words in remarks(report) if kind != "data"],
         facts=_facts(report),
@@ -167,6 +166,7 @@ def _headline(report: CheckReport, name: str) -> str:
         _network(report),
         "RANDOM WEIGHTS" if is_random else "",
         _inputs(report),
+        f"{total_seconds(report):.1f} s",
     )
     return " · ".join(filter(None, parts))
 

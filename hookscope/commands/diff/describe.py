@@ -17,7 +17,6 @@ from hookscope.reporting.document import (
     Findings,
     Listing,
     Maps,
-    Part,
     Picture,
     Pictures,
     Section,
@@ -61,13 +60,6 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     """Describe a comparison; `record` is of its run, whose grids the page shows."""
     maps = shown_maps(result, _first_rows(result))
     letters = dict(zip([drawn.row for drawn in maps], _MARKS, strict=False))
-    parts: dict[tuple[str, str, str], list[Part]] = {
-        ("beyond", "Beyond the limits", "Beyond the limits"): [Findings(findings=[*map(line_of, result.exceeded)])],
-        ("classes", "Predictions", "Predictions"): [_best_classes_lines(result)],
-        ("depth", "Over depth", "Over depth"): [_chart(result, letters)],
-        ("maps", "Where it differs", "Where it differs"): [_maps(result, maps, letters), _pictures(result, record)],
-        ("rows", "Every row", "Every row"): [*_tables(result), _unmatched(result)],
-    }
     sides = (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
     random = [letter for letter, side, _ in sides if side.model.random]
     untrained = [("Random weights", f"nothing in {' and '.join(random)} was learned.")] if random else []
@@ -84,7 +76,13 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
         warnings=[*(("", warning) for warning in result.warnings), *untrained],
         notes=result.notes,
         facts=[*facts, *reference],
-        sections=[Section(key, title, shown, name) for (key, name, title), shown in parts.items()],
+        sections=[
+            Section("beyond", "Beyond the limits", [Findings(findings=[*map(line_of, result.exceeded)])]),
+            Section("classes", "Predictions", [_best_classes_lines(result)]),
+            Section("depth", "Over depth", [_chart(result, letters)]),
+            Section("maps", "Where it differs", [_maps(result, maps, letters), _pictures(result, record)]),
+            Section("rows", "Every row", [*_tables(result), _unmatched(result)]),
+        ],
         making=_making(result),
         main="rows",
     )
