@@ -28,12 +28,12 @@ def scaled_text(value: float | None, unit: str = "") -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Return three digits: "1.24 s", "35.1 ms", "0.42 ms", "<0.01 ms"."""
+    """Return three digits: "1.24 s", "35.1 ms", "0.42 ms"; below 0.005 ms two, "3.1 µs"."""
     if seconds is None:
         return "-"
     if seconds >= 0.9995:
         return f"{_three_digits(seconds)} s"
-    return "<0.01 ms" if 0 < seconds < 5e-6 else f"{_three_digits(seconds * 1000)} ms"
+    return f"{seconds * 1e6:.1f} µs" if 0 < seconds < 5e-6 else f"{_three_digits(seconds * 1000)} ms"
 
 
 def _three_digits(number: float) -> str:

@@ -104,7 +104,7 @@ def describe_inspection(
     """Describe a run: its answer with the level, its inputs, the given sections, and what edits changed.
 
     The names of inputs follow `title`. `pages` is what the page is about, `size` ends the subtitle, and `facts` come
-    before the number of rows.
+    before the device.
     """
     sentences, level = answer
     inputs = result.inputs
@@ -116,6 +116,7 @@ def describe_inspection(
     edited = "" if result.comparison is None else f"With {counted(len(result.comparison.edits), 'edit')}: "
     edits = [("Edits", "; ".join(record.edits), True)] if record is not None and record.edits else []
     grids = f", {counted(len(record.grids), 'grid')}" if record is not None and record.grids else ""
+    *known, time = all_facts(result, *facts)
     rows = ("Rows", f"{counted(len(result.rows), 'output')}{grids}", False)
     findings = Findings(findings=[line_of(verdict, where=verdict.where) for verdict in result.verdicts])
     seen = Section("inputs", "Inputs and predictions" if result.predictions else "Inputs", [*_inputs(result, record)])
@@ -130,7 +131,7 @@ def describe_inspection(
         input=partial(input_picture, result, shown) if inputs else None,
         warnings=[("", warning) for warning in result.warnings],
         notes=result.notes,
-        facts=[*all_facts(result, *facts, rows), *edits],
+        facts=[*known, rows, time, *edits],
         sections=[
             Section("findings", "Findings", [findings]),
             seen,

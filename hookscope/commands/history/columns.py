@@ -182,10 +182,11 @@ def _classes(file: HistoryFile) -> tuple[str, ...]:
     return tuple(prediction.best for prediction in file.predictions)
 
 
-def best_class(at: int, file: HistoryFile) -> str:
-    """Return the best class of an input with its probability; "-" if it is not known."""
-    found = [prediction for prediction in file.predictions if prediction.input_index == at]
-    return "".join("NaN" if one.is_nan else classes_text(one.classes[:1]) for one in found) or "-"
+def best_class(at: int, file: HistoryFile) -> str | None:
+    """Return the best class of an input with its probability; None if it is not known."""
+    found = (prediction for prediction in file.predictions if prediction.input_index == at)
+    return next(("NaN" if one.is_nan else classes_text(one.classes[:1]) for one in found), None)
 
 
-_best = partial(best_class, 0)
+def _best(file: HistoryFile) -> str:
+    return best_class(0, file) or ""

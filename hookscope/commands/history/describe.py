@@ -249,7 +249,7 @@ def _layers_table(result: History) -> Table:
 def _classes_table(result: History) -> Table:
     files = [file for file in result.files if file.predictions]
     inputs = enumerate(input_names(result.inputs)[:_MOST_POINTS])
-    best = [Column("", name, shown=partial(best_class, at), words=True) for at, name in inputs]
+    best = [Column("", name, value=partial(best_class, at), words=True) for at, name in inputs]
     columns = [Column("label", "file", rank=0, words=True), *best]
     return Table(title="Best class of each input", columns=columns, rows=files, is_extra=True)
 

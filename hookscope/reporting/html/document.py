@@ -65,9 +65,7 @@ _SCRIPTS: Mapping[type, str] = {
 }
 
 
-def document_html(
-    document: Document, run: StoredRun[Any] | None = None, pictures: Mapping[str, str] | None = None
-) -> str:
+def document_html(document: Document, run: StoredRun | None = None, pictures: Mapping[str, str] | None = None) -> str:
     """Return the page of a document, with pictures from `run`; without a run, `pictures` has data URIs by file.
 
     Raises:
@@ -133,9 +131,7 @@ def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
     return links
 
 
-def _pictures(
-    part: Pictures, run: StoredRun[Any] | None, pictures: Mapping[str, str]
-) -> list[tuple[Picture, str, str]]:
+def _pictures(part: Pictures, run: StoredRun | None, pictures: Mapping[str, str]) -> list[tuple[Picture, str, str]]:
     """Return each picture with its anchor and its data URI, "" if the file is missing."""
 
     def uri(file: str) -> str:
@@ -264,7 +260,7 @@ def _policy(style: str, script: str) -> str:
 
 
 # What a template draws of a part, besides the part; `run` and pictures as for `document_html`.
-_SHOWN: Mapping[type, Callable[[Any, StoredRun[Any] | None, Mapping[str, str]], Any]] = {
+_SHOWN: Mapping[type, Callable[[Any, StoredRun | None, Mapping[str, str]], Any]] = {
     Findings: lambda part, *_: _first_lines(part.findings, _MOST_FINDINGS),
     StepCharts: lambda part, *_: _figures(part),
     DepthChart: lambda part, *_: over_depth(part),

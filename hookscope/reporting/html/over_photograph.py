@@ -1,7 +1,5 @@
 """Maps over the photographs of a run on its page, one at a time, as many inputs as fit."""
 
-from typing import Any
-
 import numpy as np
 from PIL import Image
 
@@ -20,7 +18,7 @@ _TINT_SIDE = 480
 _DRAWN_SIDE = 1600  # of the map of a signal or a volume
 
 
-def shown_maps(part: PhotographMaps, run: StoredRun[Any]) -> Shown:
+def shown_maps(part: PhotographMaps, run: StoredRun) -> Shown:
     """Return what the template needs of the first inputs, as many as fit into one page, and a remark on the others.
 
     An InputError is raised if a picture is missing or damaged.
@@ -38,7 +36,7 @@ def shown_maps(part: PhotographMaps, run: StoredRun[Any]) -> Shown:
     return {"inputs": inputs, "remark": remark}
 
 
-def _shown_input(mapped: MappedInput, run: StoredRun[Any]) -> Shown:
+def _shown_input(mapped: MappedInput, run: StoredRun) -> Shown:
     record, picture = mapped.record, run.record.pictures[mapped.number]
     region = picture.region
     maps = mapped.maps()
@@ -57,7 +55,7 @@ def _shown_input(mapped: MappedInput, run: StoredRun[Any]) -> Shown:
     }
 
 
-def _shown_map(input_map: InputMap, region: Region, run: StoredRun[Any]) -> Shown:
+def _shown_map(input_map: InputMap, region: Region, run: StoredRun) -> Shown:
     if input_map.draw is None:
         ratio = min(1.0, _TINT_SIDE / max(region.height, region.width))
         smaller = resized(region, max(1, round(region.height * ratio)), max(1, round(region.width * ratio)))

@@ -1,7 +1,6 @@
 """Tables of a page: rows with the grids that fit, the first maps of a few rows, and channels to search."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 from urllib.parse import quote
 
 from hookscope.errors import InputError
@@ -57,7 +56,7 @@ def shown_row(row: DetailedRow, number: int, grids: Sequence[Shown] = ()) -> Sho
     }
 
 
-def shown_rows(part: DetailedTable, run: StoredRun[Any] | None) -> Shown:
+def shown_rows(part: DetailedTable, run: StoredRun | None) -> Shown:
     """Return what the template draws of a detailed table."""
     rows = part.rows()
     grids, remarks = _grids_and_remarks(rows, run)
@@ -78,7 +77,7 @@ def shown_rows(part: DetailedTable, run: StoredRun[Any] | None) -> Shown:
     }
 
 
-def _grids_and_remarks(rows: Sequence[DetailedRow], run: StoredRun[Any] | None) -> tuple[list[Shown], list[str]]:
+def _grids_and_remarks(rows: Sequence[DetailedRow], run: StoredRun | None) -> tuple[list[Shown], list[str]]:
     """Return the grids of all rows, and remarks on detail that was lost to keep the page small.
 
     A grid has no picture without maps or room; `input_file` lies under its maps, "" for none.
@@ -116,7 +115,7 @@ def _shown_columns(part: DetailedTable, rows: Sequence[DetailedRow]) -> list[Sho
     ]
 
 
-def _first_channels(details: Sequence[Shown], run: StoredRun[Any]) -> list[Shown]:
+def _first_channels(details: Sequence[Shown], run: StoredRun) -> list[Shown]:
     """Return the first maps of a few rows over depth: the last row of each size, from large to small."""
     drawn = [
         (shown, grid, (tiles.height, tiles.width))
@@ -129,7 +128,7 @@ def _first_channels(details: Sequence[Shown], run: StoredRun[Any]) -> list[Shown
     return [_strip(run, *drawn[places[at]][:2]) for at in spread(len(places), _STRIPS)]
 
 
-def _strip(run: StoredRun[Any], shown: Shown, grid: Grid) -> Shown:
+def _strip(run: StoredRun, shown: Shown, grid: Grid) -> Shown:
     side = _LONE_MAP_SIDE if grid.tiles and grid.tiles.count == 1 else _STRIP_SIDE
     uri, count, width, colours = first_maps(run.read_picture(grid.path), grid, _STRIP_CHANNELS, side)
     caption = (shown["row"].kind, *colour_marks(grid))
