@@ -502,6 +502,7 @@ _CONTENT: Mapping[type, str] = {
     Text: "sentences",
     Pictures: "pictures",
     Maps: "maps",
+    DepthChart: "labels",
 }
 
 

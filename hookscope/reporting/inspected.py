@@ -208,14 +208,15 @@ class _Layer:
         return named + [(flag, flag in (*NOTABLE_FLAGS, "massive activations")) for flag in self.row.flags]
 
 
-def detailed_layers(result: Inspection, record: RunRecord | None, tables: Sequence[Table]) -> DetailedTable:
-    """Return the table of layers of a page; a terminal prints `tables`."""
-    is_backward = isinstance(result, Gradients)
+def detailed_layers(result: Inspection, record: RunRecord | None, tables: Sequence[Table]) -> DetailedTable | Text:
+    """Return the table of layers of a page, or that there is none; a terminal prints `tables`."""
+    if not (result.gradients if isinstance(result, Gradients) else result.rows):
+        return Text(["No layer finished."])
     return DetailedTable(
         columns=[*_page_columns(result)],
         rows=lambda: _detailed_rows(result, record),
         tables=tables,
-        strips="Gradient maps" if is_backward else "Feature maps",
+        strips="Gradient maps" if isinstance(result, Gradients) else "Feature maps",
     )
 
 

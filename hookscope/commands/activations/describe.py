@@ -53,7 +53,7 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
     letters = dict(zip([summary.row for summary in chosen], _LETTERS, strict=False))
     cost = [] if result.cost is None else cost_lines(result.cost)
     maps = [_maps(result, index, letters, is_last=index == shown[-1]) for index in shown]
-    layers = detailed_layers(result, record, [_layers(result)]) if result.rows else Text(["No layer finished."])
+    layers = detailed_layers(result, record, [_layers(result)])
     words = Text([*folded_words(result.rows), *token_sentences(result), *cost])
     return describe_inspection(
         result,
@@ -196,12 +196,13 @@ def _token_norms(result: Activations, photographs: Sequence[Photograph] = ()) ->
 
 def _token_map(number: int, token_map: TokenMap) -> InputMap:
     high, count = token_map.high, len(token_map.norms)
+    in_front = zip(token_map.prefix, token_map.norms, strict=False)
     named = "; ".join(high[:_MOST_HIGH]) + (f"; {len(high) - _MOST_HIGH} more" if len(high) > _MOST_HIGH else "")
     return InputMap(
         title=token_map.label or "(model)",
         where="",
         facts=[
-            *((name, number_text(norm) + ", high" * (norm > token_map.limit)) for name, norm in token_map.prefix_norms),
+            *((name, number_text(norm) + ", high" * (norm > token_map.limit)) for name, norm in in_front),
             ("median", number_text(token_map.median)),
             ("limit", number_text(token_map.limit)),
             ("high", f"{len(high)} of {count}{': ' * bool(high)}{named}"),

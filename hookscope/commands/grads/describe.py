@@ -32,19 +32,21 @@ _SPREAD = (
 
 def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Document:
     """Describe the gradients of a run; `record` names the grids of its directory."""
-    loss = result.loss
-    outputs = [row for row in result.gradients if row.role == "output"]
     rows: list[Part] = []
     parameters: list[Part] = []
-    if loss is not None:
+    charts: list[Part] = []
+    if result.loss is not None:
         words = f"Gradients of the loss by layer, {result.mode} mode, in forward order"
         table = _table("Gradients of outputs", gradient_columns, result.gradients, result, words)
         rows = [detailed_layers(result, record, [table]), Text(folded_words(result.gradients))]
-        rows = rows if result.gradients else [Text(["No layer finished."])]
         table = _table("Gradients of the loss by parameter", parameter_columns, result.parameters, result)
         parameters = [table if result.parameters else Text(["The network has no parameters."])]
-    charts = [_flow("Gradient of the loss by each layer's output", outputs, result)]
-    charts += [_flow("Gradient of the loss by each parameter", result.parameters, result), _ratios(result.parameters)]
+        outputs = [row for row in result.gradients if row.role == "output"]
+        charts = [
+            _flow("Gradient of the loss by each layer's output", outputs, result),
+            _flow("Gradient of the loss by each parameter", result.parameters, result),
+            _ratios(result.parameters),
+        ]
     return describe_inspection(
         result,
         record,
@@ -53,7 +55,7 @@ def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Do
         f"{result.mode} mode",
         _answer(result),
         [
-            Section("depth", "Over depth", [chart for chart in charts if chart.labels] if loss is not None else []),
+            Section("depth", "Over depth", charts),
             Section("layers", "Layers", [*rows, uncalled_layers(result)]),
             Section("parameters", "Parameters", parameters),
             Section("alone", "Gradients of each input alone", _per_input(result)),

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, TIGHT, remarks_of
 from hookscope.commands.survey.describe_failures import describe_failures
 from hookscope.reporting.columns import number_text, percent_bound, percent_text, share_in_words
+from hookscope.reporting.depth_charts import size_chart
 from hookscope.reporting.document import (
     ChannelSearch,
     DepthChart,
@@ -113,19 +114,9 @@ def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
             ],
             axis="percent",
         )
-    broken = [bool(row.activation.nan_count or row.activation.inf_count) for row in rows]
-    if not limit_bars or any(broken):
-        yield DepthChart(
-            title="Range of the values",
-            labels=labels,
-            series=[
-                Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red"),
-                Series("largest |x|", [row.activation.max_abs for row in rows], "orange"),
-                Series("std", [row.activation.std for row in rows], "grey"),
-                Series("mean |x|", [row.activation.mean_abs for row in rows]),
-            ],
-            marks=[("holds NaN or Inf", "fail", broken)],
-        )
+    if not limit_bars or any(row.activation.nan_count or row.activation.inf_count for row in rows):
+        limit = Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red")
+        yield size_chart("Range of the values", rows, limit)
     if limit_bars:
         caption = f"On a logarithmic scale from 1 to the limit, {FORMATS[FLOAT16].greatest:,.0f}."
         bars = Picture(name=caption, caption=caption, file=limit_bars)
