@@ -293,23 +293,14 @@ def _layers(result: Inspection, record: RunRecord | None) -> list[_Layer]:
     for verdict in result.verdicts:
         for place in verdict.places:
             verdicts[place].append(verdict)
-    cost = result.cost if isinstance(result, Activations) else None
-    return [
-        _Layer(
-            row,
-            outputs.get(row.label),
-            inputs[row.layer, row.call],
-            owned[row.layer],
-            [
-                verdict
-                for place in (row.label, *(parameter.name for parameter in owned[row.layer]))
-                for verdict in verdicts[place]
-            ],
-            own_cost,
-            grids[row.label],
-        )
-        for row, own_cost in rows_with_costs(result.rows, cost)
-    ]
+    layers = []
+    for row, cost in rows_with_costs(result.rows, result.cost if isinstance(result, Activations) else None):
+        parameters, of_inputs = owned[row.layer], inputs[row.layer, row.call]
+        places = (row.label, *(parameter.name for parameter in parameters))
+        findings = [*dict.fromkeys(verdict for place in places for verdict in verdicts[place])]
+        own = outputs.get(row.label)
+        layers.append(_Layer(row, own, of_inputs, parameters, findings, cost, grids[row.label]))
+    return layers
 
 
 _CONNECTED = (

@@ -78,7 +78,7 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
         facts=[*facts, *reference],
         sections=[
             Section("beyond", "Beyond the limits", [Findings(findings=[*map(line_of, result.exceeded)])]),
-            Section("classes", "Predictions", [_best_classes_lines(result)]),
+            Section("classes", "Predictions", [_best_classes(result)]),
             Section("depth", "Over depth", [_chart(result, letters)]),
             Section("maps", "Where it differs", [_maps(result, maps, letters), _pictures(result, record)]),
             Section("rows", "Every row", [*_tables(result), _unmatched(result)]),
@@ -110,7 +110,7 @@ def _making(result: Differences) -> list[tuple[str, str]]:
     return [*made, ("Seed", str(result.seed))]
 
 
-def _best_classes_lines(result: Differences) -> Listing:
+def _best_classes(result: Differences) -> Listing:
     """Return the best classes of inputs whose best class changes, or of the first input if none does."""
     all_pairs = [pair for output in result.outputs for pair in zip(*output.predictions, strict=True)]
     pairs = [(a, b) for a, b in all_pairs if not (a.is_nan and b.is_nan)]

@@ -171,7 +171,7 @@ def _shown_map(heat: HeatMap, rows: Mapping[str, Shown], all_in: str) -> Shown:
     `steps` has the first and the last step of each column, "1-1 100-199", and `ends` the range of all columns.
     """
     names = [*map(safe_text, heat.column_names)]
-    steps = f"steps {heat.columns[0][0]:,} to {heat.columns[-1][1]:,}"
+    ends = f"{names[0]} to {names[-1]}" if names else f"steps {heat.columns[0][0]:,} to {heat.columns[-1][1]:,}"
     return {
         "map": heat,
         "picture": png_uri(heat.picture(BACKGROUND), transparency=BACKGROUND),
@@ -180,7 +180,7 @@ def _shown_map(heat: HeatMap, rows: Mapping[str, Shown], all_in: str) -> Shown:
         "remarks": [*_remarks(heat, all_in)],
         "steps": " ".join(f"{first}-{last}" for first, last in heat.columns),
         "names": names,
-        "ends": f"{names[0]} to {names[-1]}" if names else steps,
+        "ends": ends,
         "rows": [(rows[name], _cells(heat, at, rows[name]["row"].status)) for at, name in enumerate(heat.names)],
     }
 
