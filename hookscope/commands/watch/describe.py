@@ -261,7 +261,7 @@ def _charts(steps: Sequence[TrainingStep], low: int, high: int) -> StepCharts:
 
 
 def _rate_lines(steps: Sequence[TrainingStep]) -> list[tuple[str, Floats]]:
-    """Return the learning rates of all groups; only the largest and the smallest if more than two differ."""
+    """Return the learning rates of all groups; only the largest and the smallest of three or more that differ."""
     count = max(len(step.learning_rates) for step in steps)
     groups = [
         as_floats(step.learning_rates[group] if group < len(step.learning_rates) else None for step in steps)
@@ -272,7 +272,7 @@ def _rate_lines(steps: Sequence[TrainingStep]) -> list[tuple[str, Floats]]:
         return [("learning rate", np.full(len(steps), np.nan))]
     if len(different) == 1:
         return [("all groups" if count > 1 else "learning rate", groups[0])]
-    if len(different) == 2:
+    if count == 2:
         return [*zip(("first", "second"), different, strict=True)]
     together = np.stack(different)
     ends = (("largest", np.fmax.reduce(together)), ("smallest", np.fmin.reduce(together)))
