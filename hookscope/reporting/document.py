@@ -4,6 +4,7 @@
 leaves out the parts that it has no form for: tables are not drawn in a picture, nor heat maps in a terminal.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -175,6 +176,11 @@ class DepthChart:
     marks: Sequence[tuple[str, Level, Sequence[bool]]] = ()
     ground: tuple[str, Sequence[bool]] = ("", ())
     letters: Sequence[tuple[str, int]] = ()
+
+    @property
+    def has_values(self) -> bool:
+        """Whether a value is neither 0 nor NaN nor Inf."""
+        return any(value and math.isfinite(value) for series in self.series for value in series.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -502,7 +508,7 @@ _CONTENT: Mapping[type, str] = {
     Text: "sentences",
     Pictures: "pictures",
     Maps: "maps",
-    DepthChart: "labels",
+    DepthChart: "has_values",
 }
 
 

@@ -115,7 +115,8 @@ def _numbers(result: Attention, shown: Sequence[int]) -> Iterator[Part]:
         yield _every_head([head_map for head_map in head_maps if head_map.query == query], result)
     if len(result.blocks) > 1 and result.rows:
         yield _over_blocks(result)
-    legends = {"entropy": "entropy in nats, distance in patches: from the lowest head of a block to the highest"}
+    entropy = "entropy: in nats, from the lowest head of a block to the highest"
+    legends = {"entropy": entropy, "distance": "distance: in patches, likewise"}
     yield Table(title="Blocks", columns=block_columns(result), rows=result.blocks, legends=legends)
     yield Table(title="Every head", columns=HEADS, rows=result.rows, is_extra=True)
 
