@@ -273,11 +273,6 @@ def share_in_words(text: str) -> str:
     return text.replace("<", "less than ").replace(">", "more than ")
 
 
-def percent_bound(fraction: float) -> str:
-    """Return a percentage to write after "fewer than" or "at most"."""
-    return percent_text(fraction).removeprefix("<") if fraction <= 0.999 else "100%"
-
-
 def percent_text(fraction: float | None) -> str:
     """Return a percentage that is 0% or 100% only when that is exact."""
     if fraction is None:

@@ -41,7 +41,7 @@ from hookscope.reporting.document import (
 from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns, token_table_of
 from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.run_facts import all_facts, input_names, making_of, short_name, size_words, subject_of
-from hookscope.results.activations import Activations, Flag, LayerRow
+from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer
 from hookscope.results.cost import ModuleCost
 from hookscope.results.costs_of_rows import rows_with_costs
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, QUANTILE_ERROR
@@ -143,9 +143,9 @@ def describe_inspection(
     )
 
 
-def uncalled_layers(result: Inspection) -> Listing:
+def uncalled_layers(uncalled: Sequence[UncalledLayer]) -> Listing:
     """Return the selected layers without a row, each with the reason."""
-    lines = [f"{layer.layer or '(model)'} ({layer.kind}): {layer.reason}" for layer in result.uncalled]
+    lines = [f"{layer.layer or '(model)'} ({layer.kind}): {layer.reason}" for layer in uncalled]
     return Listing(title=f"Without a row: {counted(len(lines), 'selected layer')}", lines=lines)
 
 

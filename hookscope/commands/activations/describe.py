@@ -65,7 +65,7 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
         [
             Section("tokens", "Norms of tokens", [*_token_norms(result)]),
             Section("depth", "Over depth", [*maps, *depth_charts(result.rows, letters=letters)]),
-            Section("layers", "Layers", [layers, words, uncalled_layers(result)]),
+            Section("layers", "Layers", [layers, words, uncalled_layers(result.uncalled)]),
         ],
     )
 

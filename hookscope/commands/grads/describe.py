@@ -56,7 +56,7 @@ def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Do
         _answer(result),
         [
             Section("depth", "Over depth", charts),
-            Section("layers", "Layers", [*rows, uncalled_layers(result)]),
+            Section("layers", "Layers", [*rows, uncalled_layers(result.uncalled)]),
             Section("parameters", "Parameters", parameters),
             Section("alone", "Gradients of each input alone", _per_input(result)),
         ],
