@@ -36,7 +36,6 @@ from hookscope.text import printable
 # This many neighbouring bins of a distribution are merged into one: each is then some 10% wide, like those
 # of torch's own `SummaryWriter`.
 _TOGETHER = 4
-_STEP = 0
 _RGB = 3
 _MOST_LABEL = 200
 
@@ -56,7 +55,7 @@ def write_run(folder: Path, result: Activations | Gradients | Survey, pictures: 
     OutputError if something cannot be written.
     """
     entries = _survey(result) if isinstance(result, Survey) else _inspection(result, pictures)
-    _write_events(folder, ((_STEP, [entry]) for entry in entries))
+    _write_events(folder, ((0, [entry]) for entry in entries))
 
 
 def write_training(folder: Path, log: TrainingLog) -> None:
