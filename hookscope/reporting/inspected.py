@@ -116,7 +116,7 @@ def describe_inspection(
     edited = "" if result.comparison is None else f"With {counted(len(result.comparison.edits), 'edit')}: "
     edits = [("Edits", "; ".join(record.edits), True)] if record is not None and record.edits else []
     grids = f", {counted(len(record.grids), 'grid')}" if record is not None and record.grids else ""
-    *known, time = all_facts(result, *facts)
+    *settings, time = all_facts(result, *facts)
     rows = ("Rows", f"{counted(len(result.rows), 'output')}{grids}", False)
     findings = Findings(findings=[line_of(verdict, where=verdict.where) for verdict in result.verdicts])
     seen = Section("inputs", "Inputs and predictions" if result.predictions else "Inputs", [*_inputs(result, record)])
@@ -131,7 +131,7 @@ def describe_inspection(
         input=partial(input_picture, result, shown) if inputs else None,
         warnings=[("", warning) for warning in result.warnings],
         notes=result.notes,
-        facts=[*known, rows, time, *edits],
+        facts=[*settings, rows, time, *edits],
         sections=[
             Section("findings", "Findings", [findings]),
             seen,

@@ -184,8 +184,8 @@ def _classes(file: HistoryFile) -> tuple[str, ...]:
 
 def best_class(at: int, file: HistoryFile) -> str | None:
     """Return the best class of an input with its probability; None if it is not known."""
-    found = (prediction for prediction in file.predictions if prediction.input_index == at)
-    return next(("NaN" if one.is_nan else classes_text(one.classes[:1]) for one in found), None)
+    of_input = (prediction for prediction in file.predictions if prediction.input_index == at)
+    return next(("NaN" if best.is_nan else classes_text(best.classes[:1]) for best in of_input), None)
 
 
 def _best(file: HistoryFile) -> str:

@@ -124,7 +124,7 @@ def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
     links: dict[str, str] = {}
     for part in document.parts:
         if isinstance(part, HeatMaps | DetailedTable):
-            details = [(each["row"], each["href"]) for each in shown[id(part)]["details"]]
+            details = [(detailed["row"], detailed["href"]) for detailed in shown[id(part)]["details"]]
             links |= {name: href for row, href in details for name in (*row.other_names, row.name)}
         elif isinstance(part, Pictures):
             links = {picture.name: f"#{anchor}" for picture, anchor, uri in shown[id(part)] if uri} | links
