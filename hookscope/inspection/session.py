@@ -327,8 +327,7 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[Any], *, repeats: 
         sentence = "There is no comparison: with the edits the model raised on different inputs."
         return replace(shown, warnings=(*shown.warnings, sentence))
     listed = reduced(edited, edited.hidden)
-    gradients = listed.gradients if isinstance(listed, Gradients) else ()
-    left_out = () if repeats else repeated(listed.rows, gradients)
+    left_out = () if repeats else repeated(listed.rows, getattr(listed, "gradients", ()))
     return replace(shown, comparison=compare(plain, listed, edits, left_out))
 
 
