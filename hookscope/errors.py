@@ -132,9 +132,14 @@ class UnfitInputError(ModelError):
 _BY_SEVERITY = (EXIT_BUG, 4, 3, 6, 5, 2, EXIT_CHECK_FAILED, EXIT_DONE)
 
 
+def severity_rank(exit_code: int) -> int:
+    """Return the place of an exit code among all, the most severe first, as unknown codes are."""
+    return _BY_SEVERITY.index(exit_code) if exit_code in _BY_SEVERITY else 0
+
+
 def most_severe(exit_codes: Iterable[int]) -> int:
-    """Return the most severe of `exit_codes`; 0 if there are none. Unknown codes are the most severe."""
-    return min(exit_codes, key=lambda code: code in _BY_SEVERITY and _BY_SEVERITY.index(code), default=EXIT_DONE)
+    """Return the most severe of `exit_codes`; 0 if there are none."""
+    return min(exit_codes, key=severity_rank, default=EXIT_DONE)
 
 
 def nearest(wanted: str, names: Iterable[str], count: int = 3, *, prefix: str = "", cutoff: float = 0.5) -> str:

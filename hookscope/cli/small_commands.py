@@ -35,7 +35,7 @@ def layers(model: str, *, option: options.Layers) -> int:
     hookscope layers net.py:build --input-shape 'tokens=4,20:int64<1000' --input-shape meta=4,5
     """
     from hookscope.commands.layers import layers as run_layers
-    from hookscope.reporting.modules import module_columns, module_rows
+    from hookscope.reporting.modules import module_table_of
     from hookscope.reporting.tables import csv_text
     from hookscope.reporting.terminal import failure_panel
     from hookscope.results.runs.atomic import check_writable, write_whole
@@ -45,8 +45,7 @@ def layers(model: str, *, option: options.Layers) -> int:
     with redirect_stdout(sys.stderr if option.json else sys.stdout):  # a model may print
         table = run_layers(model, option=option)
     if option.csv is not None:
-        text = csv_text(module_columns(table.rows, table.cost), module_rows(table.rows, table.cost))
-        write_whole(option.csv, text, "--csv")
+        write_whole(option.csv, csv_text(*module_table_of(table)), "--csv")
     messages = _print(table, json=option.json)
     if table.failure is None:
         return 0

@@ -27,7 +27,7 @@ from hookscope.reporting.comparison import CHANGES, describe_comparison
 from hookscope.reporting.contents import TENSORS, describe_contents
 from hookscope.reporting.document import Document
 from hookscope.reporting.document_text import printed
-from hookscope.reporting.modules import describe_modules, module_columns, module_rows
+from hookscope.reporting.modules import describe_modules, module_table_of
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
@@ -138,9 +138,6 @@ _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] 
     Differences: lambda report: (difference_columns(report), report.rows),
     Gradients: lambda gradients: (layer_columns.gradient_columns(gradients), gradients.gradients),
     History: lambda history: (tensor_columns(history), history.rows),
-    ModuleTable: lambda table: (
-        module_columns(table.rows, table.cost),
-        module_rows(table.rows, table.cost),
-    ),
+    ModuleTable: module_table_of,
     Survey: lambda survey: (CHANNELS, channel_rows(survey)),
 }

@@ -114,7 +114,7 @@ def _write_inspection(
 
 
 def _tables(result: Activations | Gradients) -> dict[str, str]:
-    texts = {"layers.csv": tables.rows_to_csv(result)}
+    texts = {"layers.csv": tables.csv_text(*layer_columns.layer_table_of(result))}
     if isinstance(result, Gradients):
         texts["gradients.csv"] = tables.csv_text(layer_columns.gradient_columns(result), result.gradients)
         texts["parameters.csv"] = tables.csv_text(layer_columns.parameter_columns(result), result.parameters)

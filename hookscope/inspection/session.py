@@ -327,7 +327,8 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[Any], *, repeats: 
         sentence = "There is no comparison: with the edits the model raised on different inputs."
         return replace(shown, warnings=(*shown.warnings, sentence))
     listed = reduced(edited, edited.hidden)
-    return replace(shown, comparison=compare(plain, listed, edits, () if repeats else repeated(listed)))
+    left_out = () if repeats else repeated(listed.rows, getattr(listed, "gradients", ()))
+    return replace(shown, comparison=compare(plain, listed, edits, left_out))
 
 
 def compare(

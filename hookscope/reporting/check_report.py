@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hookscope.errors import most_severe
+from hookscope.errors import severity_rank
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.check import CheckReport
 from hookscope.results.findings import Finding
@@ -32,13 +32,7 @@ def verdict(report: CheckReport) -> str:
 
 def by_severity(reports: Sequence[CheckReport]) -> list[CheckReport]:
     """Return the reports, the most severe exit code first; within a code, passes without findings come last."""
-    left = {report.exit_code for report in reports}
-    ranks: dict[int, int] = {}
-    while left:
-        code = most_severe(left)
-        ranks[code] = len(ranks)
-        left.remove(code)
-    return sorted(reports, key=lambda report: (ranks[report.exit_code], report.passed and not report.findings))
+    return sorted(reports, key=lambda report: (severity_rank(report.exit_code), report.passed and not report.findings))
 
 
 def summary(reports: Sequence[CheckReport], seconds: float | None = None) -> str:

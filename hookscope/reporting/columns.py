@@ -273,11 +273,6 @@ def share_in_words(text: str) -> str:
     return text.replace("<", "less than ").replace(">", "more than ")
 
 
-def percent_bound(fraction: float) -> str:
-    """Return a percentage to write after "fewer than" or "at most"."""
-    return percent_text(fraction).removeprefix("<") if fraction <= 0.999 else "100%"
-
-
 def percent_text(fraction: float | None) -> str:
     """Return a percentage that is 0% or 100% only when that is exact."""
     if fraction is None:
@@ -303,6 +298,8 @@ def classes_text(classes: Iterable[tuple[str, float]]) -> str:
 
 def prediction_text(prediction: Prediction, most: int | None = None) -> str:
     """Return the best classes of an input and what their numbers are: "Egyptian cat 0.40 · tabby 0.23 (softmax)"."""
+    if prediction.is_nan:
+        return "probabilities that are NaN"
     return f"{classes_text(prediction.classes[:most])} ({prediction.reading})"
 
 

@@ -16,24 +16,25 @@ from hookscope.reporting.columns import (
 )
 from hookscope.reporting.document import Document, Listing, Part, Section, Table, Text
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
-from hookscope.text import counted
-
-_LONGEST_TEXT = 200
+from hookscope.text import counted, printable
 
 
 def describe_contents(contents: CheckpointContents) -> Document:
     """Describe a weights file; of tensors outside its weights, a terminal lists only unusual ones."""
     weights = [part for part in contents.parts if part.is_weights]
     facts = [f"{contents.kind} · {contents.producer}" if contents.producer else contents.kind]
-    facts += [f"metadata {_cut(key)}: {_cut(value)}" for key, value in contents.metadata.items() if value]
-    entries = [f"{_cut(held.key)}: {held.kind}, {_cut(held.summary)}".removesuffix(", ") for held in contents.entries]
+    facts += [f"metadata {printable(key)}: {printable(value)}" for key, value in contents.metadata.items() if value]
+    entries = [
+        f"{printable(entry.key)}: {entry.kind}, {printable(entry.summary)}".removesuffix(", ")
+        for entry in contents.entries
+    ]
     parts: list[Part] = [
         Listing(title=f"{contents.name} · {bytes_text(contents.byte_count)}", lines=facts),
         Listing(title="In the file", lines=entries),
     ]
     for part in weights:
         total = [] if len(weights) == 1 else [_total([part])]
-        title = f"Weights at {_cut(part.key)}" if part.key else "Weights"
+        title = f"Weights at {printable(part.key)}" if part.key else "Weights"
         parts += [Listing(title=title, lines=[*total, *_fits(part)]), _tensors(part)]
     parts += [_tensors(part) for part in contents.parts if not part.is_weights]
     return Document(
@@ -45,10 +46,10 @@ def describe_contents(contents: CheckpointContents) -> Document:
 
 
 def _fits(part: StoredPart) -> list[str]:
-    prefix = [f"prefix of every name: {_cut(part.prefix)}"] if part.prefix else []
+    prefix = [f"prefix of every name: {printable(part.prefix)}"] if part.prefix else []
     if part.architectures:
-        return [*prefix, *(f"fits {_cut(network)}" for network in part.architectures)]
-    near = f"; nearest: {_cut(part.nearest)}" if part.nearest else ""
+        return [*prefix, *(f"fits {printable(network)}" for network in part.architectures)]
+    near = f"; nearest: {printable(part.nearest)}" if part.nearest else ""
     remedy = f"other commands load it into your network with {arg('arch')} net.py:build"
     return [*prefix, f"fits no network known to hookscope{near}; {remedy}"]
 
@@ -64,7 +65,7 @@ def _tensors(part: StoredPart) -> Part:
         rows=tensors,
         levels=["fail" if _oddity(tensor) else "" for tensor in tensors],
         kept=[] if part.is_weights else [bool(_oddity(tensor)) for tensor in tensors],
-        remark="" if part.is_weights else f"{_cut(part.key) or 'beside these'}: {_total([part])}",
+        remark="" if part.is_weights else f"{printable(part.key) or 'beside these'}: {_total([part])}",
     )
 
 
@@ -112,10 +113,6 @@ def bytes_text(count: int) -> str:
     """Return a number of bytes for people, in powers of 1024: "97.8 MiB"."""
     power = min(max(0, math.floor(math.log(max(count, 1) / 1023.95, 1024)) + 1), 4)  # 1,023.95 KiB are 1.0 MiB
     return f"{count / 1024**power:,.1f} {('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if power else counted(count, "byte")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
 
 
 TENSORS = (

@@ -23,17 +23,21 @@ def scaled_text(value: float | None, unit: str = "") -> str:
     while power + 1 < len(prefixes) and value / 1000**power >= 999.5:
         power += 1
     number = value / 1000**power
-    digits = 0 if not power or number >= 99.95 else 1 if number >= 9.995 else 2
-    return f"{number:.{digits}f} {prefixes[power]}{unit}".rstrip() if value else "0"
+    digits = _three_digits(number) if power else f"{number:.0f}"
+    return f"{digits} {prefixes[power]}{unit}".rstrip() if value else "0"
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Return three digits: "1.24 s", "35.1 ms", "0.42 ms"."""
+    """Return three digits: "1.24 s", "35.1 ms", "0.42 ms"; below 0.005 ms two, "3.1 µs"."""
     if seconds is None:
         return "-"
-    number, unit = (seconds, "s") if seconds >= 0.9995 else (seconds * 1000, "ms")
-    digits = 0 if number >= 99.95 else 1 if number >= 9.995 else 2
-    return f"{number:.{digits}f} {unit}"
+    if seconds >= 0.9995:
+        return f"{_three_digits(seconds)} s"
+    return f"{seconds * 1e6:.1f} µs" if 0 < seconds < 5e-6 else f"{_three_digits(seconds * 1000)} ms"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}"
 
 
 def field_text(field: ReceptiveField | None) -> str:

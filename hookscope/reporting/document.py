@@ -4,6 +4,7 @@
 leaves out the parts that it has no form for: tables are not drawn in a picture, nor heat maps in a terminal.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -176,43 +177,39 @@ class DepthChart:
     ground: tuple[str, Sequence[bool]] = ("", ())
     letters: Sequence[tuple[str, int]] = ()
 
+    @property
+    def has_values(self) -> bool:
+        """Whether a value is neither 0 nor NaN nor Inf."""
+        return any(value and math.isfinite(value) for series in self.series for value in series.values)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowDetails:
-    """What the page shows of one row of heat maps or of a detailed table, besides its values.
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DetailedRow:
+    """A row of heat maps or of a detailed table, with what the page shows of it besides its values.
 
     Attributes:
+        kind: Words below its name.
+        type: The type that a filter finds it by.
+        other_names: Further names by which a search finds it.
+        flags: What is remarkable, and whether it calls for a look.
         status: Text for a row without values.
         facts: Term and words, under `facts_title`.
         grids: Grids of the run, next to the tables.
+        row: What the columns of a detailed table read.
     """
 
+    name: str
     kind: str
+    type: str = ""
+    other_names: Sequence[str] = ()
+    flags: Sequence[tuple[str, bool]] = ()
     status: str = ""
     findings: Sequence[FindingLine] = ()
     facts_title: str = ""
     facts: Sequence[tuple[str, str]] = ()
     tables: Sequence[Table] = ()
     grids: Sequence[Grid] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetailedRow:
-    """A row of a detailed table.
-
-    Attributes:
-        type: The type that a filter finds it by.
-        other_names: Further names by which a search finds it.
-        flags: What is remarkable, and whether it calls for a look.
-        row: What the columns read.
-    """
-
-    name: str
-    type: str
-    other_names: Sequence[str] = ()
-    flags: Sequence[tuple[str, bool]]
-    row: Any
-    details: RowDetails
+    row: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -238,7 +235,7 @@ class HeatMaps:
 
     Attributes:
         maps: Returns the heat maps with at most so many rows and columns.
-        details: Returns the details of a row by its name.
+        details: Returns a row by its name.
         legend: What columns and colours mean.
         empty: Text in the place of no maps.
         all_in: The file that has all rows.
@@ -246,7 +243,7 @@ class HeatMaps:
     """
 
     maps: Callable[[int, int], Sequence[HeatMap]]
-    details: Callable[[str], RowDetails]
+    details: Callable[[str], DetailedRow]
     legend: str
     empty: str
     all_in: str
@@ -328,7 +325,7 @@ class Maps:
     """Maps of a few layers side by side, in a picture only: the page of a run has its grids.
 
     Attributes:
-        maps: Returns the maps, two of each layer.
+        maps: The maps, two of each layer.
         legend: What they show, and what colours mean.
         letters: Text before the name, by `MapSummary.row`.
         names: Text above the two maps: the first takes how channels are combined, the second takes the channel and
@@ -337,7 +334,7 @@ class Maps:
         with_strongest: Whether the second maps are shown.
     """
 
-    maps: Callable[[], Sequence[MapSummary]]
+    maps: Sequence[MapSummary]
     legend: str = MAP_LEGEND
     letters: Mapping[int, str] = field(default_factory=dict)
     names: tuple[str, str] = ("{} over channels", "channel {}, {}")
@@ -401,15 +398,10 @@ class ChannelSearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Lines of one kind; most readers need only the first few.
-
-    Attributes:
-        all_in: The file that has all lines.
-    """
+    """Lines of one kind; most readers need only the first few."""
 
     title: str
     lines: Sequence[str]
-    all_in: str = "result.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +457,6 @@ class Document:
         title: What it is about; the picture has `subtitle` below it, a page has `page_title`.
         about: Lines on what was looked at, each with its level, in a terminal and a picture; a page has `facts`.
         answer: The answer in sentences, the headline first; `level` is the headline's level.
-        took: How long it took: the end of the headline, but small in a picture.
         input: Returns an input at most so many pixels wide and high, to show next to the answer in a picture; None if
             it cannot be shown.
         warnings: Sentences, each with a name in front or "".
@@ -481,7 +472,6 @@ class Document:
     page_title: str = ""
     about: Sequence[tuple[str, Level]] = ()
     answer: Sequence[str]
-    took: str = ""
     level: Level = ""
     input: Callable[[int, int], Image.Image | None] | None = None
     warnings: Sequence[tuple[str, str]] = ()
@@ -500,11 +490,6 @@ class Document:
             object.__setattr__(self, "main", "answer")
 
     @property
-    def headline(self) -> str:
-        """The first sentence of the answer, and how long it took."""
-        return f"{self.answer[0]} · {self.took}" if self.took else self.answer[0]
-
-    @property
     def parts(self) -> list[Part]:
         """The parts of all sections."""
         return [part for section in self.sections for part in section.parts]
@@ -515,6 +500,17 @@ class Document:
         return [line for part in self.parts for line in (part.tables if isinstance(part, DetailedTable) else [part])]
 
 
+# What each part shows; other parts always have something to show.
+_CONTENT: Mapping[type, str] = {
+    Findings: "findings",
+    Table: "rows",
+    Listing: "lines",
+    Text: "sentences",
+    Pictures: "pictures",
+    Maps: "maps",
+    DepthChart: "has_values",
+}
+
+
 def _has_content(part: Part) -> bool:
-    names = {Findings: "findings", Table: "rows", Listing: "lines", Text: "sentences", Pictures: "pictures"}
-    return type(part) not in names or bool(getattr(part, names[type(part)]))
+    return type(part) not in _CONTENT or bool(getattr(part, _CONTENT[type(part)]))

@@ -10,7 +10,7 @@ from hookscope.parameters import shows_all
 from hookscope.reporting.columns import broken, draw, drawn_columns, fitted, kept_positions, safe_line
 from hookscope.reporting.document import Document, FindingLine, Findings, Listing, Pictures, Table
 from hookscope.reporting.document import Text as Sentences
-from hookscope.reporting.terminal import LEVEL_STYLES, about_lines
+from hookscope.reporting.terminal import LEVEL_STYLES
 from hookscope.text import counted
 
 _MOST_FINDINGS, _MOST_LINES = 12, 10  # what a screen has room for
@@ -39,7 +39,8 @@ def _text(document: Document, width: int, *, full: bool, most: int | None) -> It
         yield from (Text(_INDENT).append_text(line) if isinstance(line, Text) else line for line in below)
     yield _headline(document)
     yield from map(safe_line, document.answer[1:])
-    yield from about_lines(document.about)
+    for words, level in document.about:
+        yield safe_line(words, style=LEVEL_STYLES[level] or "bold")
     yield from finding_lines(document, full=full, answer=" ".join(document.answer))
     for note in document.notes:
         yield safe_line(f"note: {note}", style="dim")
@@ -47,7 +48,7 @@ def _text(document: Document, width: int, *, full: bool, most: int | None) -> It
 
 
 def _headline(document: Document) -> Text:
-    return safe_line(document.headline, style=f"bold {LEVEL_STYLES[document.level]}".strip())
+    return safe_line(document.answer[0], style=f"bold {LEVEL_STYLES[document.level]}".strip())
 
 
 def unbroken(lines: Iterable[RenderableType], width: int) -> Iterator[RenderableType]:

@@ -1,8 +1,8 @@
 """Reports on checkpoints for GitHub: workflow commands, which its runner makes annotations of, and Markdown."""
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, zip_longest
 from pathlib import Path
 
 from hookscope.reporting.check_report import (
@@ -90,16 +90,15 @@ def _commands(report: CheckReport, file: str) -> dict[str, list[str]]:
 
 def _message(findings: Sequence[Finding]) -> str:
     """Return a line for each of the first findings, within the runner's limit, and the number of the others."""
-    lines: list[str] = []
-    room = _MESSAGE_LENGTH - len("… and 1,000,000 more")
-    for finding in findings[:_FEW_FINDINGS]:
-        line = finding_text(finding)
-        room -= len(line) + 1
-        if room < 0:
-            break
-        lines.append(line)
+    lines = _fitting([*map(finding_text, findings[:_FEW_FINDINGS])], _MESSAGE_LENGTH - len("… and 1,000,000 more"), len)
     more = len(findings) - len(lines)
     return "\n".join([*lines, f"… and {more:,} more"] if more else lines)
+
+
+def _fitting(lines: Sequence[str], room: int, size: Callable[[str], int]) -> Sequence[str]:
+    """Return the first lines that fit, with their line ends."""
+    ends = accumulate(size(line) + 1 for line in lines)
+    return lines[: sum(end <= room for end in ends)]
 
 
 def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None = None, job: str = "") -> str:
@@ -160,14 +159,11 @@ def _items(report: CheckReport) -> Iterator[str]:
 
 def _limited(lines: Sequence[str]) -> str:
     """Join the lines that a step summary can hold, and add the number of the others."""
-    room = _MOST_BYTES - 200  # for the last line
-    for position, line in enumerate(lines):
-        room -= len(line.encode()) + 1
-        if room < 0:
-            more = counted(sum(map(bool, lines[position:])), "more line")
-            lines = [*lines[:position], "", f"… {more}: GitHub takes 1 MiB at most, `--format json` holds all."]
-            break
-    return "\n".join(lines) + "\n"
+    kept = _fitting(lines, _MOST_BYTES - 200, lambda line: len(line.encode()))  # with room for the last line
+    if left_out := lines[len(kept) :]:
+        more = counted(sum(map(bool, left_out)), "more line")
+        kept = [*kept, "", f"… {more}: GitHub takes 1 MiB at most, `--format json` holds all."]
+    return "\n".join(kept) + "\n"
 
 
 def _sentence(text: str) -> str:

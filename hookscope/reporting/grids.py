@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -151,8 +151,9 @@ def draw_for_run(
     channels, extra = _channels(maps), tokens[:_MAX_EXTRA_TOKENS, :_MAX_TILES]  # (C, T, H, W), (K, C)
     layout = plan(channels.shape, single=_is_single(channels))
     colours = _colours(channels, extra, cmap, scale)
-    composed, where = _tiles(channels, colours, layout)
-    grid, left = _numbered(composed, where.count, layout.columns, layout.pitch(channels.shape)[0])
+    levels = _levels(channels, colours, layout)
+    composed = compose(levels, layout) if levels.size else np.empty((0, 0), np.uint8)
+    grid, left = _numbered(composed, len(levels), layout.columns, layout.pitch(channels.shape)[0])
     width = max(_CONTENT_MIN, left + composed.shape[1])
     per_row = f", {layout.columns} per row" if len(channels) > layout.columns else ""
     remarks = _remarks(maps, channels.shape, colours, layout, input_name, per_row)
@@ -166,9 +167,11 @@ def draw_for_run(
     image = draw_sheet(blocks, width + 2 * _MARGIN, _MARGIN, "L", BACKGROUND)
     image.putpalette(colours.palette[0])  # turns 8-bit grey into palette indices, values unchanged
     top = _MARGIN + heading[0].height + heading[1].above + heading[1].height + grid.above
-    placed = replace(where, left=_MARGIN + left, top=top) if where.count else None
+    count, frames, height, width = levels.shape
+    columns, pixels = min(layout.columns, count), (layout.down, layout.across)
+    tiles = Tiles(_MARGIN + left, top, columns, count, frames, height, width, *pixels, layout.gap) if count else None
     about = (*_remarks(maps, channels.shape, colours, layout, input_name, ""), *(text for _, text in marks))
-    return image, Grid(path, maps.row, maps.label, maps.input_index, about, bar, len(tokens), placed)
+    return image, Grid(path, maps.row, maps.label, maps.input_index, about, bar, len(tokens), tiles)
 
 
 def colour_marks(grid: Grid) -> tuple[str, ...]:
@@ -234,26 +237,15 @@ def _is_single(channels: NDArray[np.float32]) -> bool:
     return bool(channels[:1].size == 1)
 
 
-def _tiles(channels: NDArray[np.float32], colours: _Colours, layout: Layout) -> tuple[Indices, Tiles]:
-    """Draw the tiles, and return them with how they lie in this picture; both are empty without values."""
+def _levels(channels: NDArray[np.float32], colours: _Colours, layout: Layout) -> NDArray[np.uint8]:
+    """Return the palette index of every drawn value, (C, T, H, W); no channel without values."""
+    if not channels.size:
+        return np.empty((0, 1, 1, 1), np.uint8)
     averaged = block_means(channels, layout.stride) if layout.stride > 1 else channels
-    tiles = colours.levels(averaged, colours.of_channels)
+    levels = colours.levels(averaged, colours.of_channels)
     if colours.marks_zeros:
-        tiles[colours.of_channels.all_zero] = ALL_ZERO
-    count, frames, height, width = tiles.shape if channels.size else (0, 0, 0, 0)
-    where = Tiles(
-        left=0,
-        top=0,
-        columns=min(layout.columns, count),
-        count=count,
-        frames=frames,
-        height=height,
-        width=width,
-        down=layout.down,
-        across=layout.across,
-        gap=layout.gap,
-    )
-    return compose(tiles, layout) if count else np.empty((0, 0), np.uint8), where
+        levels[colours.of_channels.all_zero] = ALL_ZERO
+    return levels
 
 
 def _remarks(

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -24,23 +25,25 @@ from hookscope.reporting.cost_text import COSTS
 from hookscope.reporting.document import (
     DetailedRow,
     DetailedTable,
+    Document,
+    Facts,
     Findings,
     Level,
     Listing,
     Part,
     Picture,
     Pictures,
-    RowDetails,
     Section,
     Table,
     Text,
     line_of,
 )
 from hookscope.reporting.layer_columns import GRADIENT, HIST, layer_columns, token_table_of
-from hookscope.reporting.run_facts import input_names, model_facts, short_name, size_words
-from hookscope.results.activations import Activations, Flag, LayerRow
+from hookscope.reporting.overlays import input_picture
+from hookscope.reporting.run_facts import all_facts, input_names, making_of, short_name, size_words, subject_of
+from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer
 from hookscope.results.cost import ModuleCost
-from hookscope.results.costs_of_rows import costs_of_rows
+from hookscope.results.costs_of_rows import rows_with_costs
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, QUANTILE_ERROR
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
@@ -88,54 +91,62 @@ def headline_of(verdicts: Sequence[Finding]) -> tuple[str, Level]:
     return f"{counts}{': ' if len(verdicts) == 1 else '; first: '}{first.rule}{where}.", level
 
 
-def with_edits(result: Inspection, answer: Sequence[str]) -> list[str]:
-    """Return the answer, which begins with the number of edits if the network is edited."""
-    edits = "" if result.comparison is None else f"With {counted(len(result.comparison.edits), 'edit')}: "
-    return [f"{edits}{answer[0]}", *answer[1:]]
-
-
-def facts_of(result: Inspection, record: RunRecord | None, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
-    """Return what was looked at, and how; `more` comes before the device."""
-    grids = f", {counted(len(record.grids), 'grid')}" if record is not None and record.grids else ""
-    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.timings.items())
-    edits = [("Edits", "; ".join(record.edits), True)] if record is not None and record.edits else []
-    return [
-        *model_facts(result.model),
-        *more,
-        ("Device", f"{result.device}, {result.dtype}", False),
-        ("Rows", f"{counted(len(result.rows), 'output')}{grids}", False),
-        ("Time", f"{sum(result.timings.values()):.2f} s ({phases})", False),
-        *edits,
-    ]
-
-
-def names_of(inputs: Sequence[InputRecord]) -> str:
-    """Return the names of the first inputs, and how many more there are."""
-    names = [*dict.fromkeys(map(short_name, inputs))]
-    return f"{counted(len(inputs), 'input')}, {names[0]}" if len(names) == 1 < len(inputs) else some_of(names, 3)
-
-
-def sections_of(
+def describe_inspection(
     result: Inspection,
     record: RunRecord | None,
-    before: Sequence[Section],
-    layers: Sequence[Part],
-    after: Sequence[Section] = (),
-) -> list[Section]:
-    """Return the sections of a document: findings, inputs, the layers, what edits changed, and others around them."""
-    inputs = "Inputs and predictions" if result.predictions else "Inputs"
-    findings = [line_of(verdict, where=verdict.where) for verdict in result.verdicts]
+    title: str,
+    pages: str,
+    size: str,
+    answer: tuple[Sequence[str], Level],
+    sections: Sequence[Section],
+    facts: Facts = (),
+) -> Document:
+    """Describe a run: its answer with the level, its inputs, the given sections, and what edits changed.
+
+    The names of inputs follow `title`. `pages` is what the page is about, `size` ends the subtitle, and `facts` come
+    before the device.
+    """
+    sentences, level = answer
+    inputs = result.inputs
+    names = [*dict.fromkeys(map(short_name, inputs))]
+    named = f"{counted(len(inputs), 'input')}, {names[0]}" if len(names) == 1 < len(inputs) else some_of(names, 3)
+    first = f"{short_name(inputs[0])}: {size_words(inputs[0])}" if inputs else "no input"
+    summaries = result.map_summaries if isinstance(result, Activations) else ()
+    shown = min((summary.input_index for summary in summaries), default=0)
+    edited = "" if result.comparison is None else f"With {counted(len(result.comparison.edits), 'edit')}: "
+    edits = [("Edits", "; ".join(record.edits), True)] if record is not None and record.edits else []
+    grids = f", {counted(len(record.grids), 'grid')}" if record is not None and record.grids else ""
+    *settings, time = all_facts(result, *facts)
+    rows = ("Rows", f"{counted(len(result.rows), 'output')}{grids}", False)
+    findings = Findings(findings=[line_of(verdict, where=verdict.where) for verdict in result.verdicts])
+    seen = Section("inputs", "Inputs and predictions" if result.predictions else "Inputs", [*_inputs(result, record)])
     changes = [] if result.comparison is None else comparison_parts(result.comparison)
-    lines = [f"{layer.layer or '(model)'} ({layer.kind}): {layer.reason}" for layer in result.uncalled]
-    uncalled = Listing(title=f"Without a row: {counted(len(lines), 'selected layer')}", lines=lines)
-    return [
-        Section("findings", "Findings", [Findings(findings=findings)]),
-        Section("inputs", inputs, [*_inputs(result, record)]),
-        *before,
-        Section("layers", "Layers", [*layers, uncalled]),
-        *after,
-        Section("edits", "What the edits changed", changes),
-    ]
+    return Document(
+        title=f"{title} {named}",
+        subtitle=f"{first}  ·  {size}",
+        page_title=f"{result.model.name} · {pages} · {some_of(names, 1)}",
+        about=subject_of(result),
+        answer=[f"{edited}{sentences[0]}", *sentences[1:]],
+        level=level,
+        input=partial(input_picture, result, shown) if inputs else None,
+        warnings=[("", warning) for warning in result.warnings],
+        notes=result.notes,
+        facts=[*settings, rows, time, *edits],
+        sections=[
+            Section("findings", "Findings", [findings]),
+            seen,
+            *sections,
+            Section("edits", "What the edits changed", changes),
+        ],
+        making=making_of(result),
+        main="layers",
+    )
+
+
+def uncalled_layers(uncalled: Sequence[UncalledLayer]) -> Listing:
+    """Return the selected layers without a row, each with the reason."""
+    lines = [f"{layer.layer or '(model)'} ({layer.kind}): {layer.reason}" for layer in uncalled]
+    return Listing(title=f"Without a row: {counted(len(lines), 'selected layer')}", lines=lines)
 
 
 def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
@@ -171,11 +182,6 @@ def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
     yield Listing(title="Best classes", lines=lines)
 
 
-def first_words(result: Inspection) -> str:
-    """Return name and size of the first input."""
-    return f"{short_name(result.inputs[0])}: {size_words(result.inputs[0])}" if result.inputs else "no input"
-
-
 def folded_words(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[str]:
     """Return a line on the rows that repeat others and are not shown; none if there are none."""
     count = sum(len(row.duplicates) for row in rows)
@@ -202,14 +208,15 @@ class _Layer:
         return named + [(flag, flag in (*NOTABLE_FLAGS, "massive activations")) for flag in self.row.flags]
 
 
-def detailed_layers(result: Inspection, record: RunRecord | None, tables: Sequence[Table]) -> DetailedTable:
-    """Return the table of layers of a page; a terminal prints `tables`."""
-    is_backward = isinstance(result, Gradients)
+def detailed_layers(result: Inspection, record: RunRecord | None, tables: Sequence[Table]) -> DetailedTable | Text:
+    """Return the table of layers of a page, or that there is none; a terminal prints `tables`."""
+    if not (result.gradients if isinstance(result, Gradients) else result.rows):
+        return Text(["No layer finished."])
     return DetailedTable(
         columns=[*_page_columns(result)],
         rows=lambda: _detailed_rows(result, record),
         tables=tables,
-        strips="Gradient maps" if is_backward else "Feature maps",
+        strips="Gradient maps" if isinstance(result, Gradients) else "Feature maps",
     )
 
 
@@ -264,17 +271,7 @@ def _detailed_rows(result: Inspection, record: RunRecord | None) -> list[Detaile
         first = min(max(place - _MOST_CALLS // 2, 0), max(len(calls[row.layer]) - _MOST_CALLS, 0))
         others = [other for other in calls[row.layer][first : first + _MOST_CALLS] if other is not row]
         near += [("another call", other.label, other) for other in others]
-        details = _details(layer, near, len(calls[row.layer]), result.inputs)
-        rows.append(
-            DetailedRow(
-                name=row.label or "(model)",
-                type=row.kind,
-                other_names=row.duplicates,
-                flags=layer.flags,
-                row=layer,
-                details=details,
-            )
-        )
+        rows.append(_detailed(layer, near, len(calls[row.layer]), result.inputs))
     return rows
 
 
@@ -296,24 +293,14 @@ def _layers(result: Inspection, record: RunRecord | None) -> list[_Layer]:
     for verdict in result.verdicts:
         for place in verdict.places:
             verdicts[place].append(verdict)
-    cost = result.cost if isinstance(result, Activations) else None
-    costs = [None] * len(result.rows) if cost is None else costs_of_rows(result.rows, cost)
-    return [
-        _Layer(
-            row,
-            outputs.get(row.label),
-            inputs[row.layer, row.call],
-            owned[row.layer],
-            [
-                verdict
-                for place in (row.label, *(parameter.name for parameter in owned[row.layer]))
-                for verdict in verdicts[place]
-            ],
-            costs[number],
-            grids[row.label],
-        )
-        for number, row in enumerate(result.rows)
-    ]
+    layers = []
+    for row, cost in rows_with_costs(result.rows, result.cost if isinstance(result, Activations) else None):
+        parameters, of_inputs = owned[row.layer], inputs[row.layer, row.call]
+        places = (row.label, *(parameter.name for parameter in parameters))
+        findings = [*dict.fromkeys(verdict for place in places for verdict in verdicts[place])]
+        own = outputs.get(row.label)
+        layers.append(_Layer(row, own, of_inputs, parameters, findings, cost, grids[row.label]))
+    return layers
 
 
 _CONNECTED = (
@@ -328,9 +315,9 @@ _INPUTS = (Column("slot", "input", "input", 0, shown=lambda row: row.slot or "in
 _STATUS = Column("status", "gradient", "status", 1, words=True)
 
 
-def _details(
+def _detailed(
     layer: _Layer, near: Sequence[tuple[str, str, Any]], call_count: int, inputs: Sequence[InputRecord]
-) -> RowDetails:
+) -> DetailedRow:
     row, gradient = layer.row, layer.gradient
     kind = [row.kind, f"{shape_text(row.activation.shape)} {row.activation.dtype}"]
     norms = [STATISTICS[key].on(attrgetter("gradient"), rank=2) for key in ("mean_abs", "l2")]
@@ -352,13 +339,18 @@ def _details(
         Table(title="Tokens that stand out", columns=token_columns, rows=tokens),
         Table(title=_connected_title(near, call_count), columns=_CONNECTED, rows=near),
     ]
-    return RowDetails(
+    return DetailedRow(
+        name=row.label or "(model)",
         kind=" · ".join([*kind, counted(row.parameter_count, "parameter")]),
+        type=row.kind,
+        other_names=row.duplicates,
+        flags=layer.flags,
         findings=[line_of(finding, where=finding.where) for finding in layer.findings],
         facts_title="Facts",
         facts=[(term, words) for term, words in _facts(row, gradient) if words],
         tables=[table for table in tables if table.rows],
         grids=layer.grids,
+        row=layer,
     )
 
 

@@ -20,7 +20,7 @@ from hookscope.reporting.columns import (
 )
 from hookscope.reporting.cost_text import COSTS
 from hookscope.results.activations import Activations, LayerRow
-from hookscope.results.costs_of_rows import costs_of_rows
+from hookscope.results.costs_of_rows import rows_with_costs
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
 from hookscope.results.inputs import InputRecord
@@ -30,7 +30,6 @@ from hookscope.results.token_norms import HighToken
 from hookscope.text import shape_text
 
 HIST, TOKENS = "hist", "token L2"
-_MEDIAN = "q50"
 _MOST_KINDS = 3
 
 _STATISTICS = attrgetter("statistics")
@@ -40,20 +39,18 @@ _LABEL = Column("label", "layer", "layer, with its call and its output where the
 KIND = Column("kind", "type", "class of the module, or name of the operation", 10, words=True, fold=18)
 
 
-def _quantiles(median_rank: int = 0) -> tuple[Column, ...]:
-    """Return the columns of quantiles; only machines read them, except a median with a rank."""
+def _median_text(row: LayerRow) -> str:
+    stats = row.activation
+    return quantile_text(stats.quantiles.q50 if stats.quantiles else None, stats.element_count)
 
-    def read(at: int, stats: TensorStatistics) -> float | None:
-        return stats.quantiles[at] if stats.quantiles else None
 
-    def median(stats: TensorStatistics) -> str:
-        return quantile_text(read(QUANTILE_NAMES.index(_MEDIAN), stats), stats.element_count)
-
-    columns = {key: Column(key, value=partial(read, at)) for at, key in enumerate(QUANTILE_NAMES)}
-    if median_rank:
-        meaning, value = "half of the values are below it", columns[_MEDIAN].value
-        columns[_MEDIAN] = Column(_MEDIAN, "median", meaning, median_rank, None, value, median)
-    return tuple(column.on(_STATISTICS) for column in columns.values())
+_QUANTILES = tuple(Column(key).on(attrgetter("statistics.quantiles")) for key in QUANTILE_NAMES)
+_WITH_MEDIAN = tuple(
+    replace(column, title="median", meaning="half of the values are below it", rank=18, shown=_median_text)
+    if column.key == "q50"
+    else column
+    for column in _QUANTILES
+)
 
 
 def _if_finite(column: Column) -> Column:
@@ -87,7 +84,7 @@ def layer_columns(rows: Sequence[LayerRow] = ()) -> tuple[Column, ...]:
         *_measured({"dtype": 17}),
         Column("parameter_count", "parameters", "elements in its own parameters", 21, integer_text),
         *_measured({"element_count": 0, "mean": 1, "std": 2, "min": 3}),
-        *_quantiles(18),
+        *_WITH_MEDIAN,
         *_measured({"max": 4, "mean_abs": 19, "l2": 20}),
         Column(
             "",
@@ -121,7 +118,7 @@ def layer_table_of(inspection: Activations | Gradients) -> tuple[Sequence[Column
     cost = inspection.cost if isinstance(inspection, Activations) else None
     if cost is None:
         return columns, rows
-    return with_costs(columns, COSTS), [*zip(rows, costs_of_rows(rows, cost), strict=True)]
+    return with_costs(columns, COSTS), rows_with_costs(rows, cost)
 
 
 def with_costs(columns: Sequence[Column], costs: Sequence[Column], at: int = -1) -> list[Column]:
@@ -140,7 +137,7 @@ def gradient_columns(inspection: Gradients) -> tuple[Column, ...]:
         KIND,
         *machine_columns("status"),
         *GRADIENT,
-        *_quantiles(),
+        *_QUANTILES,
         *_measured({"unmeasured": 0}),
         *machine_columns("remark", "aliases", "duplicate_of", "duplicates", "source"),
         remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),
@@ -157,7 +154,7 @@ def parameter_columns(inspection: Gradients) -> tuple[Column, ...]:
         *GRADIENT,
         Column("weight_l2", "‖w‖", "L2 norm of the parameter", 6),
         _if_finite(Column("ratio", "‖g‖/‖w‖", "L2 norm of the gradient over that of the parameter", 1)),
-        *_quantiles(),
+        *_QUANTILES,
         *_measured({"unmeasured": 0}),
         *machine_columns("aliases"),
         remarks("remarks", "what is unusual", partial(_gradient_words, inspection)),

@@ -10,7 +10,7 @@ from hookscope.reporting.cost_text import COST_LEGENDS, COSTS, cost_lines
 from hookscope.reporting.document import Document, Section, Table, Text
 from hookscope.reporting.layer_columns import KIND, kinds_text, remarks, with_costs
 from hookscope.reporting.terminal import model_words
-from hookscope.results.cost import NetworkCost
+from hookscope.results.costs_of_rows import rows_with_costs
 from hookscope.results.network import ModuleRow, ModuleTable
 from hookscope.text import counted, shape_text
 
@@ -31,10 +31,11 @@ def describe_modules(result: ModuleTable) -> Document:
     lines = [] if cost is None else cost_lines(cost)
     if cost is not None and operation_count:
         lines.append("Operations have no cost of their own: it counts in the module that calls them.")
+    columns, pairs = module_table_of(result)
     table = Table(
         title="Modules",
-        columns=module_columns(rows, cost),
-        rows=module_rows(rows, cost),
+        columns=columns,
+        rows=pairs,
         levels=["good" if row.selected and cost is None else "" for row in rows],
         notable=[True] * len(rows),
         legends=COST_LEGENDS,
@@ -49,8 +50,9 @@ def describe_modules(result: ModuleTable) -> Document:
     )
 
 
-def module_columns(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[Column]:
-    """Return the columns of `module_rows`."""
+def module_table_of(result: ModuleTable) -> tuple[list[Column], list[Any]]:
+    """Return the columns of modules, and each module with its cost or None."""
+    rows, cost = result.rows, result.cost
     names = _tree_names(rows)
     selected = "selected" if cost is None else ""  # a table of costs leaves it out
     columns = (
@@ -66,13 +68,7 @@ def module_columns(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[
         remarks("note", "why it has no shapes, or its other names", attrgetter("note"), "note", "cyan", rank=12),
     )
     costs = [] if cost is None else [column for column in COSTS if column.key != "total_parameter_count"]
-    return with_costs(columns, costs, at=4)
-
-
-def module_rows(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[Any]:
-    """Return the modules, each with its cost, or None."""
-    costs = {} if cost is None else {module.layer: module for module in cost.modules}
-    return [(row, costs.get(row.layer) if row.owner is None else None) for row in rows]
+    return with_costs(columns, costs, at=4), rows_with_costs(rows, cost)
 
 
 def _shapes(key: str, title: str, rank: int) -> Column:

@@ -48,7 +48,8 @@ class ColourScale:
     """The values that a map's colours stand for.
 
     Attributes:
-        top: The value with the strongest colour, above 0; 0 for a map that is zero everywhere.
+        top: The value with the strongest colour, above 0; 0 for a map that is zero everywhere, NaN for one without a
+            finite value.
         signed: From `-top` to `top`, with nothing drawn at 0; else from 0 to `top`.
         clipped: Whether some values are beyond the top.
     """
@@ -59,7 +60,9 @@ class ColourScale:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels at the ends of the colour bar, and at zero between them if it is signed."""
+        """Labels at the ends of the colour bar, and at zero between them if it is signed; why there is no bar."""
+        if not self.top > 0:
+            return ("no finite value" if math.isnan(self.top) else "0 everywhere",)
         top = figure(self.top, 3)
         if self.signed:
             return (f"{'<= ' if self.clipped else ''}-{top}", "0", f"{'>= ' if self.clipped else ''}{top}")
@@ -70,7 +73,7 @@ def colour_scale(values: NDArray[np.float32], *, clips: bool = True) -> ColourSc
     """Return the scale of the values of one map; the top of a fine map that clips is the 99.5th percentile."""
     values = values[np.isfinite(values)].astype(np.float64)
     if not values.size:
-        return ColourScale(0.0, signed=False)
+        return ColourScale(math.nan, signed=False)
     signed = bool(values.min() < 0)
     magnitudes = np.abs(values)
     largest = top = float(magnitudes.max())
@@ -241,7 +244,7 @@ def _levels(values: NDArray[np.float32], scale: ColourScale) -> tuple[NDArray[np
     """Return the index of every value in the tables of colours, and the mask of NaN, None without NaN."""
     holes = np.isnan(values)
     lift = np.float32(2.0**100 if scale.top < 2.0**-100 else 1)  # the factor of a smaller top would be infinite
-    factor = np.float32(_LEVELS / (scale.top * float(lift))) if scale.top else np.float32(0)
+    factor = np.float32(_LEVELS / (scale.top * float(lift))) if scale.top > 0 else np.float32(0)
     scaled = np.clip(values * lift * factor, -_LEVELS, _LEVELS)
     if holes.any():
         return np.rint(np.where(holes, 0, scaled)).astype(np.int16) + _LEVELS, holes

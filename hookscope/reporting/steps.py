@@ -19,7 +19,7 @@ from hookscope.reporting.palettes import ALL_ZERO, LEVEL_COUNT, NON_FINITE, pale
 
 Floats = NDArray[np.float64]
 
-_LARGEST = 1e150  # beyond it a square overflows
+LARGEST = 1e150  # beyond it a square overflows
 _ZERO_DISTANCE = 1e9  # from 0 to any value on a logarithmic scale; NaN and Inf are even further away
 
 
@@ -119,9 +119,9 @@ def drawable(value: float | None) -> float:
     """Return NaN for None, and Inf for a number that is not finite, or whose square would overflow."""
     if value is None:
         return math.nan
-    if not abs(value) < _LARGEST:
+    if not abs(value) < LARGEST:
         return math.inf
-    return value if abs(value) > 1 / _LARGEST else 0.0
+    return value if abs(value) > 1 / LARGEST else 0.0
 
 
 def heat_map(

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from hookscope.reporting.columns import Column
-from hookscope.reporting.layer_columns import layer_table_of
-from hookscope.results.activations import Activations
-from hookscope.results.gradients import Gradients
 from hookscope.text import safe_text
 
 # Characters that start a formula in a spreadsheet (OWASP, "CSV Injection"), full-width forms included.
@@ -23,17 +20,12 @@ def write_tables(folder: Path, texts: Mapping[str, str]) -> list[str]:
     return [*texts]
 
 
-def rows_to_csv(inspection: Activations | Gradients) -> str:
-    """Return the layer rows as CSV with a header, one line a row.
+def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:
+    """Return rows as CSV with a header, one line a row.
 
     A name that a spreadsheet would take for a formula starts with an apostrophe, and control characters are spelled
     out, so the exact names of hostile layers are in the JSON only.
     """
-    return csv_text(*layer_table_of(inspection))
-
-
-def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:
-    """Return rows as CSV with a header. Every text is made harmless here."""
     named = [column for column in columns if column.key]
     readers = [column.read for column in named]
     text = io.StringIO()

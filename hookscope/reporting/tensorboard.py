@@ -23,6 +23,7 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hookscope.reporting.columns import NUMBERS
+from hookscope.reporting.steps import LARGEST
 from hookscope.results.activations import Activations
 from hookscope.results.distribution import edges_of
 from hookscope.results.gradients import Gradients
@@ -35,15 +36,12 @@ from hookscope.text import printable
 # This many neighbouring bins of a distribution are merged into one: each is then some 10% wide, like those
 # of torch's own `SummaryWriter`.
 _TOGETHER = 4
-_STEP = 0
 _RGB = 3
 _MOST_LABEL = 200
 
 # The measures of each row at a watched step.
 _WATCHED_PARAMETER = ("gradient_norm", "weight_norm", "update_norm", "update_ratio")
 _WATCHED_LAYER = ("mean", "std", "zero_fraction", "dead_channel_fraction", "saturated_fraction")
-
-_LARGEST = 1e150  # beyond it a square overflows
 
 # A tag, and its content: a number, statistics for a histogram, a picture, or nothing.
 Entry = tuple[str, float | TensorStatistics | Path | None]
@@ -57,7 +55,7 @@ def write_run(folder: Path, result: Activations | Gradients | Survey, pictures: 
     OutputError if something cannot be written.
     """
     entries = _survey(result) if isinstance(result, Survey) else _inspection(result, pictures)
-    _write_events(folder, ((_STEP, [entry]) for entry in entries))
+    _write_events(folder, ((0, [entry]) for entry in entries))
 
 
 def write_training(folder: Path, log: TrainingLog) -> None:
@@ -169,7 +167,7 @@ def _histogram(statistics: TensorStatistics) -> HistogramProto | None:
     if distribution is None or statistics.mean is None or statistics.l2 is None:
         return None
     low, high, count = distribution.low, distribution.high, distribution.count
-    if max(-low, high) > _LARGEST:
+    if max(-low, high) > LARGEST:
         return None
     keys, _ = distribution.binned()
     nearest = np.sign(keys) * ((np.abs(keys) - 1) // _TOGETHER * _TOGETHER + 1)  # to zero, of the bins that are merged

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from hookscope.reporting.columns import safe_line
-from hookscope.reporting.document import Level
 from hookscope.results.inputs import CLIP_STEP, InputRecord
 from hookscope.results.network import Failure, ModelInfo
 from hookscope.text import shape_text
@@ -36,11 +35,6 @@ def failure_panel(failure: Failure) -> RenderableType:
     for name, words in facts.items():
         grid.add_row(name, safe_line(words, overflow="fold"))
     return Panel(grid, title="The model raised", title_align="left", style="red")
-
-
-def about_lines(about: Sequence[tuple[str, Level]]) -> list[Text]:
-    """Return lines with their levels, bold."""
-    return [safe_line(words, style=LEVEL_STYLES[level] or "bold", overflow="fold") for words, level in about]
 
 
 def model_words(model: ModelInfo, *more: str) -> str:

@@ -83,7 +83,7 @@ class LayerRow(OutputRow):
     Attributes:
         duplicate_of: Label of the earlier row with the same tensor, for a pass-through module; "" if no earlier row
             has it.
-        duplicates: Labels of the rows that repeat this one and were folded into it by `fold_repeats`.
+        duplicates: Labels of the rows that repeat this one and were folded into it by `reduced`.
         owner: For an operation, the dotted name of the module whose forward calls it; `layer` is then "MODULE:NAME",
             and `kind` the operation's name. None for a module.
         source: The line that calls the operation, "net.py:14"; "" for a module, and where no Python code calls it.

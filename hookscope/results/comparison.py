@@ -1,5 +1,6 @@
 """What edits changed: rows, loss and top classes, without and with them."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,16 @@ class Prediction:
         """Name and probability of each class, "class 281" for one without a name."""
         names = self.class_names or [f"class {index}" for index in self.class_indices]
         return list(zip(names, self.probabilities, strict=True))
+
+    @property
+    def is_nan(self) -> bool:
+        """Whether probabilities are NaN, so that there is no best class."""
+        return any(map(math.isnan, self.probabilities))
+
+    @property
+    def best(self) -> str:
+        """Name of the best class; "NaN" if there is none."""
+        return "NaN" if self.is_nan else next((name for name, _ in self.classes), "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
 """The cost of every row, and one sentence about the part that takes most of the time."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from hookscope.results.activations import LayerRow
 from hookscope.results.cost import ModuleCost, NetworkCost
+from hookscope.results.network import ModuleRow
+
+Row = TypeVar("Row", LayerRow, ModuleRow)
 
 # A part that takes this share of the time is a wrapper: its children are compared instead.
 _NEARLY_ALL = 0.9
@@ -50,7 +54,7 @@ def _percent(fraction: float) -> str:
     return "less than 1%" if fraction < 0.01 else "more than 99%" if fraction > 0.99 else f"{fraction * 100:.0f}%"
 
 
-def costs_of_rows(rows: Sequence[LayerRow], cost: NetworkCost) -> list[ModuleCost | None]:
-    """Return each module's cost at its first row, as it covers all calls; None at its other rows and for operations."""
-    costs = {module.layer: module for module in cost.modules}
-    return [None if row.owner is not None else costs.pop(row.layer, None) for row in rows]
+def rows_with_costs(rows: Sequence[Row], cost: NetworkCost | None) -> list[tuple[Row, ModuleCost | None]]:
+    """Return each row with its module's cost at the module's first row, as it covers all calls; None at others."""
+    costs = {} if cost is None else {module.layer: module for module in cost.modules}
+    return [(row, None if row.owner is not None else costs.pop(row.layer, None)) for row in rows]

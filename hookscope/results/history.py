@@ -249,7 +249,8 @@ class LayerPoint:
 
     Attributes:
         norm: L2 norm over all of its parameters; None where they have no finite value.
-        drift: L2 norm of their change since the file before, over the norm there, as for `WeightPoint`.
+        drift: L2 norm of their change since the file before, over the norm there, as for `WeightPoint`; None too if a
+            value of any of them is not finite.
         dead_fraction: Share of output channels whose weights are all zero, 0-1; None without output channels.
         nonfinite_count: NaN and Inf, in its buffers too.
     """
@@ -298,6 +299,8 @@ def _layer_point(rows: list[WeightPoint], before: list[WeightPoint], first: list
 
 def _joined(rows: list[WeightPoint], before: list[WeightPoint], name: str) -> float | None:
     """Return the drift of several tensors as if they were one: the L2 norm of all changes over the norm before."""
+    if any(point.nonfinite_count for point in (*rows, *_learnt(before))):
+        return None
     norms = {point.name: point.norm or 0.0 for point in _learnt(before)}
     moved = [row for row in rows if row.name in norms and getattr(row, name) is not None]
     drifts = [(row, getattr(row, name), norms[row.name]) for row in moved]

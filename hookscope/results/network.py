@@ -87,11 +87,6 @@ class ModuleRow:
         """Its dotted name."""
         return self.layer
 
-    @property
-    def duplicates(self) -> tuple[str, ...]:
-        """Empty: a module has one row."""
-        return ()
-
 
 _MISSING = re.compile(
     r"^\S*forward\(\) (?:missing \d+ required (?:positional|keyword-only) arguments?:|is missing value for argument)"

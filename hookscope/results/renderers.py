@@ -79,7 +79,7 @@ class RowContainer(RenderedResult, Generic[Entry_co]):
 
     def by_label(self) -> dict[str, Entry_co]:
         """Return the rows by label, and by labels of rows that repeat them; of equal labels, the first row wins."""
-        return {label: row for row in reversed(self._items()) for label in (row.label, *row.duplicates)}
+        return {label: row for row in reversed(self._items()) for label in (row.label, *getattr(row, "duplicates", ()))}
 
     def __getitem__(self, label: str) -> Entry_co:
         """Return the entry with a label: "layer1.0.conv1", "relu#1".

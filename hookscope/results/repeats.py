@@ -17,14 +17,6 @@ Row = TypeVar("Row", bound=LayerRow | GradientRow)
 Maps = TypeVar("Maps", FeatureMaps, MapSummary, TokenMap)
 
 
-def fold_repeats(run: Run) -> Run:
-    """Leave out rows that repeat an earlier row, and list their labels in `duplicates` of that row.
-
-    Rows keep their numbers: see `reduced`. A second fold changes nothing.
-    """
-    return reduced(run, folds=True)
-
-
 # Operations that use the shape and dtype of their input but not its values, as for the first state of a recurrence.
 _CONSTANTS = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 
@@ -33,49 +25,42 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
     """Leave out the rows in `left_out`, which were measured for verdicts alone; fold and number the others on request.
 
     In `inputs`, a row that was left out is replaced by its own inputs. Of the rows that repeat it, the first replaces
-    it in `duplicate_of`. Rows keep their numbers unless `numbers`, which numbers them by position; maps follow their
-    rows, or are left out with them.
+    it in `duplicate_of`. Folding leaves out rows that repeat an earlier row, and lists their labels in `duplicates` of
+    that row; a second fold changes nothing. Rows keep their numbers unless `numbers`, which numbers them by position;
+    maps follow their rows, or are left out with them.
     """
     left_out = frozenset(left_out)
     rows, gone = _parted(run.rows, left_out)
+    measured: Sequence[GradientRow] = run.gradients if isinstance(run, Gradients) else ()
+    gradients, without = _parted(measured, left_out)
     constants = {label for label, row in gone.items() if row.owner is not None and row.kind in _CONSTANTS}
     inputs = {label: () if label in constants else row.inputs for label, row in gone.items()}
-    if isinstance(run, Activations):
-        rows = _folded(rows, _repeated(rows) if folds else {})
-        changes: dict[str, Any] = {}
-        if numbers:
-            followers = ("feature_maps", "map_summaries", "token_maps")
-            changes = {name: _of_rows(getattr(run, name), rows) for name in followers}
-        return replace(run, rows=_resolved(rows, "inputs", inputs, numbers=numbers), **changes)
-    gradients, without = _parted(run.gradients, left_out)
     taken_by = {label: row.taken_by or () for label, row in without.items()}
-    if folds and (into := _repeated(rows, gradients)):
+    if folds and (into := repeated(rows, gradients)):
         taken_by |= {row.label: row.taken_by or () for row in gradients if row.role == "output" and _key(row) in into}
         rows = _folded(rows, into)
         calls = {(row.layer, row.call) for row in rows}
         of_calls = [row for row in gradients if row.role == "output" or (row.layer, row.call) in calls]
         gradients = _folded(of_calls, into)
-    return replace(
-        run,
-        rows=_resolved(rows, "inputs", inputs, numbers=numbers),
-        gradients=_resolved(gradients, "taken_by", taken_by, numbers=numbers),
-        gradient_maps=_of_rows(run.gradient_maps, gradients) if numbers else run.gradient_maps,
-    )
+    changes: dict[str, Any] = {"rows": _resolved(rows, "inputs", inputs, numbers=numbers)}
+    maps: dict[str, Sequence[LayerRow | GradientRow]]
+    if isinstance(run, Gradients):
+        changes["gradients"] = _resolved(gradients, "taken_by", taken_by, numbers=numbers)
+        maps = {"gradient_maps": gradients}
+    else:
+        maps = dict.fromkeys(("feature_maps", "map_summaries", "token_maps"), rows)
+    if numbers:
+        changes |= {name: _of_rows(getattr(run, name), of) for name, of in maps.items()}
+    return replace(run, **changes)
 
 
-def repeated(run: Activations | Gradients) -> dict[Key, str]:
-    """Return the outputs that `fold_repeats` leaves out, each with the label of the row that it repeats.
+def repeated(rows: Sequence[LayerRow], gradients: Sequence[GradientRow]) -> dict[Key, str]:
+    """Return the outputs that `reduced` folds, each with the label of the row that it repeats.
 
     Such an output has the activation of an earlier row and, after a backward pass, its gradient; and if gradients of
     the call's inputs were measured, they repeat earlier ones too.
     """
-    return _repeated(run.rows, None if isinstance(run, Activations) else run.gradients)
-
-
-def _repeated(rows: Sequence[LayerRow], gradients: Sequence[GradientRow] | None = None) -> dict[Key, str]:
     into = {_key(row): row.duplicate_of for row in rows if row.duplicate_of}
-    if gradients is None:
-        return into
     outputs = {_key(row): row.duplicate_of for row in gradients if row.role == "output"}
     differing = {(row.layer, row.call) for row in gradients if row.role == "input" and not row.duplicate_of}
     into = {key: outputs.get(key, label) for key, label in into.items()}
@@ -109,8 +94,6 @@ def _with(row: Row, **values: Any) -> Row:
 
 def _folded(rows: Sequence[Row], into: Mapping[Key, str]) -> list[Row]:
     """Leave out the rows of outputs in `into`, and list them in the rows that they repeat. Gradients of inputs stay."""
-    if not into:
-        return [*rows]
     duplicates: dict[str, list[str]] = {}
     for key, label in into.items():
         duplicates.setdefault(label, []).append(row_label(*key))

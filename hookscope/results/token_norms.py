@@ -137,11 +137,6 @@ class TokenMap:
         return np.array(self.norms[len(self.prefix) :], np.float32).reshape(self.grid)
 
     @property
-    def prefix_norms(self) -> list[tuple[str, float]]:
-        """Each token in front of the grid, by name, and its norm."""
-        return [*zip(self.prefix, self.norms, strict=False)]
-
-    @property
     def median(self) -> float:
         """The median norm, including the prefix."""
         return float(np.median(self.norms))

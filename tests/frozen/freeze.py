@@ -259,7 +259,7 @@ def _visible(html: str) -> str:
 _MASKS = {
     r"\bLinux-\d\S+": "PLATFORM",
     r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?)?": "DATE",
-    r"\b\d+(?:\.\d+)? ?(?:ms|s|seconds?|minutes?|hours?)(?=$|[\s.,;:)/·])": "TIME",
+    r"\b\d+(?:\.\d+)? ?(?:µs|ms|s|seconds?|minutes?|hours?)(?=$|[\s.,;:)/·])": "TIME",
     r"\b\d+(?:\.\d+)? ?(?:bytes|[kKMGT]i?B|B)\b": "SIZE",
     r"(?<![\w.])\d+\.\d+\.\d+(?:[.+]\w+)*": "VERSION",
     r"(?<![\w.-])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{8,}\b": "HASH",

@@ -234,7 +234,8 @@ def test_maps_have_the_norms_of_numpy_where_the_patches_lie(pictures: Tensor) ->
     for token_map in run.token_maps:
         expected = norms[token_map.input_index]
         assert token_map.values == pytest.approx(expected[1:].reshape(GRID, GRID), rel=1e-4)
-        assert token_map.prefix_norms == [("class token", pytest.approx(expected[0], rel=1e-4))]
+        assert token_map.prefix == ("class token",)
+        assert token_map.norms[0] == pytest.approx(expected[0], rel=1e-4)
         assert token_map.high == ["row 1, column 2"]
 
 

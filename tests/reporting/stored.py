@@ -19,7 +19,7 @@ from hookscope.results.runs.reading import StoredRun
 from hookscope.results.runs.record import RunRecord
 
 
-def report_html(run: StoredRun[Any]) -> str:
+def report_html(run: StoredRun) -> str:
     """Return the page of a run."""
     return document_html(DESCRIPTIONS[type(run.result)](run.result, run.record), run)
 

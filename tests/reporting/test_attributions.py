@@ -296,6 +296,13 @@ def test_an_overview_says_what_failed() -> None:
     assert (np.asarray(failed)[plain.height - 30 :] == AMBER).all(axis=2).any()
 
 
+def test_a_map_without_a_finite_value_is_not_said_to_be_0(tmp_path: Path) -> None:
+    unknown = replace(ONE, maps=(replace(ONE.maps[0], values=np.full((4, 4), np.nan, np.float32)),))
+    page = hookscope.report(unknown, tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "no finite value" in page
+    assert "0 everywhere" not in page
+
+
 def test_the_page_of_a_result_needs_no_run_directory(tmp_path: Path) -> None:
     page = hookscope.report(ONE, tmp_path / "a.html").read_text(encoding="utf-8")
     assert TARGETS[0].label in page

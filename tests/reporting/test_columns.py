@@ -81,8 +81,8 @@ def test_a_column_is_declared_once_for_terminal_csv_and_page() -> None:
     ]
     assert csv_text(TRIP, trips) == "name,hours,stops,dtype\n'=home,1.5,a;b\\x3bc,float32\naway,,,float32\n"
     page = shown_table(Table(title="Trips", columns=TRIP, rows=trips))
-    assert [column.title for column in page.headers] == ["trip", "time", "pace"]
-    assert page.rows == [("=home", "1.500", "quick"), ("away", "-", "quick")]
+    assert [column.title for column in page["headers"]] == ["trip", "time", "pace"]
+    assert page["rows"] == [("=home", "1.500", "quick"), ("away", "-", "quick")]
 
 
 def test_a_column_that_says_nothing_or_the_same_in_every_row_is_left_out() -> None:

@@ -19,7 +19,8 @@ from hookscope.reporting.cost_text import (
     seconds_text,
     trainable_text,
 )
-from hookscope.reporting.tables import csv_text, rows_to_csv
+from hookscope.reporting.layer_columns import layer_table_of
+from hookscope.reporting.tables import csv_text
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField, UncountedOperation, depth_of
 from hookscope.results.costs_of_rows import dearest_part
@@ -72,8 +73,8 @@ def test_amounts_have_three_digits(value: int | None, text: str) -> None:
 
 
 def test_times_fields_and_trainability_are_short() -> None:
-    assert [*map(seconds_text, (1.2345, 0.9996, 0.0351, 0.12345, 0.00042, 0, None))] == [
-        *("1.23 s", "1.00 s", "35.1 ms", "123 ms", "0.42 ms", "0.00 ms", "-"),
+    assert [*map(seconds_text, (1.2345, 0.9996, 0.0351, 0.12345, 0.00042, 3.14e-6, 0, None))] == [
+        *("1.23 s", "1.00 s", "35.1 ms", "123 ms", "0.42 ms", "3.1 µs", "0.00 ms", "-"),
     ]
     fields = [module.receptive_field for module in COST.modules[:3]]
     assert [*map(field_text, fields)] == ["-", "7x7 /2", "≥435x99.5 /32x16"]
@@ -149,14 +150,14 @@ def test_the_overview_the_table_and_the_csv_of_a_run_have_its_cost() -> None:
     text = io.StringIO()
     Console(file=text, width=220).print(summary(result, width=220))
     assert sentence in text.getvalue()
-    lines = list(csv.DictReader(io.StringIO(rows_to_csv(result))))
+    lines = list(csv.DictReader(io.StringIO(csv_text(*layer_table_of(result)))))
     assert [line["multiply_adds"] for line in lines] == ["2000000", "2000000", ""], "once for all calls of a module"
     modules = list(csv.DictReader(io.StringIO(csv_text((Column("layer"), *COSTS), (*COST.modules, hostile())))))
     assert [line["layer"] for line in modules][:3] == ["", "stem", "body"]
     assert modules[2]["receptive_field"] == "435x99.5"
     assert modules[2]["receptive_field_at_least"] == "true"
     assert modules[-1]["layer"] != HOSTILE_NAME
-    assert "multiply_adds" not in rows_to_csv(INSPECTION)
+    assert "multiply_adds" not in csv_text(*layer_table_of(INSPECTION))
 
 
 def hostile() -> ModuleCost:

@@ -231,6 +231,20 @@ def test_titles_say_what_is_not_the_same(a: dict[str, Any], b: dict[str, Any], t
     assert sides_text(replace(RESULT, a=Side(MODEL, **a), b=Side(**{"model": MODEL, **b}))) == text
 
 
+def test_a_chart_without_a_finite_value_leaves_no_empty_section() -> None:
+    result = replace(RESULT, rows=(row(0, "stem", Measures(0.0)), row(1, "body", Measures(math.nan))))
+    assert "depth" not in [section.key for section in describe_differences(result).sections]
+    assert "depth" in [section.key for section in describe_differences(RESULT).sections]
+
+
+def test_a_class_with_nan_on_one_side_is_a_changed_class() -> None:
+    nan = replace(best(1, 2), probabilities=(math.nan, math.nan))
+    pairs = ((best(1, 2), nan, nan), (best(1, 2), best(1, 2), nan))
+    document = describe_differences(replace(RESULT, outputs=(replace(RESULT.outputs[0], predictions=pairs),)))
+    (listing,) = (part for section in document.sections if section.key == "classes" for part in section.parts)
+    assert listing.lines == ["cat.jpg: probabilities that are NaN → class 1 0.50 · class 2 0.25 (softmax)"]
+
+
 @needs_chromium
 def test_a_phone_shows_where_the_difference_begins(open_html: Callable[..., Opened], tmp_path: Path) -> None:
     differing = next(row for row in RESULT.rows if row.measures and row.measures.relative_l2 > 0)

@@ -27,7 +27,7 @@ from hookscope.reporting.comparison import CHANGES
 from hookscope.reporting.github import annotations, checks_to_markdown
 from hookscope.reporting.grids import draw_for_run, encode_png
 from hookscope.reporting.junit import checks_to_junit
-from hookscope.reporting.layer_columns import gradient_columns, input_columns, parameter_columns
+from hookscope.reporting.layer_columns import gradient_columns, input_columns, layer_table_of, parameter_columns
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, UncalledLayer, Verification
 from hookscope.results.check import checks_to_json
 from hookscope.results.comparison import Change, Comparison, Prediction
@@ -141,7 +141,7 @@ TERMINAL: Mapping[str, Callable[[str, int], RenderableType]] = {
 }
 
 CSV: Mapping[str, Callable[[str], str]] = {
-    "rows": lambda name: tables.rows_to_csv(activations(name)),
+    "rows": lambda name: tables.csv_text(*layer_table_of(activations(name))),
     "gradients": lambda name: tables.csv_text(gradient_columns(gradients(name)), gradients(name).gradients),
     "parameters": lambda name: tables.csv_text(parameter_columns(gradients(name)), gradients(name).parameters),
     "changes": lambda name: tables.csv_text(CHANGES, comparison(name).changes),

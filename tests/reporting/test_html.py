@@ -293,28 +293,29 @@ def test_inputs_that_would_read_the_same_are_listed_once(tmp_path: Path) -> None
 def test_a_layer_has_its_calls_parameters_gradient_findings_and_grids_beside_it(tmp_path: Path) -> None:
     rows = [row(0, "conv"), row(1, "relu"), row(2, "relu", call=1)]
     verdict = {"rule": "dead-gradient", "level": "fail", "where": "conv.weight", "message": "It is 0."}
+    verdict["followed_by"] = ["conv.bias"]
     gradients = [gradient(0, "conv"), gradient(1, "conv", role="input", slot="[0]"), gradient(2, "relu", call=1)]
     run = read_run(
         write_run(
             tmp_path / "run",
             rows,
             gradients=gradients,
-            parameters=[parameter(0, "conv.weight"), parameter(1, "other.bias")],
+            parameters=[parameter(at, name) for at, name in enumerate(("conv.weight", "conv.bias", "other.bias"))],
             grids={"002-relu-1.png": drawn(maps(), row=2)},
             verdicts=[verdict],
         )
     )
     [table] = [part for part in describe_gradients(run.result, run.record).parts if isinstance(part, DetailedTable)]
     conv, relu, again = table.rows()
-    titles = [{table.title: table.rows for table in row.details.tables} for row in (conv, relu, again)]
-    assert [weight.name for weight in titles[0]["Parameters"]] == ["conv.weight"]
-    assert [finding.rule for finding in conv.details.findings] == ["dead-gradient"]
+    titles = [{table.title: table.rows for table in row.tables} for row in (conv, relu, again)]
+    assert [weight.name for weight in titles[0]["Parameters"]] == ["conv.weight", "conv.bias"]
+    assert [finding.rule for finding in conv.findings] == ["dead-gradient"]
     assert conv.flags == [("dead-gradient", True)]
     assert relu.flags == []
     assert [each.slot for each in titles[0]["Gradients of inputs"]] == ["[0]"]
     assert [len(title["Statistics"][0]) for title in titles] == [2, 2, 2]
     assert [(how, name) for how, name, _ in titles[1]["Connected rows"]] == [("another call", "relu#1")]
-    assert ([*relu.details.grids], [*again.details.grids]) == ([], [run.record.grids[0]])
+    assert ([*relu.grids], [*again.grids]) == ([], [run.record.grids[0]])
 
 
 # --- the page

@@ -25,22 +25,23 @@ from hookscope.reporting.axes import tail_of, within_blocks
 from hookscope.reporting.depth_charts import depth_charts
 from hookscope.reporting.document import (
     DepthChart,
+    DetailedRow,
     Document,
     FindingLine,
     Findings,
     HeatMaps,
     Maps,
     Part,
-    RowDetails,
     Section,
     Series,
 )
 from hookscope.reporting.html.figures import over_depth
 from hookscope.reporting.lettering import drawable
+from hookscope.reporting.overlays import colour_scale
 from hookscope.reporting.overviews import maps as maps_module
 from hookscope.reporting.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart
 from hookscope.reporting.overviews.document import draw_document
-from hookscope.reporting.overviews.maps import chosen_maps, coloured, scale_labels
+from hookscope.reporting.overviews.maps import chosen_maps, coloured
 from hookscope.reporting.overviews.sheet import (
     AMBER,
     DIM,
@@ -131,21 +132,25 @@ def enlarged(values: NDArray[np.float32], name: str, low: float, high: float, si
 # Maps
 
 
+def labels_of(values: NDArray[np.float32]) -> tuple[str, ...]:
+    return colour_scale(values, clips=False).labels
+
+
 def test_colours_are_matplotlibs_zero_in_the_middle_where_a_value_is_negative() -> None:
     positive = np.array([[0.0, 1.0], [2.0, 4.0]], np.float32)
     np.testing.assert_array_equal(np.asarray(coloured(positive)), enlarged(positive, "viridis", 0, 4, 2))
     np.testing.assert_array_equal(np.asarray(coloured(SIGNED)), enlarged(SIGNED, "berlin", -2, 2, 2))
-    assert scale_labels(positive) == ("0", "4")
-    assert scale_labels(SIGNED) == ("-2", "0", "2")
-    assert scale_labels(np.zeros((2, 2), np.float32)) == ("0 everywhere",)
+    assert labels_of(positive) == ("0", "4")
+    assert labels_of(SIGNED) == ("-2", "0", "2")
+    assert labels_of(np.zeros((2, 2), np.float32)) == ("0 everywhere",)
 
 
 def test_values_that_are_not_finite_are_magenta_and_leave_the_scale_alone() -> None:
     values = np.array([[np.nan, 1.0], [np.inf, 4.0]], np.float32)
     drawn = np.asarray(coloured(values))
     assert drawn[0, 0].tolist() == drawn[1, 0].tolist() == [255, 0, 255]
-    assert scale_labels(values) == ("0", "4")
-    assert scale_labels(np.full((2, 2), np.nan, np.float32)) == ("no finite value",)
+    assert labels_of(values) == ("0", "4")
+    assert labels_of(np.full((2, 2), np.nan, np.float32)) == ("no finite value",)
 
 
 def test_the_sheet_shows_the_mean_and_the_strongest_channel_of_the_run() -> None:
@@ -544,8 +549,8 @@ def test_what_differs_in_a_sequence_is_named_as_one_picture(monkeypatch: pytest.
     )
     assert sequence.is_sequence
     summaries = [summarised(sequence, "Linear")]
-    part = Maps(maps=lambda: summaries, names=("mean of |A-B|", "A-B in channel {}"), sequences={0})
-    draw_sheet(maps_module.map_columns(summaries, part))
+    part = Maps(maps=summaries, names=("mean of |A-B|", "A-B in channel {}"), sequences={0})
+    draw_sheet(maps_module.map_columns(part))
     assert words == ["up", "Linear", "6 x 5", "|A-B|", "A-B"]
 
 
@@ -564,7 +569,9 @@ def test_every_name_in_a_picture_is_drawn_in_a_font_that_has_its_letters(monkeyp
     finding = FindingLine(level="warn", rule="rule", message="", where="é", spans=[(0, 1000)])
     parts: list[Part] = [
         Findings(findings=[finding], ends=("début", "finí")),
-        HeatMaps(maps=lambda *_: [heat], details=lambda _: RowDetails(kind=""), legend="", empty="", all_in=""),
+        HeatMaps(
+            maps=lambda *_: [heat], details=lambda name: DetailedRow(name=name, kind=""), legend="", empty="", all_in=""
+        ),
         DepthChart(title="Profondeur é", labels=["ж"], series=[Series("série", [1.0])], letters=[("ñ", 0)]),
     ]
     section = Section("all", "All", parts)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookscope.reporting.layer_columns import gradient_columns, parameter_columns
-from hookscope.reporting.tables import csv_text, rows_to_csv
+from hookscope.reporting.layer_columns import gradient_columns, layer_table_of, parameter_columns
+from hookscope.reporting.tables import csv_text
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.gradients import Gradients, LossRecord
 from hookscope.results.statistics import QUANTILE_LEVELS, QUANTILE_NAMES, TensorStatistics
@@ -38,7 +38,7 @@ def records(text: str) -> list[dict[str, str]]:
 
 
 def csv_rows(inspection: Activations) -> list[dict[str, str]]:
-    return records(rows_to_csv(inspection))
+    return records(csv_text(*layer_table_of(inspection)))
 
 
 def gradients_to_csv(inspection: Gradients) -> str:
@@ -55,7 +55,7 @@ def with_rows(*rows: LayerRow) -> Activations:
 
 def test_golden_files(assert_golden: Callable[[str, str], None]) -> None:
     assert_golden("inspection.json", INSPECTION.to_json())
-    assert_golden("layers.csv", rows_to_csv(INSPECTION))
+    assert_golden("layers.csv", csv_text(*layer_table_of(INSPECTION)))
     assert_golden("gradient_inspection.json", GRADIENTS.to_json())
     assert_golden("gradients.csv", gradients_to_csv(GRADIENTS))
     assert_golden("parameters.csv", parameters_to_csv(GRADIENTS))
@@ -96,7 +96,7 @@ def test_both_formats_say_which_row_is_repeated_and_which_are_folded() -> None:
     gradients = replace(
         GRADIENTS, gradients=(replace(GRADIENTS.gradients[0], duplicates=("pool",), duplicate_of="stem"),)
     )
-    first, second = records(rows_to_csv(layers))
+    first, second = records(csv_text(*layer_table_of(layers)))
     assert (first["duplicates"], first["duplicate_of"], second["duplicate_of"]) == (r"pool;drop\x3b2", "", "'=stem")
     entries = parsed(layers.to_json())["rows"]
     assert [(entry["duplicates"], entry["duplicate_of"]) for entry in entries] == [
@@ -118,13 +118,13 @@ def test_json_says_which_non_finite_value_a_loss_has(value: float, written: obje
 
 
 def test_activations_of_a_gradient_run_are_written_as_those_of_any_run() -> None:
-    assert rows_to_csv(GRADIENTS) == rows_to_csv(INSPECTION)
+    assert csv_text(*layer_table_of(GRADIENTS)) == csv_text(*layer_table_of(INSPECTION))
 
 
 def test_csv_holds_every_number_in_full() -> None:
     of_gradients = tuple(name for name in STATISTICS if "channel" not in name)
     for text, rows, columns in (
-        (rows_to_csv(INSPECTION), INSPECTION.rows, (*STATISTICS, "call", "parameter_count")),
+        (csv_text(*layer_table_of(INSPECTION)), INSPECTION.rows, (*STATISTICS, "call", "parameter_count")),
         (gradients_to_csv(GRADIENTS), GRADIENTS.gradients, (*of_gradients, "call")),
         (parameters_to_csv(GRADIENTS), GRADIENTS.parameters, of_gradients),
     ):

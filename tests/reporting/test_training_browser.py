@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page
 
-from hookscope.reporting.document import Document, HeatMaps, RowDetails, Section
+from hookscope.reporting.document import DetailedRow, Document, HeatMaps, Section
 from hookscope.reporting.html.document import document_html
 from hookscope.reporting.steps import heat_map
 from hookscope.results.training import TrainingLog
@@ -160,7 +160,7 @@ def test_the_pointer_reads_100_percent_only_where_that_is_exact(open_html: Open)
     assert drawn is not None
     part = HeatMaps(
         maps=lambda _rows, _columns: [drawn],
-        details=lambda _name: RowDetails(kind="ReLU"),
+        details=lambda name: DetailedRow(name=name, kind="ReLU"),
         legend="",
         empty="",
         all_in="",

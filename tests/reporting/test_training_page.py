@@ -330,6 +330,7 @@ def test_learning_rates_of_groups_are_drawn_as_far_as_they_differ() -> None:
     assert keys(0.1, 0.1) == ["Learning rate all groups"]
     assert keys(0.1, 0.2) == ["Learning rate firstsecond"]
     assert keys(0.1, 0.2, 0.3) == ["Learning rate largest of 3 groupssmallest of 3 groups"]
+    assert keys(0.1, 0.1, 0.3) == ["Learning rate largest of 3 groupssmallest of 3 groups"]
 
 
 @exhaustive

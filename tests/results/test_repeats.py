@@ -15,7 +15,7 @@ from hookscope.inspection.forward import ForwardError
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import row_label
-from hookscope.results.repeats import fold_repeats, reduced
+from hookscope.results.repeats import reduced
 from tests.inspections import inspect, inspect_gradients
 from tests.networks import BY_HAND, MECHANISMS, TORCHVISION, Network, batch_of
 
@@ -105,7 +105,7 @@ def test_gradients_repeat_the_first_of_the_tensor_with_the_same(include_inputs: 
     assert repeats(run) == {"drop": "first", "path": "first"}
     expected = {"path output": "drop"}
     assert gradient_repeats(run) == (expected | {"path[0] input": "drop"} if include_inputs else expected)
-    folded = fold_repeats(run)
+    folded = reduced(run, folds=True)
     assert also(folded) == {"drop": ("path",)}
     assert labels(folded.rows) == ["first", "drop", "last"]
     assert "path[0]" not in labels(folded.gradients)
@@ -137,7 +137,7 @@ def test_inputs_of_a_call_that_differ_from_its_output_keep_the_call() -> None:
 
     run = inspect_gradients(Both(), X, "sum", include_inputs=True)
     assert repeats(run) == {"peeks[0]": "first"}
-    assert labels(fold_repeats(run).rows) == ["first", "peeks[0]", "peeks[1]"]
+    assert labels(reduced(run, folds=True).rows) == ["first", "peeks[0]", "peeks[1]"]
 
 
 # --- folding ---
@@ -234,7 +234,7 @@ def test_rows_repeat_what_plain_hooks_see_to_be_the_same_tensor(name: str) -> No
         assert torch.equal(values[label], values[other])
     if run.failure is None and "compiled" not in name:
         assert actual == expected_repeats(*arguments(MANY[name]))
-    folded = fold_repeats(run)
+    folded = reduced(run, folds=True)
     stays = [*labels(folded.rows), *(duplicate for row in folded.rows for duplicate in row.duplicates)]
     assert sorted(stays) == sorted(labels(run.rows))
     assert [row.index for row in reduced(folded, numbers=True).rows] == [*range(len(folded.rows))]

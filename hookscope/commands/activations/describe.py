@@ -21,19 +21,15 @@ from hookscope.reporting.document import (
 )
 from hookscope.reporting.inspected import (
     NOTABLE_FLAGS,
+    describe_inspection,
     detailed_layers,
-    facts_of,
-    first_words,
     folded_words,
     headline_of,
-    names_of,
-    sections_of,
-    with_edits,
+    uncalled_layers,
 )
 from hookscope.reporting.layer_columns import HIST, TOKENS, kinds_text, layer_table_of
-from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.overviews.maps import chosen_maps, is_strip
-from hookscope.reporting.run_facts import first_name, input_names, making_of, subject_of
+from hookscope.reporting.run_facts import input_names, subject_of
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.findings import Finding
 from hookscope.results.inputs import Photograph
@@ -56,32 +52,21 @@ def describe_activations(result: Activations, record: RunRecord | None = None) -
     chosen = chosen_maps([summary for summary in result.map_summaries if summary.input_index == shown[0]])
     letters = dict(zip([summary.row for summary in chosen], _LETTERS, strict=False))
     cost = [] if result.cost is None else cost_lines(result.cost)
-    maps = [_maps(result, index, letters, is_last=index == shown[-1]) for index in shown] if letters else []
-    return Document(
-        title=f"What the layers of {result.model.name} see in {names_of(result.inputs)}",
-        subtitle=f"{first_words(result)}  ·  {counted(len(result.rows), 'output')} of layers",
-        page_title=f"{result.model.name} · activations · {first_name(result)}",
-        about=subject_of(result),
-        answer=with_edits(result, answer),
-        level=level,
-        input=partial(input_picture, result, shown[0]) if result.inputs else None,
-        warnings=[("", warning) for warning in result.warnings],
-        notes=result.notes,
-        facts=facts_of(result, record),
-        sections=sections_of(
-            result,
-            record,
-            [
-                Section("tokens", "Norms of tokens", [*_token_norms(result)]),
-                Section("depth", "Over depth", [*maps, *depth_charts(result.rows, letters=letters)]),
-            ],
-            [
-                detailed_layers(result, record, [_layers(result)]) if result.rows else Text(["No layer finished."]),
-                Text([*folded_words(result.rows), *token_sentences(result), *cost]),
-            ],
-        ),
-        making=making_of(result),
-        main="layers",
+    maps = [_maps(result, index, letters, is_last=index == shown[-1]) for index in shown]
+    layers = detailed_layers(result, record, [_layers(result)])
+    words = Text([*folded_words(result.rows), *token_sentences(result), *cost])
+    return describe_inspection(
+        result,
+        record,
+        f"What the layers of {result.model.name} see in",
+        "activations",
+        f"{counted(len(result.rows), 'output')} of layers",
+        (answer, level),
+        [
+            Section("tokens", "Norms of tokens", [*_token_norms(result)]),
+            Section("depth", "Over depth", [*maps, *depth_charts(result.rows, letters=letters)]),
+            Section("layers", "Layers", [layers, words, uncalled_layers(result.uncalled)]),
+        ],
     )
 
 
@@ -134,9 +119,7 @@ def _maps(result: Activations, index: int, letters: dict[int, str], *, is_last: 
             legend.append("A strip runs over the steps of a sequence, from left to right, and shows magnitudes.")
         if index + 1 < len(result.inputs):
             legend.append(f"{counted(len(result.inputs) - index - 1, 'more input')}: the charts are over all of them.")
-    return Maps(
-        maps=lambda: summaries, legend=" ".join(legend), letters=letters, with_strongest=len(result.inputs) == 1
-    )
+    return Maps(maps=summaries, legend=" ".join(legend), letters=letters, with_strongest=len(result.inputs) == 1)
 
 
 def _layers(result: Activations) -> Table:
@@ -213,12 +196,13 @@ def _token_norms(result: Activations, photographs: Sequence[Photograph] = ()) ->
 
 def _token_map(number: int, token_map: TokenMap) -> InputMap:
     high, count = token_map.high, len(token_map.norms)
+    in_front = zip(token_map.prefix, token_map.norms, strict=False)
     named = "; ".join(high[:_MOST_HIGH]) + (f"; {len(high) - _MOST_HIGH} more" if len(high) > _MOST_HIGH else "")
     return InputMap(
         title=token_map.label or "(model)",
         where="",
         facts=[
-            *((name, number_text(norm) + ", high" * (norm > token_map.limit)) for name, norm in token_map.prefix_norms),
+            *((name, number_text(norm) + ", high" * (norm > token_map.limit)) for name, norm in in_front),
             ("median", number_text(token_map.median)),
             ("limit", number_text(token_map.limit)),
             ("high", f"{len(high)} of {count}{': ' * bool(high)}{named}"),

@@ -115,8 +115,8 @@ def _numbers(result: Attention, shown: Sequence[int]) -> Iterator[Part]:
         yield _every_head([head_map for head_map in head_maps if head_map.query == query], result)
     if len(result.blocks) > 1 and result.rows:
         yield _over_blocks(result)
-    legends = {"entropy": "entropy in nats: from the lowest head of a block to the highest"}
-    legends["distance"] = "distance in patches: from the lowest head to the highest"
+    spread = "from the lowest head of a block to the highest"
+    legends = {"entropy": f"entropy: in nats, {spread}", "distance": f"distance: in patches, {spread}"}
     yield Table(title="Blocks", columns=block_columns(result), rows=result.blocks, legends=legends)
     yield Table(title="Every head", columns=HEADS, rows=result.rows, is_extra=True)
 

@@ -198,8 +198,9 @@ def _with_evidence(
     from hookscope.commands.check.describe import describe_check, wrong_pictures  # noqa: PLC0415 (most checkpoints pass)
     from hookscope.commands.grid_files import write_grids  # noqa: PLC0415 (likewise)
     from hookscope.reporting.grids import encode_png  # noqa: PLC0415 (likewise)
+    from hookscope.reporting.layer_columns import layer_columns  # noqa: PLC0415 (likewise)
     from hookscope.reporting.overviews.document import draw_document  # noqa: PLC0415 (likewise)
-    from hookscope.reporting.tables import rows_to_csv  # noqa: PLC0415 (likewise)
+    from hookscope.reporting.tables import csv_text  # noqa: PLC0415 (likewise)
 
     updated = replace(report, evidence=str(folder))
     parts = updated.overview_parts or OverviewParts()
@@ -218,8 +219,7 @@ def _with_evidence(
             overview.save(run.path / OVERVIEW, compress_level=6)
             (run.path / "report.json").write_text(checks_to_json([updated]), encoding="utf-8")
             if seen is not None:
-                failing = replace(seen, rows=rows, uncalled=())
-                (run.path / "rows.csv").write_text(rows_to_csv(failing), encoding="utf-8")
+                (run.path / "rows.csv").write_text(csv_text(layer_columns(rows), rows), encoding="utf-8")
                 drawn = {row.label for row in rows[:_MOST_DRAWN]}
                 shown = [layer_maps for layer_maps in seen.feature_maps if layer_maps.label in drawn]
                 grids = write_grids(run.path, shown, len(seen.rows), seen.inputs)

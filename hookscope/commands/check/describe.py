@@ -123,13 +123,12 @@ def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Doc
     report = readable(report)
     name = _seen(report.checkpoint)
     error, failing = unreported_error(report), {row.label for row in parts.failing}
-    maps = [Maps(maps=lambda: parts.summaries)] if parts.summaries else []
     pointed_at = ("fails a rule", [row.label in failing for row in parts.rows])
     described: dict[str, list[Part]] = {
         "Findings": _findings(report),
         "Labelled pictures": [*_labelled(report.accuracy, folder)] if report.accuracy else [],
         "Evidence": [*_evidence(report, folder, evidence or Evidence())],
-        "Over depth": [*maps, *depth_charts(parts.rows, ground=pointed_at)],
+        "Over depth": [Maps(maps=parts.summaries), *depth_charts(parts.rows, ground=pointed_at)],
         "Rules": [_rules(report.outcomes)],
     }
     sections = [Section(title.lower().replace(" ", "-"), title, shown) for title, shown in described.items()]
@@ -140,7 +139,6 @@ def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Doc
         page_title=f"{name} · check",
         about=[(f"error: {error}", "fail")] if error else [],
         answer=[_headline(report, name), *filter(None, [accuracy_line(report)])],
-        took=f"{total_seconds(report):.1f} s",
         level="fail" if not report.passed else "warn" if report.findings else "good",
         notes=[words if kind == "note" else f"{kind}: {words}" for kind, words in remarks(report) if kind != "data"],
         facts=_facts(report),
@@ -168,6 +166,7 @@ def _headline(report: CheckReport, name: str) -> str:
         _network(report),
         "RANDOM WEIGHTS" if is_random else "",
         _inputs(report),
+        f"{total_seconds(report):.1f} s",
     )
     return " · ".join(filter(None, parts))
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from hookscope.reporting.columns import Column, machine_columns, number_text
-from hookscope.results.comparison import Prediction
 from hookscope.results.differences import DifferenceRow, Differences, NonFinite, WeightDifference
 from hookscope.text import counted, shape_text
 
@@ -32,11 +31,6 @@ def nonfinite_text(nonfinite: NonFinite, later: Sequence[NonFinite | None] = ())
             share = f"({count:,} of {counted(nonfinite.element_count, 'value')})"
             parts.append(f"{letter} is {' or '.join(kinds.values())}{' from there on' if stays else ''} {share}")
     return " and ".join(parts)
-
-
-def is_nan(prediction: Prediction) -> bool:
-    """Tell whether the probabilities are NaN, so that there is no best class."""
-    return any(map(math.isnan, prediction.probabilities))
 
 
 def _nonfinite_remarks(row: DifferenceRow | WeightDifference) -> list[str]:

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hookscope.commands.diff.alignment import matching_names
-from hookscope.commands.diff.columns import is_nan
 from hookscope.commands.diff.measures import plain
 from hookscope.commands.diff.values import B, Compared, Value, compared
 from hookscope.errors import UsageError
@@ -155,7 +154,7 @@ def with_classes(
     """Return an output with the best classes of A and B, and on how many inputs they agree."""
     pairs = zip(best, best_b, strict=True)
     # NaN has no best class: inputs with NaN agree if both sides have it.
-    alike = [(a.class_indices, b.class_indices) for a, b in pairs if is_nan(a) == is_nan(b)]
+    alike = [(a.class_indices, b.class_indices) for a, b in pairs if a.is_nan == b.is_nan]
     shared = sum(len({*classes} & {*others}) for classes, others in alike)
     return replace(
         output,

@@ -28,7 +28,7 @@ from hookscope.results.activations import LayerRow
 from hookscope.results.differences import DifferenceRow, Differences, Measures, NonFinite, OutputDifference, Side
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Provenance
-from hookscope.results.runs.reading import InspectionRun, read_record, read_run, refusal
+from hookscope.results.runs.reading import StoredRun, read_record, read_run, refusal
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.storage import without_float8
@@ -43,7 +43,7 @@ _ROUNDING_OF_SUMS = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class _OpenRun:
-    run: InspectionRun
+    run: StoredRun
     tensors: Any = None  # an open safetensors file, whose tensors are read one at a time; None without one
     labels: frozenset[str] = frozenset()  # of the tensors in it
 

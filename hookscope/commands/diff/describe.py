@@ -8,17 +8,15 @@ from functools import partial
 from operator import itemgetter
 from pathlib import PurePath
 
-from hookscope.commands.diff.columns import WEIGHTS, difference_columns, is_nan, nonfinite_text
+from hookscope.commands.diff.columns import WEIGHTS, difference_columns, nonfinite_text
 from hookscope.commands.diff.draw_maps import LEGEND, LEGEND_OF_SEQUENCES, shown_maps, summarised
 from hookscope.reporting.columns import number_text, prediction_text
 from hookscope.reporting.document import (
     DepthChart,
     Document,
     Findings,
-    Level,
     Listing,
     Maps,
-    Part,
     Picture,
     Pictures,
     Section,
@@ -31,7 +29,6 @@ from hookscope.reporting.run_facts import short_name
 from hookscope.reporting.terminal import model_words
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.check import CheckReport, RuleOutcome
-from hookscope.results.comparison import Prediction
 from hookscope.results.differences import (
     PARTS_ALONE,
     DifferenceRow,
@@ -63,14 +60,6 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     """Describe a comparison; `record` is of its run, whose grids the page shows."""
     maps = shown_maps(result, _first_rows(result))
     letters = dict(zip([drawn.row for drawn in maps], _MARKS, strict=False))
-    beyond: list[Part] = [Findings(findings=[*map(line_of, result.exceeded)])] if result.exceeded else []
-    parts: dict[tuple[str, str, str], list[Part]] = {
-        ("beyond", "Beyond the limits", "Beyond the limits"): beyond,
-        ("classes", "Predictions", "Predictions"): _best_classes_lines(result),
-        ("depth", "Over depth", "Over depth"): [_chart(result, letters)],
-        ("maps", "Where it differs", "Where it differs"): [*_maps(result, maps, letters), *_pictures(result, record)],
-        ("rows", "Every row", "Every row"): [*_tables(result), *_unmatched(result)],
-    }
     sides = (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
     random = [letter for letter, side, _ in sides if side.model.random]
     untrained = [("Random weights", f"nothing in {' and '.join(random)} was learned.")] if random else []
@@ -87,7 +76,13 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
         warnings=[*(("", warning) for warning in result.warnings), *untrained],
         notes=result.notes,
         facts=[*facts, *reference],
-        sections=[Section(key, title, shown, name) for (key, name, title), shown in parts.items()],
+        sections=[
+            Section("beyond", "Beyond the limits", [Findings(findings=[*map(line_of, result.exceeded)])]),
+            Section("classes", "Predictions", [_best_classes(result)]),
+            Section("depth", "Over depth", [_chart(result, letters)]),
+            Section("maps", "Where it differs", [_maps(result, maps, letters), _pictures(result, record)]),
+            Section("rows", "Every row", [*_tables(result), _unmatched(result)]),
+        ],
         making=_making(result),
         main="rows",
     )
@@ -115,15 +110,17 @@ def _making(result: Differences) -> list[tuple[str, str]]:
     return [*made, ("Seed", str(result.seed))]
 
 
-def _best_classes_lines(result: Differences) -> list[Part]:
+def _best_classes(result: Differences) -> Listing:
     """Return the best classes of inputs whose best class changes, or of the first input if none does."""
-    pairs = [pair for output in result.outputs for pair in zip(*output.predictions, strict=True)]
-    changed = [(a, b) for a, b in pairs if a.class_indices[:1] != b.class_indices[:1]]
-    same = [(a, b) for a, b in pairs[:1] if not (is_nan(a) and is_nan(b))]
+    all_pairs = [pair for output in result.outputs for pair in zip(*output.predictions, strict=True)]
+    pairs = [(a, b) for a, b in all_pairs if not (a.is_nan and b.is_nan)]
+    changed = [(a, b) for a, b in pairs if a.is_nan or b.is_nan or a.class_indices[:1] != b.class_indices[:1]]
     lines = [
-        f"{short_name(result.inputs[a.input_index])}: {_scores_text(a)} → {_scores_text(b)}" for a, b in changed or same
+        f"{short_name(result.inputs[a.input_index])}: "
+        f"{prediction_text(a, _FEW_CLASSES)} → {prediction_text(b, _FEW_CLASSES)}"
+        for a, b in changed or pairs[:1]
     ]
-    return [Listing(title="Best classes, A → B", lines=lines)] if lines else []
+    return Listing(title="Best classes, A → B", lines=lines)
 
 
 def _chart(result: Differences, letters: dict[int, str]) -> DepthChart:
@@ -167,17 +164,13 @@ def _first_rows(result: Differences) -> set[int]:
     return {row.index for row in result.rows if row.label in labels}
 
 
-def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]) -> Iterator[Part]:
-    if not shown:
-        return
+def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]) -> Maps:
     begins, mark = _first_rows(result), first_mark(result)
     more = sum(bool(row.relative_l2) for row in result.rows) - len(shown)
     legend = [LEGEND, LEGEND_OF_SEQUENCES] if any(drawn.is_sequence for drawn in shown) else [LEGEND]
     legend += [f"{counted(more, 'more row')} {'differs' if more == 1 else 'differ'}."] if more > 0 else []
-    yield Maps(
-        maps=lambda: [
-            summarised(drawn, f"{drawn.kind}: {mark}" if drawn.row in begins else drawn.kind) for drawn in shown
-        ],
+    return Maps(
+        maps=[summarised(drawn, f"{drawn.kind}: {mark}" if drawn.row in begins else drawn.kind) for drawn in shown],
         legend=" ".join(legend),
         letters=letters,
         names=("mean of |A-B|", "A-B in channel {}"),
@@ -185,7 +178,7 @@ def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]
     )
 
 
-def _pictures(result: Differences, record: RunRecord | None) -> list[Part]:
+def _pictures(result: Differences, record: RunRecord | None) -> Pictures:
     grids = record.grids if record is not None else ()
     labels, begins = {row.index: row.label for row in result.rows}, _first_rows(result)
     pictures = [
@@ -199,38 +192,45 @@ def _pictures(result: Differences, record: RunRecord | None) -> list[Part]:
         for grid in grids
     ]
     legend = "A-B of the first input, channel by channel, where the difference begins and where it is largest."
-    return [Pictures("Where it differs", legend, pictures)] if grids else []
+    return Pictures("Where it differs", legend, pictures)
 
 
-def _tables(result: Differences) -> Iterator[Table]:
-    begins, columns = _first_rows(result), difference_columns(result)
-    if result.rows:
-        levels: list[Level] = ["fail" if row.index in begins else "" for row in result.rows]
-        yield Table(
-            title="Layers", columns=columns, rows=result.rows, levels=levels, legends=_LEGENDS, all_in="diff.csv"
-        )
-    if result.gradients:
-        levels = ["fail" if row.label == result.first_gradient_difference else "" for row in result.gradients]
-        yield Table(
+def _tables(result: Differences) -> list[Table]:
+    begins, first, columns = _first_rows(result), result.first_gradient_difference, difference_columns(result)
+    return [
+        Table(
+            title="Layers",
+            columns=columns,
+            rows=result.rows,
+            levels=["fail" if row.index in begins else "" for row in result.rows],
+            legends=_LEGENDS,
+            all_in="diff.csv",
+        ),
+        Table(
             title="Gradients",
             columns=columns,
             rows=result.gradients,
-            levels=levels,
+            levels=["fail" if row.label == first else "" for row in result.gradients],
             remark=gradients_answer(result),
             all_in="gradients.csv",
-        )
-    if result.weights:
-        kept = [_differs(row) for row in result.weights]
-        yield Table(title="Tensors that differ", columns=WEIGHTS, rows=result.weights, kept=kept, all_in="diff.csv")
+        ),
+        Table(
+            title="Tensors that differ",
+            columns=WEIGHTS,
+            rows=result.weights,
+            kept=[*map(_differs, result.weights)],
+            all_in="diff.csv",
+        ),
+    ]
 
 
-def _unmatched(result: Differences) -> list[Part]:
+def _unmatched(result: Differences) -> Listing:
     lines = [
         f"only in {row.side}: {row.label} ({row.kind}, {shape_text(row.shape)}): {row.reason}"
         for row in result.unmatched
     ]
     title = f"{counted(len(lines), 'tensor' if result.way == 'weights' else 'row')} without a partner"
-    return [Listing(title=title, lines=lines)] if lines else []
+    return Listing(title=title, lines=lines)
 
 
 def answer(result: Differences) -> list[str]:
@@ -472,7 +472,7 @@ def _output_text(output: OutputDifference) -> str:
     if output.measures is None and output.top1 is None:
         return f"{name}: it cannot be compared."
     parts = []
-    both_nan = sum(all(map(is_nan, pair)) for pair in zip(*output.predictions, strict=True))
+    both_nan = sum(a.is_nan and b.is_nan for a, b in zip(*output.predictions, strict=True))
     if both_nan and both_nan == output.input_count:
         return f"{name}: the probabilities of A and of B are NaN, so neither has a best class."
     if output.measures is not None:
@@ -505,12 +505,6 @@ def _errors_of_outputs(result: Differences) -> Iterator[str]:
             worse = "B is worse" if is_broken or output.error_b > output.error else different
             errors = f"relative L2 {number_text(output.error_b, 3)}, and A's {number_text(output.error, 3)}"
             yield f"{worse}: compared with {result.reference}, the error of B's output is {errors}."
-
-
-def _scores_text(prediction: Prediction) -> str:
-    if is_nan(prediction):
-        return "probabilities that are NaN"
-    return prediction_text(prediction, _FEW_CLASSES)
 
 
 def _weights_answer(result: Differences) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Where gradients go as a document: the verdicts, gradients of outputs and parameters over depth and as tables."""
 
 from collections.abc import Sequence
-from functools import partial
 from operator import itemgetter
 from statistics import median
 from typing import Any
@@ -9,18 +8,13 @@ from typing import Any
 from hookscope.reporting.columns import Column, number_text
 from hookscope.reporting.document import DepthChart, Document, Level, Part, Section, Series, Table, Text
 from hookscope.reporting.inspected import (
+    describe_inspection,
     detailed_layers,
-    facts_of,
-    first_words,
     folded_words,
     headline_of,
-    names_of,
-    sections_of,
-    with_edits,
+    uncalled_layers,
 )
 from hookscope.reporting.layer_columns import gradient_columns, input_columns, parameter_columns, verdicts_on
-from hookscope.reporting.overlays import input_picture
-from hookscope.reporting.run_facts import first_name, making_of, subject_of
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
 from hookscope.results.runs.record import RunRecord
@@ -39,43 +33,35 @@ _SPREAD = (
 
 def describe_gradients(result: Gradients, record: RunRecord | None = None) -> Document:
     """Describe the gradients of a run; `record` names the grids of its directory."""
-    answer, level = _answer(result)
-    loss = result.loss
-    outputs = [row for row in result.gradients if row.role == "output"]
     rows: list[Part] = []
     parameters: list[Part] = []
-    if loss is not None:
+    charts: list[Part] = []
+    if result.loss is not None:
         words = f"Gradients of the loss by layer, {result.mode} mode, in forward order"
         table = _table("Gradients of outputs", gradient_columns, result.gradients, result, words)
         rows = [detailed_layers(result, record, [table]), Text(folded_words(result.gradients))]
-        rows = rows if result.gradients else [Text(["No layer finished."])]
         table = _table("Gradients of the loss by parameter", parameter_columns, result.parameters, result)
         parameters = [table if result.parameters else Text(["The network has no parameters."])]
-    charts = [_flow("Gradient of the loss by each layer's output", outputs, result)]
-    charts += [_flow("Gradient of the loss by each parameter", result.parameters, result), _ratios(result.parameters)]
-    return Document(
-        title=f"Gradients of {result.model.name}, {names_of(result.inputs)}",
-        subtitle=f"{first_words(result)}  ·  {result.mode} mode",
-        page_title=f"{result.model.name} · gradients · {first_name(result)}",
-        about=subject_of(result),
-        answer=with_edits(result, answer),
-        level=level,
-        input=partial(input_picture, result, 0) if result.inputs else None,
-        warnings=[("", warning) for warning in result.warnings],
-        notes=result.notes,
-        facts=facts_of(result, record, ("Mode", result.mode, False)),
-        sections=sections_of(
-            result,
-            record,
-            [Section("depth", "Over depth", [chart for chart in charts if chart.labels] if loss is not None else [])],
-            rows,
-            [
-                Section("parameters", "Parameters", parameters),
-                Section("alone", "Gradients of each input alone", _per_input(result)),
-            ],
-        ),
-        making=making_of(result),
-        main="layers",
+        outputs = [row for row in result.gradients if row.role == "output"]
+        charts = [
+            _flow("Gradient of the loss by each layer's output", outputs, result),
+            _flow("Gradient of the loss by each parameter", result.parameters, result),
+            _ratios(result.parameters),
+        ]
+    return describe_inspection(
+        result,
+        record,
+        f"Gradients of {result.model.name},",
+        "gradients",
+        f"{result.mode} mode",
+        _answer(result),
+        [
+            Section("depth", "Over depth", charts),
+            Section("layers", "Layers", [*rows, uncalled_layers(result.uncalled)]),
+            Section("parameters", "Parameters", parameters),
+            Section("alone", "Gradients of each input alone", _per_input(result)),
+        ],
+        [("Mode", result.mode, False)],
     )
 
 

@@ -179,8 +179,14 @@ def _first_steps(file: HistoryFile) -> str:
 
 
 def _classes(file: HistoryFile) -> tuple[str, ...]:
-    return tuple(best.classes[0][0] for best in file.predictions if best.classes)
+    return tuple(prediction.best for prediction in file.predictions)
+
+
+def best_class(at: int, file: HistoryFile) -> str | None:
+    """Return the best class of an input with its probability; None if it is not known."""
+    of_input = (prediction for prediction in file.predictions if prediction.input_index == at)
+    return next(("NaN" if best.is_nan else classes_text(best.classes[:1]) for best in of_input), None)
 
 
 def _best(file: HistoryFile) -> str:
-    return "".join(classes_text(prediction.classes[:1]) for prediction in file.predictions[:1])
+    return best_class(0, file) or ""

@@ -9,21 +9,22 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from hookscope.commands.history.columns import (
+    best_class,
     file_columns,
     layer_columns,
     output_columns,
     tensor_columns,
     verdicts_on,
 )
-from hookscope.reporting.columns import Column, classes_text
+from hookscope.reporting.columns import Column
 from hookscope.reporting.document import (
+    DetailedRow,
     Document,
     Facts,
     FindingLine,
     Findings,
     HeatMaps,
     Level,
-    RowDetails,
     Section,
     Table,
     line_of,
@@ -133,7 +134,7 @@ def _maps(result: History) -> HeatMaps:
         for name in dict.fromkeys(name for place in verdict.places for name in _names_of(place)):
             findings.setdefault(name, []).append(_finding(verdict, result))
 
-    def details(name: str) -> RowDetails:
+    def details(name: str) -> DetailedRow:
         points, seen = tensors.get(name, {}), outputs.get(name, [])
         kinds = [counted(len(points), "tensor")] * bool(points) + [f"output of {output.kind}" for output in seen[:1]]
         tables = [
@@ -148,7 +149,7 @@ def _maps(result: History) -> HeatMaps:
             Table(title=f"output of {output.kind}", columns=output_columns(result), rows=_some(seen))
             for output in seen[:1]
         ]
-        return RowDetails(kind=", ".join(kinds), findings=findings.get(name, ()), tables=tables)
+        return DetailedRow(name=name, kind=", ".join(kinds), findings=findings.get(name, ()), tables=tables)
 
     return HeatMaps(
         maps=lambda most_rows, _most_columns: _heat_maps(result, most_rows, findings.keys()),
@@ -248,14 +249,9 @@ def _layers_table(result: History) -> Table:
 def _classes_table(result: History) -> Table:
     files = [file for file in result.files if file.predictions]
     inputs = enumerate(input_names(result.inputs)[:_MOST_POINTS])
-    best = [Column("", name, shown=partial(_best_class, at), words=True) for at, name in inputs]
+    best = [Column("", name, value=partial(best_class, at), words=True) for at, name in inputs]
     columns = [Column("label", "file", rank=0, words=True), *best]
     return Table(title="Best class of each input", columns=columns, rows=files, is_extra=True)
-
-
-def _best_class(at: int, file: HistoryFile) -> str:
-    classes = [prediction.classes[:1] for prediction in file.predictions if prediction.input_index == at]
-    return (classes_text(classes[0]) if classes else "") or "-"
 
 
 def answer(result: History) -> list[str]:
@@ -399,10 +395,10 @@ def _best_classes(result: History) -> Iterator[str]:
     for at, full_name in enumerate(input_names(result.inputs)[:_MOST_INPUTS]):
         name = printable(full_name, _MOST_NAME)
         best = [
-            (file.label, prediction.classes[0][0])
+            (file.label, prediction.best)
             for file in result.files
             for prediction in file.predictions
-            if prediction.input_index == at and prediction.classes
+            if prediction.input_index == at
         ]
         changed = [label for (_, was), (label, now) in pairwise(best) if was != now]
         if changed:

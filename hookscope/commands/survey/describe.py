@@ -6,7 +6,8 @@ from pathlib import PurePath
 
 from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, TIGHT, remarks_of
 from hookscope.commands.survey.describe_failures import describe_failures
-from hookscope.reporting.columns import number_text, percent_bound, percent_text, share_in_words
+from hookscope.reporting.columns import number_text, percent_text, share_in_words
+from hookscope.reporting.depth_charts import size_chart
 from hookscope.reporting.document import (
     ChannelSearch,
     DepthChart,
@@ -21,6 +22,7 @@ from hookscope.reporting.document import (
     Table,
     Text,
 )
+from hookscope.reporting.inspected import uncalled_layers
 from hookscope.reporting.run_facts import model_facts, subject_of
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.headroom import FORMATS
@@ -52,6 +54,10 @@ def describe_survey(
     search = ChannelSearch(
         rows=result.rows, columns=CHANNELS, sheets=crops, has_classes=bool(result.classes), all_in="channels.csv"
     )
+    messages = [left_out.message for left_out in result.unusable]
+    unusable = Listing(title=f"{counted(len(messages), 'input')} left out", lines=messages)
+    levels = [*map(_level_of_row, result.rows)]
+    layers = Table(title="Layers", columns=LAYERS, rows=result.rows, levels=levels)
     return Document(
         title=f"{result.model.name} over {inputs_text(result)}",
         subtitle=channels,
@@ -65,9 +71,9 @@ def describe_survey(
         sections=[
             describe_failures(result.failures, wrong),
             Section("depth", "Over depth", [*_charts(result, limit_bars)]),
-            Section("layers", "Layers", [_layers(result) if result.rows else Text(["No layer finished."])]),
+            Section("layers", "Layers", [layers if result.rows else Text(["No layer finished."])]),
             Section("channels", "Channels", [search]),
-            Section("left-out", "Left out", [*_left_out(result)]),
+            Section("left-out", "Left out", [uncalled_layers(result.uncalled), unusable]),
         ],
         making=_making(result, record),
         main="channels",
@@ -114,28 +120,13 @@ def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
             ],
             axis="percent",
         )
-    broken = [bool(row.activation.nan_count or row.activation.inf_count) for row in rows]
-    if not limit_bars or any(broken):
-        yield DepthChart(
-            title="Range of the values",
-            labels=labels,
-            series=[
-                Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red"),
-                Series("largest |x|", [row.activation.max_abs for row in rows], "orange"),
-                Series("std", [row.activation.std for row in rows], "grey"),
-                Series("mean |x|", [row.activation.mean_abs for row in rows]),
-            ],
-            marks=[("holds NaN or Inf", "fail", broken)],
-        )
+    if not limit_bars or any(row.activation.nan_count or row.activation.inf_count for row in rows):
+        limit = Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red")
+        yield size_chart("Range of the values", rows, limit)
     if limit_bars:
         caption = f"On a logarithmic scale from 1 to the limit, {FORMATS[FLOAT16].greatest:,.0f}."
         bars = Picture(name=caption, caption=caption, file=limit_bars)
         yield Pictures("Nearest to float16's limit", "Largest magnitude of each output.", [bars])
-
-
-def _layers(result: Survey) -> Table:
-    levels = [_level_of_row(row) for row in result.rows]
-    return Table(title="Layers", columns=LAYERS, rows=result.rows, levels=levels)
 
 
 def _level_of_row(row: SurveyRow) -> Level:
@@ -146,16 +137,10 @@ def _level_of_row(row: SurveyRow) -> Level:
     return "warn" if row.massive or any(flag in ("dead channels", "all zero") for flag in row.flags) else ""
 
 
-def _left_out(result: Survey) -> Iterator[Listing]:
-    silent = [f"{layer.layer or '(model)'}: {layer.reason}" for layer in result.uncalled]
-    yield Listing(title=f"{counted(len(silent), 'selected layer')} without a row", lines=silent)
-    unusable = [failed.message for failed in result.unusable]
-    yield Listing(title=f"{counted(len(unusable), 'input')} left out", lines=unusable)
-
-
 def answer(result: Survey) -> list[str]:
     """Return the answer in sentences, the one that matters most first."""
-    sentences = [*_nonfinite(result), *_overflowing(result), *_dead(result), *_accuracy(result), *_too_few(result)]
+    right = "" if result.accuracy is None else f"{accuracy_words(result.accuracy)}.{lowest_words(result.accuracy)}"
+    sentences = [*_nonfinite(result), *_overflowing(result), *_dead(result), *filter(None, [right]), *_too_few(result)]
     if not any(row.channels for row in result.rows):
         sentences.append(f"None of {counted(len(result.rows), 'output')} has channels.")
     elif not result.dead_count:
@@ -225,7 +210,7 @@ def _dead(result: Survey) -> Iterator[str]:
     named = [f"{layer_words(row.label)} ({len(row.dead_channels)} of {len(row.channels)})" for row in rows]
     of_all = f"{counted(channel_counts(result.rows), 'channel')} in {counted(len(result.rows), 'output')}"
     dead = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} dead on {inputs_text(result)}"
-    most = percent_bound(result.dead_bound)
+    most = percent_text(result.dead_bound).removeprefix("<")
     yield f"{dead}, most in {some_of(named, 2)}. Each fires on fewer than {most} of such inputs (95% confidence)."
 
 
@@ -244,11 +229,6 @@ def _too_few(result: Survey) -> Iterator[str]:
         of_all = counted(channel_counts(result.rows), "channel")
         silent = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} 0 on {inputs_text(result)}"
         yield f"{silent}, too few inputs to call a channel dead."
-
-
-def _accuracy(result: Survey) -> Iterator[str]:
-    if result.accuracy is not None:
-        yield f"{accuracy_words(result.accuracy)}.{lowest_words(result.accuracy)}"
 
 
 def _massive(result: Survey) -> Iterator[str]:

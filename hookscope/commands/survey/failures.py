@@ -28,7 +28,6 @@ from hookscope.inspection.session import Session
 from hookscope.parameters import arg
 from hookscope.results.accuracy import WrongPicture
 from hookscope.results.failures import DEPARTURE_RATE, FailedInput, Failures, NearInput
-from hookscope.results.repeats import fold_repeats
 from hookscope.statistics.storage import is_dense
 from hookscope.text import printable, some_of
 
@@ -68,7 +67,8 @@ def second_pass(session: Session, option: options.Survey, names: Sequence[str]) 
     except ForwardError:
         return {}, ()
     by_name = recorder.by_name
-    labels = [row.label for row in fold_repeats(run).rows if all(row.label in rows for rows in by_name.values())]
+    first = [row.label for row in run.rows if not row.duplicate_of]
+    labels = [label for label in first if all(label in rows for rows in by_name.values())]
     labels = [label for label in labels if len({rows[label].size for rows in by_name.values()}) == 1]
     return {name: [rows[label] for label in labels] for name, rows in by_name.items()}, labels
 

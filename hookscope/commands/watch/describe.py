@@ -15,13 +15,13 @@ from hookscope.commands.survey.describe import rows_used
 from hookscope.commands.watch.closing import Watched, not_judged
 from hookscope.reporting.columns import Column, integer_text, number_text, percent_text
 from hookscope.reporting.document import (
+    DetailedRow,
     Document,
     Facts,
     FindingLine,
     Findings,
     HeatMaps,
     Level,
-    RowDetails,
     Section,
     StepChart,
     StepCharts,
@@ -261,7 +261,7 @@ def _charts(steps: Sequence[TrainingStep], low: int, high: int) -> StepCharts:
 
 
 def _rate_lines(steps: Sequence[TrainingStep]) -> list[tuple[str, Floats]]:
-    """Return the learning rates of all groups; only the largest and the smallest if more than two differ."""
+    """Return the learning rates of all groups; only the largest and the smallest of three or more that differ."""
     count = max(len(step.learning_rates) for step in steps)
     groups = [
         as_floats(step.learning_rates[group] if group < len(step.learning_rates) else None for step in steps)
@@ -272,7 +272,7 @@ def _rate_lines(steps: Sequence[TrainingStep]) -> list[tuple[str, Floats]]:
         return [("learning rate", np.full(len(steps), np.nan))]
     if len(different) == 1:
         return [("all groups" if count > 1 else "learning rate", groups[0])]
-    if len(different) == 2:
+    if count == 2:
         return [*zip(("first", "second"), different, strict=True)]
     together = np.stack(different)
     ends = (("largest", np.fmax.reduce(together)), ("smallest", np.fmin.reduce(together)))
@@ -298,11 +298,12 @@ def _maps(log: TrainingLog, lines: Sequence[FindingLine]) -> HeatMaps:
         for place in line.places:
             findings.setdefault(place, []).append(replace(line, where="", places=(), spans=()))
 
-    def details(name: str) -> RowDetails:
+    def details(name: str) -> DetailedRow:
         parameter, layer = parameters.get(name), layers.get(name)
         seen = ((parameter, _PARAMETER), (layer, _LAYER))
         kinds = [f"output of {layer.kind}"] if layer else []
-        return RowDetails(
+        return DetailedRow(
+            name=name,
             kind=", ".join([*kinds, *(["parameter"] if parameter else [])]),
             status=parameter.status if parameter else "",
             findings=findings.get(name, ()),

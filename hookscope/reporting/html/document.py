@@ -5,9 +5,7 @@ Every text is escaped where it enters the page, and none enters the style or the
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -34,8 +32,8 @@ from hookscope.reporting.document import (
 )
 from hookscope.reporting.html.figures import Figure, over_depth, over_steps
 from hookscope.reporting.html.over_photograph import shown_maps
-from hookscope.reporting.html.pictures import png_uri, thumbnail_uri
-from hookscope.reporting.html.tables import ShownRow, ShownTable, shown_channels, shown_table
+from hookscope.reporting.html.pictures import Shown, png_uri, thumbnail_uri
+from hookscope.reporting.html.tables import shown_channels, shown_row, shown_rows, shown_table
 from hookscope.reporting.palettes import BACKGROUND, LEVEL_COUNT, palette_image
 from hookscope.reporting.plots import MOST_COLUMNS
 from hookscope.reporting.steps import HeatMap
@@ -67,9 +65,7 @@ _SCRIPTS: Mapping[type, str] = {
 }
 
 
-def document_html(
-    document: Document, run: StoredRun[Any] | None = None, pictures: Mapping[str, str] | None = None
-) -> str:
+def document_html(document: Document, run: StoredRun | None = None, pictures: Mapping[str, str] | None = None) -> str:
     """Return the page of a document, with pictures from `run`; without a run, `pictures` has data URIs by file.
 
     Raises:
@@ -77,7 +73,7 @@ def document_html(
     """
     parts = [part for whole in (document, *document.documents) for part in whole.parts]
     shown = {id(part): _SHOWN[type(part)](part, run, pictures or {}) for part in parts if type(part) in _SHOWN}
-    detailed = [part for part in shown.values() if isinstance(part, ShownMaps | ShownTable)]
+    detailed = [shown[id(part)] for part in parts if isinstance(part, HeatMaps | DetailedTable)]
     kinds = {Document, *map(type, parts)}
     inner = {f"document-{number}": whole for number, whole in enumerate(document.documents, 1)}
 
@@ -103,7 +99,7 @@ def document_html(
         "shown": lambda part: shown.get(id(part)),
     }
     # These two are our own files; the style also hides columns by their keys.
-    style = _asset("style.css") + "".join(part.style for part in detailed if isinstance(part, ShownTable))
+    style = _asset("style.css") + "".join(table.get("style", "") for table in detailed)
     script = "".join(_asset(name) for kind, name in _SCRIPTS.items() if kind in kinds)
     return MARK + environment.get_template("document.html").render(
         style=Markup(style),  # noqa: S704
@@ -128,15 +124,14 @@ def _links(document: Document, shown: Mapping[int, Any]) -> dict[str, str]:
     links: dict[str, str] = {}
     for part in document.parts:
         if isinstance(part, HeatMaps | DetailedTable):
-            links |= {name: row.href for row in shown[id(part)].details for name in (*row.other_names, row.name)}
+            details = [(detailed["row"], detailed["href"]) for detailed in shown[id(part)]["details"]]
+            links |= {name: href for row, href in details for name in (*row.other_names, row.name)}
         elif isinstance(part, Pictures):
             links = {picture.name: f"#{anchor}" for picture, anchor, uri in shown[id(part)] if uri} | links
     return links
 
 
-def _pictures(
-    part: Pictures, run: StoredRun[Any] | None, pictures: Mapping[str, str]
-) -> list[tuple[Picture, str, str]]:
+def _pictures(part: Pictures, run: StoredRun | None, pictures: Mapping[str, str]) -> list[tuple[Picture, str, str]]:
     """Return each picture with its anchor and its data URI, "" if the file is missing."""
 
     def uri(file: str) -> str:
@@ -150,123 +145,94 @@ def _pictures(
     ]
 
 
-def _first_lines(lines: Sequence[Any], most: int) -> dict[str, Any]:
+def _first_lines(lines: Sequence[Any], most: int) -> Shown:
     return {"lines": lines[:most], "left_out": max(0, len(lines) - most)}
 
 
-def _figures(part: StepCharts) -> dict[str, Any]:
+def _figures(part: StepCharts) -> Shown:
     drawn = [over_steps(part, chart) for chart in part.charts]
     thinned = MOST_COLUMNS if len(part.steps) > MOST_COLUMNS else 0
     return {"figures": [figure for figure in drawn if figure is not None], "columns": thinned}
 
 
-@dataclass(frozen=True)
-class ShownMaps:
-    """Heat maps and their common rows."""
-
-    part: HeatMaps
-
-    @property
-    def details(self) -> list[ShownRow]:
-        """The rows, in the order of the maps."""
-        return [*self.rows.values()]
-
-    @cached_property
-    def maps(self) -> list["ShownMap"]:
-        """The maps, with as many columns as their rows leave room for."""
-        maps = self.part.maps(_MOST_ROWS, _MOST_COLUMNS)
-        rows = sum(len(heat.names) for heat in maps)
-        columns = max(_LEAST_COLUMNS, _MOST_CELLS // max(1, rows))
-        maps = maps if columns >= _MOST_COLUMNS else self.part.maps(_MOST_ROWS, columns)
-        return [ShownMap(heat, self.part.all_in) for heat in maps]
-
-    @cached_property
-    def rows(self) -> dict[str, ShownRow]:
-        """The rows by name, in the order of the maps."""
-        names = dict.fromkeys(name for shown in self.maps for name in shown.map.names)
-        return {name: ShownRow(name, number, self.part.details(name)) for number, name in enumerate(names)}
+def _shown_maps(part: HeatMaps) -> Shown:
+    """Return heat maps, with as many columns as their rows leave room for, and their common rows, in their order."""
+    maps = part.maps(_MOST_ROWS, _MOST_COLUMNS)
+    columns = max(_LEAST_COLUMNS, _MOST_CELLS // max(1, sum(len(heat.names) for heat in maps)))
+    maps = maps if columns >= _MOST_COLUMNS else part.maps(_MOST_ROWS, columns)
+    names = dict.fromkeys(name for heat in maps for name in heat.names)
+    rows = {name: shown_row(part.details(name), number) for number, name in enumerate(names)}
+    return {"details": [*rows.values()], "maps": [_shown_map(heat, rows, part.all_in) for heat in maps]}
 
 
-@dataclass(frozen=True, slots=True)
-class ShownMap:
-    """A heat map with its picture; `all_in` is the file that has all rows."""
+def _shown_map(heat: HeatMap, rows: Mapping[str, Shown], all_in: str) -> Shown:
+    """Return a heat map as a picture with a pixel for each value, and the numbers of its rows.
 
-    map: HeatMap
-    all_in: str
+    `steps` has the first and the last step of each column, "1-1 100-199", and `ends` the range of all columns.
+    """
+    names = [*map(safe_text, heat.column_names)]
+    ends = f"{names[0]} to {names[-1]}" if names else f"steps {heat.columns[0][0]:,} to {heat.columns[-1][1]:,}"
+    return {
+        "map": heat,
+        "picture": png_uri(heat.picture(BACKGROUND), transparency=BACKGROUND),
+        "numbers": _numbers(heat),
+        "scale": _scale(heat),
+        "remarks": [*_remarks(heat, all_in)],
+        "steps": " ".join(f"{first}-{last}" for first, last in heat.columns),
+        "names": names,
+        "ends": ends,
+        "rows": [(rows[name], _cells(heat, at, rows[name]["row"].status)) for at, name in enumerate(heat.names)],
+    }
 
-    @property
-    def picture(self) -> str:
-        """A data URI of a PNG file with a pixel for each value."""
-        return png_uri(self.map.picture(BACKGROUND), transparency=BACKGROUND)
 
-    @property
-    def numbers(self) -> Markup:
-        """The values as 32-bit floats, little-endian, in base64; NaN for a missing value, Inf for NaN and Inf."""
-        values, largest = self.map.values, float(np.finfo(np.float32).max)
-        if self.map.share:  # float32 must not round a share up to 1
-            values = np.where(values < 1, np.minimum(values, 1 - 2**-24), values)
-        in_range = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
-        text = base64.b64encode(in_range.astype("<f4").tobytes()).decode("ascii")
-        return Markup(text)  # noqa: S704 - letters, digits, + / =
+def _numbers(heat: HeatMap) -> Markup:
+    """Return the values as 32-bit floats, little-endian, in base64; NaN for a missing value, Inf for NaN and Inf."""
+    values, largest = heat.values, float(np.finfo(np.float32).max)
+    if heat.share:  # float32 must not round a share up to 1
+        values = np.where(values < 1, np.minimum(values, 1 - 2**-24), values)
+    in_range = np.where(np.isfinite(values), np.clip(values, -largest, largest), values)
+    return Markup(base64.b64encode(in_range.astype("<f4").tobytes()).decode("ascii"))  # noqa: S704 - letters, digits, + / =
 
-    @property
-    def scale(self) -> tuple[str, tuple[str, ...]] | None:
-        """A data URI of the colours from low to high, and the words under them; None without a scale."""
-        if self.map.scale is None:
-            return None
-        text, kind = (percent_text, "linear") if self.map.share else (number_text, "logarithmic")
-        low, high = self.map.scale
-        colours = png_uri(palette_image(np.arange(LEVEL_COUNT, dtype=np.uint8)[None]))
-        return colours, (text(low), kind, text(high))
 
-    @property
-    def remarks(self) -> list[str]:
-        """What was left out or thinned."""
-        heat, remarks = self.map, []
-        if heat.watched_count > len(heat.columns):
-            remarks.append(
-                f"{heat.watched_count:,} measured steps in {len(heat.columns)} columns: each shows the value furthest "
-                "from the row's median; the columns of numbers count all of them."
-            )
-        if heat.left_out:
-            remarks.append(
-                f"{counted(heat.left_out, 'row')} left out: those with verdicts or NaN are kept, the others are spread "
-                f"over the network. {self.all_in} has all."
-            )
-        return remarks
+def _scale(heat: HeatMap) -> tuple[str, tuple[str, ...]] | None:
+    """Return a data URI of the colours from low to high, and the words under them; None without a scale."""
+    if heat.scale is None:
+        return None
+    text, kind = (percent_text, "linear") if heat.share else (number_text, "logarithmic")
+    low, high = heat.scale
+    colours = png_uri(palette_image(np.arange(LEVEL_COUNT, dtype=np.uint8)[None]))
+    return colours, (text(low), kind, text(high))
 
-    @property
-    def steps(self) -> str:
-        """The first and last step of each column: "1-1 100-199"."""
-        return " ".join(f"{first}-{last}" for first, last in self.map.columns)
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the columns, safe to show; none for steps."""
-        return [*map(safe_text, self.map.column_names)]
+def _remarks(heat: HeatMap, all_in: str) -> Iterator[str]:
+    """Yield what was left out or thinned."""
+    if heat.watched_count > len(heat.columns):
+        yield (
+            f"{heat.watched_count:,} measured steps in {len(heat.columns)} columns: each shows the value furthest "
+            "from the row's median; the columns of numbers count all of them."
+        )
+    if heat.left_out:
+        yield (
+            f"{counted(heat.left_out, 'row')} left out: those with verdicts or NaN are kept, the others are spread "
+            f"over the network. {all_in} has all."
+        )
 
-    @property
-    def ends(self) -> str:
-        """The range of the columns: "steps 1 to 900"."""
-        if self.map.column_names:
-            return f"{self.map.column_names[0]} to {self.map.column_names[-1]}"
-        return f"steps {self.map.columns[0][0]:,} to {self.map.columns[-1][1]:,}"
 
-    def cells(self, row: int, status: str) -> list[tuple[str, str, str | float]]:
-        """Return key, text and sort value of each cell of a row; "" sorts last. `status` is for an empty row."""
-        text = percent_text if self.map.share else number_text
-        last, (largest, step) = float(self.map.last[row]), self.map.largest[row]
-        words = "NaN or Inf" if np.isinf(last) else text(last)
-        if np.isnan(last):
-            words = status or "-"
-        broken = self.map.nonfinite_counts[row]
-        at = self.map.column_names[step - 1] if step and self.map.column_names else f"{step:,}"
-        return [
-            ("last", words, last if np.isfinite(last) else ""),
-            ("largest", text(largest) if step else "-", largest if step else ""),
-            ("at", at if step else "-", step or ""),
-            ("broken", f"{broken:,}", broken),
-        ]
+def _cells(heat: HeatMap, row: int, status: str) -> list[tuple[str, str, str | float]]:
+    """Return key, text and sort value of each cell of a row; "" sorts last. `status` is for an empty row."""
+    text = percent_text if heat.share else number_text
+    last, (largest, step) = float(heat.last[row]), heat.largest[row]
+    words = "NaN or Inf" if np.isinf(last) else text(last)
+    if np.isnan(last):
+        words = status or "-"
+    broken = heat.nonfinite_counts[row]
+    at = heat.column_names[step - 1] if step and heat.column_names else f"{step:,}"
+    return [
+        ("last", words, last if np.isfinite(last) else ""),
+        ("largest", text(largest) if step else "-", largest if step else ""),
+        ("at", at if step else "-", step or ""),
+        ("broken", f"{broken:,}", broken),
+    ]
 
 
 def _making(record: RunRecord, making: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -294,14 +260,14 @@ def _policy(style: str, script: str) -> str:
 
 
 # What a template draws of a part, besides the part; `run` and pictures as for `document_html`.
-_SHOWN: Mapping[type, Callable[[Any, StoredRun[Any] | None, Mapping[str, str]], Any]] = {
+_SHOWN: Mapping[type, Callable[[Any, StoredRun | None, Mapping[str, str]], Any]] = {
     Findings: lambda part, *_: _first_lines(part.findings, _MOST_FINDINGS),
     StepCharts: lambda part, *_: _figures(part),
     DepthChart: lambda part, *_: over_depth(part),
     Table: lambda part, *_: shown_table(part),
     Listing: lambda part, *_: _first_lines(part.lines, _MOST_LINES),
-    HeatMaps: lambda part, *_: ShownMaps(part),
-    DetailedTable: lambda part, run, _: ShownTable(part, run),
+    HeatMaps: lambda part, *_: _shown_maps(part),
+    DetailedTable: lambda part, run, _: shown_rows(part, run),
     PhotographMaps: lambda part, run, _: run and shown_maps(part, run),
     ChannelSearch: lambda part, run, _: run and shown_channels(part, run.read_picture),
     Pictures: _pictures,

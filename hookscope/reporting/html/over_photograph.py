@@ -1,13 +1,10 @@
 """Maps over the photographs of a run on its page, one at a time, as many inputs as fit."""
 
-import math
-from typing import Any
-
 import numpy as np
 from PIL import Image
 
 from hookscope.reporting.document import InputMap, MappedInput, PhotographMaps
-from hookscope.reporting.html.pictures import BUDGET, png_uri, thumbnail_uri
+from hookscope.reporting.html.pictures import BUDGET, Shown, png_uri, thumbnail_uri
 from hookscope.reporting.overlays import bar, colour_scale, resized, tint, tint_colours
 from hookscope.reporting.run_facts import size_words
 from hookscope.results.attention import PatchWeights
@@ -20,10 +17,8 @@ _PHOTOGRAPH_SIDE = 1200
 _TINT_SIDE = 480
 _DRAWN_SIDE = 1600  # of the map of a signal or a volume
 
-Shown = dict[str, Any]
 
-
-def shown_maps(part: PhotographMaps, run: StoredRun[Any]) -> Shown:
+def shown_maps(part: PhotographMaps, run: StoredRun) -> Shown:
     """Return what the template needs of the first inputs, as many as fit into one page, and a remark on the others.
 
     An InputError is raised if a picture is missing or damaged.
@@ -41,7 +36,7 @@ def shown_maps(part: PhotographMaps, run: StoredRun[Any]) -> Shown:
     return {"inputs": inputs, "remark": remark}
 
 
-def _shown_input(mapped: MappedInput, run: StoredRun[Any]) -> Shown:
+def _shown_input(mapped: MappedInput, run: StoredRun) -> Shown:
     record, picture = mapped.record, run.record.pictures[mapped.number]
     region = picture.region
     maps = mapped.maps()
@@ -60,7 +55,7 @@ def _shown_input(mapped: MappedInput, run: StoredRun[Any]) -> Shown:
     }
 
 
-def _shown_map(input_map: InputMap, region: Region, run: StoredRun[Any]) -> Shown:
+def _shown_map(input_map: InputMap, region: Region, run: StoredRun) -> Shown:
     if input_map.draw is None:
         ratio = min(1.0, _TINT_SIDE / max(region.height, region.width))
         smaller = resized(region, max(1, round(region.height * ratio)), max(1, round(region.width * ratio)))
@@ -69,13 +64,12 @@ def _shown_map(input_map: InputMap, region: Region, run: StoredRun[Any]) -> Show
         drawn = run.record.overlays[input_map.number]
         uri = thumbnail_uri(run.read_picture(drawn), drawn, _DRAWN_SIDE)
     scale = colour_scale(input_map.map.values)
-    has_values = scale.top and math.isfinite(scale.top)
     return {
         "title": input_map.title,
         "where": input_map.where,
         "facts": input_map.facts,
         "uri": uri,
-        "bar": png_uri(Image.fromarray(bar(scale, 240, 10))) if has_values else "",
+        "bar": png_uri(Image.fromarray(bar(scale, 240, 10))) if scale.top > 0 else "",
         "ends": scale.labels,
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -18,6 +19,9 @@ from hookscope.errors import InputError
 from hookscope.reporting.palettes import BACKGROUND, LEVEL_COUNT
 from hookscope.results.grids import Grid
 from hookscope.text import counted, printable
+
+Shown = dict[str, Any]
+"""What a template draws of a part, or of a part of it."""
 
 # Bytes of all pictures together, before base64 makes 4 of 3: a page of 161 layers stays under 6 MB.
 BUDGET = 3_500_000

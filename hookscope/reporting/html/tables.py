@@ -1,17 +1,14 @@
 """Tables of a page: rows with the grids that fit, the first maps of a few rows, and channels to search."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 from urllib.parse import quote
 
 from hookscope.errors import InputError
 from hookscope.reporting.axes import spread
 from hookscope.reporting.columns import Column, telling
-from hookscope.reporting.document import ChannelSearch, DetailedTable, RowDetails, Table
+from hookscope.reporting.document import ChannelSearch, DetailedRow, DetailedTable, Table
 from hookscope.reporting.grids import colour_marks
-from hookscope.reporting.html.pictures import BUDGET, Picture, first_maps, jpeg_uri, opened_picture, shrink_all
+from hookscope.reporting.html.pictures import BUDGET, Shown, first_maps, jpeg_uri, opened_picture, shrink_all
 from hookscope.results.grids import Grid
 from hookscope.results.runs.reading import StoredRun
 from hookscope.results.survey import CropSheet, SurveyChannel, SurveyRow, channel_counts
@@ -29,19 +26,8 @@ _MOST_CHANNELS = 20_000  # their numbers take 3 MB
 _MANY_ROWS = 200  # above which the table lays out only rows near the window
 
 
-@dataclass(frozen=True, slots=True)
-class PageTable:
-    """A table of a page: headers are columns, cells stand row by row, and rows that call for a look are notable."""
-
-    title: str
-    headers: Sequence[Column]
-    rows: Sequence[Sequence[str]]
-    notable: Sequence[bool]
-    remark: str = ""
-
-
-def shown_table(table: Table) -> PageTable:
-    """Return the rows of interest of a table, as many as a browser lays out quickly."""
+def shown_table(table: Table) -> Shown:
+    """Return the rows of interest of a table, as many as a browser lays out quickly; cells stand row by row."""
     shown = table.of_interest()
     rows, notable = shown.rows[:_MOST_TABLE_ROWS], [level == "fail" for level in shown.levels[:_MOST_TABLE_ROWS]]
     remark = table.remark
@@ -49,182 +35,116 @@ def shown_table(table: Table) -> PageTable:
         first = "The first " if len(rows) < len(shown.rows) else ""
         remark += f" {first}{len(rows):,} of {counted(len(table.rows), 'row')}; {table.all_in} has all."
     columns = telling(table.columns, rows)
-    cells = [*zip(*(texts for _, texts in columns), strict=True)]
-    return PageTable(
-        table.title, [column for column, _ in columns], cells, notable or [False] * len(rows), remark.strip()
-    )
+    return {
+        "title": table.title,
+        "headers": [column for column, _ in columns],
+        "rows": [*zip(*(texts for _, texts in columns), strict=True)],
+        "notable": notable or [False] * len(rows),
+        "remark": remark.strip(),
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class ShownGrid:
-    """A grid of a row; it has no picture without maps or room. `input_file` lies under its maps, "" for none."""
-
-    grid: Grid
-    number: int
-    picture: Picture | None
-    input_file: str
-
-
-@dataclass(frozen=True, slots=True)
-class ShownRow:
-    """A row of heat maps or of a detailed table, with the page that a click on it opens."""
-
-    name: str
-    number: int
-    details: RowDetails
-    other_names: Sequence[str] = ()
-    kind: str = ""
-    flags: Sequence[tuple[str, bool]] = ()
-    grids: Sequence[ShownGrid] = ()
-
-    @property
-    def tables(self) -> list[PageTable]:
-        """The tables of its details."""
-        return [shown_table(table) for table in self.details.tables]
-
-    @property
-    def href(self) -> str:
-        """Its place on the page."""
-        return f"#layer={quote(safe_text(self.name), safe='')}"
-
-    @property
-    def flagged(self) -> bool:
-        """Whether a flag calls for a look."""
-        return any(notable for _, notable in self.flags)
+def shown_row(row: DetailedRow, number: int, grids: Sequence[Shown] = ()) -> Shown:
+    """Return a row with its place on the page, its tables, and its grids."""
+    return {
+        "row": row,
+        "number": number,
+        "href": f"#layer={quote(safe_text(row.name), safe='')}",
+        "is_flagged": any(notable for _, notable in row.flags),
+        "tables": [*map(shown_table, row.tables)],
+        "grids": grids,
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class ShownColumn:
-    """A column with the text and the sort value of each row; `shown` if it is visible at first."""
-
-    column: Column
-    shown: bool
-    cells: Sequence[str]
-    values: Sequence[Any]
-
-    @property
-    def name(self) -> str:
-        """Its class and its name in the page's address."""
-        return self.column.key or self.column.title
-
-    @property
-    def classes(self) -> str:
-        """The classes of its cells."""
-        return f"c-{self.name}{'' if self.column.words else ' number'}"
-
-
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """The first channels of the maps of one row, side by side; `width` of the picture on the page, in pixels."""
-
-    row: ShownRow
-    count: int
-    uri: str
-    width: int
-    caption: Sequence[str]
-    colours: str
-    bar: Sequence[str]
+def shown_rows(part: DetailedTable, run: StoredRun | None) -> Shown:
+    """Return what the template draws of a detailed table."""
+    rows = part.rows()
+    grids, remarks = _grids_and_remarks(rows, run)
+    rest = iter(grids)
+    details = [
+        shown_row(row, number, [next(rest) for _ in row.grids] if run is not None else ())
+        for number, row in enumerate(rows)
+    ]
+    columns = _shown_columns(part, rows)
+    return {
+        "details": details,
+        "columns": columns,
+        "style": "".join(f"#table.no-{shown['name']} .c-{shown['name']} {{ display: none; }}\n" for shown in columns),
+        "kinds": sorted({row.type for row in rows}),
+        "is_long": len(rows) > _MANY_ROWS,
+        "strips": [] if run is None else _first_channels(details, run),
+        "remarks": remarks,
+    }
 
 
-@dataclass(frozen=True)
-class ShownTable:
-    """A detailed table with what its template draws."""
+def _grids_and_remarks(rows: Sequence[DetailedRow], run: StoredRun | None) -> tuple[list[Shown], list[str]]:
+    """Return the grids of all rows, and remarks on detail that was lost to keep the page small.
 
-    part: DetailedTable
-    run: StoredRun[Any] | None
-
-    @cached_property
-    def _rows(self) -> Sequence[Any]:
-        return self.part.rows()
-
-    @cached_property
-    def _grids_and_remarks(self) -> tuple[list[ShownGrid], list[str]]:
-        """The grids of all rows, and remarks on detail that was lost to keep the page small."""
-        grids = [grid for row in self._rows for grid in row.details.grids]
-        if self.run is None or not grids:
-            return [], []
-        room = max(BUDGET - _ROW_BYTES * len(self._rows), _LEAST)
-        pictures, fidelity = shrink_all(grids, self.run.read_picture, room)
-        left = sum(picture is None and grid.tiles is not None for picture, grid in zip(pictures, grids, strict=True))
-        left_out = f"{counted(left, 'grid')} did not fit and are in the run's folder only." if left else ""
-        files = [*self.run.record.thumbnails, *[None] * (1 + max(grid.input_index for grid in grids))]
-        shown = [
-            ShownGrid(grid, number, picture, files[grid.input_index] or "")
-            for number, (grid, picture) in enumerate(zip(grids, pictures, strict=True))
-        ]
-        return shown, [*filter(None, [fidelity.sentence, left_out])]
-
-    @property
-    def remarks(self) -> Sequence[str]:
-        """Remarks on detail that was lost to keep the page small."""
-        return self._grids_and_remarks[1]
-
-    @cached_property
-    def details(self) -> list[ShownRow]:
-        """The rows, in their order."""
-        rest = iter(self._grids_and_remarks[0])
-        return [
-            ShownRow(
-                row.name,
-                number,
-                row.details,
-                row.other_names,
-                row.type,
-                row.flags,
-                [next(rest) for _ in row.details.grids] if self.run is not None else (),
-            )
-            for number, row in enumerate(self._rows)
-        ]
-
-    @cached_property
-    def columns(self) -> list[ShownColumn]:
-        """The columns that are not empty."""
-        is_seen = dict(self.part.columns)
-        rows = [row.row for row in self._rows]
-        columns = telling([*is_seen, Column("", "last", words=True, value=lambda _: "")], rows)[:-1]
-        return [
-            ShownColumn(column, is_seen[column], cells, [*map(column.read, rows)] if column.key else [None] * len(rows))
-            for column, cells in columns
-        ]
-
-    @property
-    def style(self) -> str:
-        """CSS rules that hide columns."""
-        return "".join(f"#table.no-{column.name} .c-{column.name} {{ display: none; }}\n" for column in self.columns)
-
-    @property
-    def kinds(self) -> list[str]:
-        """The types of the rows."""
-        return sorted({row.kind for row in self.details})
-
-    @property
-    def is_long(self) -> bool:
-        """Whether rows are laid out only near the window."""
-        return len(self._rows) > _MANY_ROWS
-
-    @cached_property
-    def strips(self) -> list[Strip]:
-        """A few rows over depth with maps of the first input: the last row of each size, from large to small."""
-        drawn = [
-            (row, shown.grid)
-            for row in self.details
-            if "pad" not in row.kind.lower()
-            for shown in row.grids
-            if shown.grid.input_index == 0 and (tiles := shown.grid.tiles) and min(tiles.height, tiles.width) > 1
-        ]
-        last = {(grid.tiles.height, grid.tiles.width): place for place, (_, grid) in enumerate(drawn) if grid.tiles}
-        places = sorted(last.values())
-        run = self.run
-        return [] if run is None else [_strip(run, *drawn[places[at]]) for at in spread(len(places), _STRIPS)]
+    A grid has no picture without maps or room; `input_file` lies under its maps, "" for none.
+    """
+    grids = [grid for row in rows for grid in row.grids]
+    if run is None or not grids:
+        return [], []
+    room = max(BUDGET - _ROW_BYTES * len(rows), _LEAST)
+    pictures, fidelity = shrink_all(grids, run.read_picture, room)
+    left = sum(picture is None and grid.tiles is not None for picture, grid in zip(pictures, grids, strict=True))
+    left_out = f"{counted(left, 'grid')} did not fit and are in the run's folder only." if left else ""
+    files = [*run.record.thumbnails, *[None] * (1 + max(grid.input_index for grid in grids))]
+    shown = [
+        {"grid": grid, "number": number, "picture": picture, "input_file": files[grid.input_index] or ""}
+        for number, (grid, picture) in enumerate(zip(grids, pictures, strict=True))
+    ]
+    return shown, [*filter(None, [fidelity.sentence, left_out])]
 
 
-def _strip(run: StoredRun[Any], row: ShownRow, grid: Grid) -> Strip:
+def _shown_columns(part: DetailedTable, rows: Sequence[DetailedRow]) -> list[Shown]:
+    """Return the columns that are not empty, with the text and the sort value of each row."""
+    is_seen = dict(part.columns)
+    read = [row.row for row in rows]
+    columns = telling([*is_seen, Column("", "last", words=True, value=lambda _: "")], read)[:-1]
+    return [
+        {
+            "column": column,
+            "name": (name := column.key or column.title),  # its class, and its name in the page's address
+            "classes": f"c-{name}{'' if column.words else ' number'}",
+            "is_seen": is_seen[column],
+            "cells": cells,
+            "sort_values": [*map(column.read, read)] if column.key else [None] * len(read),
+        }
+        for column, cells in columns
+    ]
+
+
+def _first_channels(details: Sequence[Shown], run: StoredRun) -> list[Shown]:
+    """Return the first maps of a few rows over depth: the last row of each size, from large to small."""
+    drawn = [
+        (shown, grid, (tiles.height, tiles.width))
+        for shown in details
+        if "pad" not in shown["row"].type.lower()
+        for grid in shown["row"].grids
+        if grid.input_index == 0 and (tiles := grid.tiles) and min(tiles.height, tiles.width) > 1
+    ]
+    places = sorted({size: place for place, (_, _, size) in enumerate(drawn)}.values())
+    return [_strip(run, *drawn[places[at]][:2]) for at in spread(len(places), _STRIPS)]
+
+
+def _strip(run: StoredRun, shown: Shown, grid: Grid) -> Shown:
     side = _LONE_MAP_SIDE if grid.tiles and grid.tiles.count == 1 else _STRIP_SIDE
     uri, count, width, colours = first_maps(run.read_picture(grid.path), grid, _STRIP_CHANNELS, side)
-    return Strip(row, count, uri, width, (row.details.kind, *colour_marks(grid)), colours, grid.bar)
+    caption = (shown["row"].kind, *colour_marks(grid))
+    return {
+        "name": shown["row"].name,
+        "href": shown["href"],
+        "count": count,
+        "uri": uri,
+        "width": width,
+        "caption": caption,
+        "colours": colours,
+        "bar": grid.bar,
+    }
 
 
-def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> dict[str, Any]:
+def shown_channels(part: ChannelSearch, read: Callable[[str], bytes]) -> Shown:
     """Return what the template draws; `read` returns a picture of the run.
 
     Raises:

@@ -82,8 +82,7 @@ def draw_document(document: Document, images: Mapping[str, Image.Image] | None =
     headline, *sentences = document.answer
     answer: list[Line] = [(headline, NAME, _COLOURS[document.level])]
     answer += [(sentence, TEXT, INK) for sentence in sentences]
-    small = " · ".join(filter(None, [document.subtitle, document.took]))
-    heading = [(document.title, TITLE, INK)] + [(small, SMALL, DIM)] * bool(small)
+    heading = [(document.title, TITLE, INK)] + [(document.subtitle, SMALL, DIM)] * bool(document.subtitle)
     heading += [(line, TEXT, _COLOURS[level or "dim"]) for line, level in document.about]
     picture = document.input(_INPUT, _INPUT) if document.input else None
     drawn = [part for part in document.parts if type(part) in _BLOCKS]
@@ -108,9 +107,8 @@ def _heat_maps(part: HeatMaps) -> list[Block]:
 
 
 def _maps(part: Maps) -> list[Block]:
-    maps = part.maps()
-    more = _more(len(maps) - MOST_STAGES, "output")
-    return [*map_columns(maps[:MOST_STAGES], part), text_block([(part.legend, SMALL, DIM), *more])] if maps else []
+    more = _more(len(part.maps) - MOST_STAGES, "output")
+    return [*map_columns(part), text_block([(part.legend, SMALL, DIM), *more])]
 
 
 def _finding_lines(part: Findings) -> Block:

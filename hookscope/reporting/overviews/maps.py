@@ -84,14 +84,6 @@ def _palette(scale: ColourScale) -> str:
     return "berlin" if scale.signed else "viridis"
 
 
-def scale_labels(values: NDArray[np.float32]) -> tuple[str, ...]:
-    """Return the labels at the ends of a map's colour bar, and at its middle if some value is negative."""
-    scale = colour_scale(values, clips=False)
-    if scale.top:
-        return scale.labels
-    return ("0 everywhere" if np.isfinite(values).any() else "no finite value",)
-
-
 def coloured(values: NDArray[np.float32]) -> Image.Image:
     """Return a map in colours, a pixel for each value; NaN and Inf are magenta."""
     scale = colour_scale(values, clips=False)
@@ -99,11 +91,9 @@ def coloured(values: NDArray[np.float32]) -> Image.Image:
     return palette_image(levels, _palette(scale)).convert("RGB")
 
 
-def map_columns(summaries: Sequence[MapSummary], part: Maps) -> list[Block]:
-    """Return maps side by side, a layer a column: its name, all channels as one, and the strongest channel below.
-
-    `summaries` are the maps of the part that have room.
-    """
+def map_columns(part: Maps) -> list[Block]:
+    """Return maps side by side, a layer a column: its name, all channels as one, and the strongest channel below."""
+    summaries = part.maps[:MOST_STAGES]
     whole = [_map_cell(summary, part, is_strongest=False) for summary in summaries]
     strongest = [_map_cell(summary, part, is_strongest=True) for summary in summaries if part.with_strongest]
     return [cell_row(whole, MOST_STAGES), *([cell_row(strongest, MOST_STAGES, _BETWEEN)] if strongest else [])]
@@ -125,9 +115,9 @@ def _map_cell(summary: MapSummary, part: Maps, *, is_strongest: bool) -> Cell:
         name = "A-B" if is_strongest else "|A-B|"
     heading.append((name, SMALL, INK))
     scale = colour_scale(values, clips=False)
-    bar = colour_levels(_palette(scale), width) if scale.top else None
+    bar = colour_levels(_palette(scale), width) if scale.top > 0 else None
     picture = _coloured_at(values, _height(summary.size, width), width)
-    return Cell(picture, bar=bar, labels=scale_labels(values), heading=heading)
+    return Cell(picture, bar=bar, labels=scale.labels, heading=heading)
 
 
 def _why(summary: MapSummary) -> str:

@@ -112,6 +112,4 @@ def _about_map(input_map: InputMap, picture: Image.Image) -> Cell:
     lines: list[Line] = [(input_map.title, NAME, INK), (facts, TEXT, INK)]
     if input_map.where:
         lines.insert(1, (input_map.where, TEXT, DIM))
-    if not scale.top:
-        return Cell(picture, [*lines, ("the map is 0 everywhere", TEXT, DIM)])
-    return Cell(picture, lines, bar(scale, 240, 1)[0], scale.labels)
+    return Cell(picture, lines, bar(scale, 240, 1)[0] if scale.top > 0 else None, scale.labels)

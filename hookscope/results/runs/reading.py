@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,24 +39,18 @@ MAX_PICTURE_BYTES = 128 * 2**20
 _MOST_SHOWN = 200  # characters of a name in a message
 _LONGEST_SIDE = 2**16  # cells of a map over a picture; the sides of JPEG files are shorter
 
-Result_co = TypeVar("Result_co", covariant=True)
-
 
 @dataclass(frozen=True, slots=True)
-class StoredRun(Generic[Result_co]):
+class StoredRun:
     """A run that was read from its folder."""
 
     folder: Path
     record: RunRecord
-    result: Result_co
+    result: Any
 
     def read_picture(self, path: str) -> bytes:
         """Return the bytes of a picture that `run.json` lists; raises as `read_inside`."""
         return read_inside(self.folder, path, MAX_PICTURE_BYTES)
-
-
-InspectionRun = StoredRun[Activations | Gradients]
-"""A run of `activations` or `grads`."""
 
 
 def is_run(folder: Path) -> bool:
@@ -110,7 +104,7 @@ def _example(folder: Path) -> str:
     return f", such as '{max(runs, key=runs.__getitem__)}'" if runs else ""
 
 
-def read_run(folder: Path) -> StoredRun[Any]:
+def read_run(folder: Path) -> StoredRun:
     """Read the run that a command wrote.
 
     Raises:

@@ -15,14 +15,17 @@ from torch import Tensor
 
 import hookscope
 from hookscope.commands.history import follow
+from hookscope.commands.history.columns import file_columns
 from hookscope.commands.history.describe import answer
 from hookscope.commands.history.drift import drifts
 from hookscope.commands.history.first_finding import ByKey, by_key, searched, verdicts
 from hookscope.commands.history.follow import labels_of, order_of
 from hookscope.commands.history.measure_file import Weights
 from hookscope.errors import UsageError
+from hookscope.results.comparison import Prediction
 from hookscope.results.findings import Finding
 from hookscope.results.history import History, HistoryFile, by_layer
+from hookscope.results.inputs import InputRecord
 from hookscope.results.json_form import to_document
 from hookscope.results.runs.reading import read_run
 from tests.commands.history.runs import write_run
@@ -393,6 +396,30 @@ def test_a_file_of_nothing_but_nan_has_no_norm_and_none_grows_from_it(tmp_path: 
     assert [re.split(" +", line)[1] for line in str(nan).splitlines() if re.match(r"\d.pt +.* 1 failure", line)] == [
         "-"
     ] * 3
+
+
+def test_the_drift_of_a_layer_is_not_that_of_its_finite_tensors_alone(tmp_path: Path) -> None:
+    states = [a_state() for _ in range(4)]
+    for at, state in enumerate(states):
+        state["conv.bias"] *= 1 + at / 10
+    states[1]["conv.weight"][0] = torch.nan
+    history = hookscope.history(save(tmp_path, {f"{at}.pt": state for at, state in enumerate(states)}))
+    points = [by_layer(history)["conv"][at] for at in (1, 2, 3)]
+    assert [point.drift is None for point in points] == [True, True, False]
+    assert [point.drift_from_first is None for point in points] == [True, False, False]
+
+
+def test_probabilities_that_are_nan_have_no_best_class() -> None:
+    read = {"status": "read", "judged": ("non-finite-parameter",)}
+    files = tuple(
+        HistoryFile(at, name, name, predictions=(Prediction(0, (3,), ("cat",), (probability,)),), **read)
+        for at, (name, probability) in enumerate({"a.pt": 0.9, "b.pt": math.nan}.items())
+    )
+    inputs = (InputRecord("cat.jpg", None, None, (3, 8, 8), ()),)
+    history = History(files=files, order="the names", verdicts=(), rows=(), inputs=inputs)
+    assert "The best class of cat.jpg goes from cat to NaN; it changes once in b.pt." in answer(history)
+    (column,) = (column for column in file_columns(history) if column.key == "best_class")
+    assert [*map(column.cell, files)] == ["cat 0.90", "NaN"]
 
 
 def test_what_moved_from_zero_is_not_said_to_have_moved_by_a_share_of_its_norm(tmp_path: Path) -> None:
