@@ -204,8 +204,7 @@ def pictures(tmp_path: Path) -> list[Path]:
 
 def rows_of(run_path: Path) -> list[dict[str, Any]]:
     """Read the rows of a run's `result.json`."""
-    rows: list[dict[str, Any]] = json.loads((run_path / "result.json").read_bytes())["rows"]
-    return rows
+    return json.loads((run_path / "result.json").read_bytes())["rows"]
 
 
 def without_arrays(entry: Any) -> Any:
@@ -257,8 +256,7 @@ def built(source: str, name: str) -> nn.Module:
     exec(source, space)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network: nn.Module = space[name]()
-    return network
+        return space[name]()
 
 
 def names_below(folder: Path) -> set[str]:

@@ -481,7 +481,6 @@ def asleep(factory: str, folder: Path, environment: dict[str, str]) -> Iterator[
     arguments = [sys.executable, "-m", "hookscope", "activations", f"net.py:{factory}", str(CAT), "--out", "out"]
     with subprocess.Popen(arguments, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stderr is not None
             assert process.stderr.readline() == "asleep\n"
             yield process
         finally:

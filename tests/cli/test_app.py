@@ -21,7 +21,7 @@ COMMANDS = (
 
 
 def test_these_are_all_commands() -> None:
-    assert tuple(sorted(typer.main.get_command(app_module.app).commands)) == COMMANDS  # type: ignore[attr-defined]
+    assert tuple(sorted(typer.main.get_command(app_module.app).commands)) == COMMANDS
 
 
 @pytest.mark.parametrize("command_line", [(), *((command,) for command in COMMANDS)], ids=lambda line: line or "none")
@@ -192,11 +192,7 @@ def hides():
 
 @pytest.mark.parametrize(
     ("verb", "sound", "broken"),
-    [
-        ("activations", "healthy", "dead"),
-        ("survey", "healthy", "dead"),
-        ("attention", "attends", "hides"),
-    ],
+    [("activations", "healthy", "dead"), ("survey", "healthy", "dead"), ("attention", "attends", "hides")],
 )
 def test_strict_fails_where_there_is_a_problem_and_nothing_else_does(
     verb: str, sound: str, broken: str, run: Run, tmp_path: Path
@@ -225,10 +221,7 @@ def test_the_version_is_the_packages(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("options", "used"),
-    [
-        ({}, {"GOMP_SPINCOUNT": "1000"}),
-        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
-    ],
+    [({}, {"GOMP_SPINCOUNT": "1000"}), ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"})],
 )
 def test_threads_that_wait_let_go_of_their_cores_unless_the_user_says_otherwise(
     environment: dict[str, str], options: dict[str, str], used: dict[str, str]
@@ -286,7 +279,7 @@ def test_the_name_of_an_option_is_no_value_of_the_one_before(
 
 
 def test_no_option_only_repeats_a_default() -> None:
-    commands = typer.main.get_command(app_module.app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app_module.app).commands
     pairs = [
         param.opts for command in commands.values() for param in command.params if param.opts and param.secondary_opts
     ]
@@ -351,11 +344,7 @@ def test_the_names_of_models_are_listed_one_per_line(run: Run) -> None:
 def test_completion_completes_commands_networks_and_layers(
     environment: dict[str, str], fork_server: ForkServer, tmp_path: Path, typed: str, offered: list[str]
 ) -> None:
-    asked = {
-        "_HOOKSCOPE_COMPLETE": "complete_bash",
-        "COMP_WORDS": typed,
-        "COMP_CWORD": str(len(typed.split()) - 1),
-    }
+    asked = {"_HOOKSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     (tmp_path / "net.py").write_text("raise SystemExit('run')", encoding="utf-8")
     script = "from hookscope.cli.app import main; main()"
     ended = fork_server.run("-c", script, cwd=tmp_path, environment=environment | asked)

@@ -140,13 +140,13 @@ def _no_runner(environment: dict[str, str]) -> None:
 def report_of(ended: Ended) -> dict[str, Any]:
     """Read the JSON report on a single checkpoint."""
     [report] = json.loads(ended.stdout)["checkpoints"]
-    return report  # type: ignore[no-any-return]
+    return report
 
 
 def sarif_run(log: Path) -> dict[str, Any]:
     """Read the run of a SARIF log."""
     [run] = json.loads(log.read_text(encoding="utf-8"))["runs"]
-    return run  # type: ignore[no-any-return]
+    return run
 
 
 def statuses(report: dict[str, Any]) -> dict[str, str]:
@@ -209,7 +209,6 @@ def test_a_nan_fails_the_check_and_the_report_says_where(check: Run, tmp_path: P
     assert places["non-finite-activation"] == [PLANTED]
 
     suite = ET.parse(junit).getroot().find("testsuite")
-    assert suite is not None
     failing = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
     assert set(failing) >= {"non-finite-parameter", "non-finite-activation"}
     assert names_below(junit.parent) == {"junit.xml"}
@@ -516,11 +515,7 @@ def test_sarif_holds_the_findings_with_the_rules_and_their_explanations(check: R
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
-    [
-        (("nothing/*.pt",), 5, "nothing/*.pt"),
-        ((), 2, "Missing CHECKPOINT"),
-        (("net.py:crashes",), 3, "SIGSEGV"),
-    ],
+    [(("nothing/*.pt",), 5, "nothing/*.pt"), ((), 2, "Missing CHECKPOINT"), (("net.py:crashes",), 3, "SIGSEGV")],
 )
 @pytest.mark.exhaustive
 def test_sarif_of_a_run_that_checked_nothing_is_not_clean(
@@ -613,7 +608,6 @@ def test_a_baseline_is_written_and_held_to(check: Run, folder: Path, tmp_path: P
     assert f" {len(finding['followed_by'])} more layers follow: " in finding["message"]
     assert ET.parse(junit).getroot().get("failures") == "1"
     failed = ET.parse(junit).find(".//failure")
-    assert failed is not None
     assert failed.get("message") == finding["message"]
     [rows] = (tmp_path / "evidence").glob("*/rows.csv")
     assert len(rows.read_text(encoding="utf-8").splitlines()) == 1 + 1 + len(finding["followed_by"])

@@ -13,26 +13,11 @@ from torch.nn import functional
 
 from tests.cli.conftest import Run, built, names_below, record_of, statistics_of, table
 
-CASES = '''
+CASES = """
 import torch
 from torch import nn
 
-
-class Textbook(nn.Module):
-    """Case B1: every number is known."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc1, self.relu1, self.fc2 = nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)
-        rows = [[1.0, 2, 3], [-4, -5, -6], [7, 8, 9], [-10, -11, -12]]
-        with torch.no_grad():
-            self.fc1.weight.copy_(torch.tensor(rows))
-            self.fc1.bias.copy_(torch.tensor([1.0, 2, 3, 4]))
-            self.fc2.weight.copy_(torch.tensor([[1.0, 2, 3, 4]]))
-            self.fc2.bias.fill_(1)
-
-    def forward(self, x):
-        return self.fc2(self.relu1(self.fc1(x)))
+from tests.networks import TwoLayers as Textbook
 
 
 def classifier():
@@ -95,7 +80,7 @@ class Raises(nn.Module):
 
 def raises():
     return nn.Sequential(nn.Linear(3, 3), Raises())
-'''
+"""
 
 LOSSES = """
 def squares(output):

@@ -16,8 +16,7 @@ SCHEMAS = DOCS / "schemas"
 
 
 def modules_of(stdout: str) -> list[dict[str, Any]]:
-    modules: list[dict[str, Any]] = json.loads(stdout)["rows"]
-    return modules
+    return json.loads(stdout)["rows"]
 
 
 def plain_modules(network: nn.Module, *inputs: torch.Tensor) -> list[dict[str, Any]]:

@@ -112,6 +112,7 @@ def test_layers_lists_operations_below_their_module(run: Run) -> None:
         (("--edit", "op:gelu:output:zero"), 5, "No operation matches 'op:gelu'."),
         (("--edit", "op:relu#1:output:zero"), 2, "An edit changes every call of an operation: leave out #1."),
         (("--layer", "op:"), 2, "is half a pattern: give op:NAME or MODULE:NAME"),
+        (("--layer", ":relu"), 2, "is half a pattern: give op:NAME or MODULE:NAME"),
         (("--layer", "op:relu@1"), 2, "Give a call: op:relu#1 is the second."),
     ],
 )

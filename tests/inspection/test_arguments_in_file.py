@@ -35,8 +35,7 @@ class Tokens(nn.Module):
         self.head = nn.Linear(4, 3)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.head(self.embedding(ids).mean(1))
-        return scores
+        return self.head(self.embedding(ids).mean(1))
 
 
 class Functions(nn.Module):
@@ -140,7 +139,7 @@ def test_without_parameters_there_are_no_weights_to_shuffle() -> None:
 
 
 class OneDict(Two):
-    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return super().forward(batch["image"], batch["meta"])
 
 
@@ -159,7 +158,7 @@ def test_a_network_that_takes_a_whole_dict_is_told_how_to_get_it(
 @pytest.mark.parametrize("run", [hookscope.activations, hookscope.grads])
 def test_a_name_looked_up_in_a_tensor_is_told_as_such_and_torch_warns_of_nothing(run: Callable[..., Any]) -> None:
     class Entries(Two):
-        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
             return super().forward(batch["input_image"], batch["meta"])
 
     said = "its code looks up 'input_image' in this tensor, as in a dict; its one argument is batch. Give it the dict"

@@ -168,7 +168,7 @@ def test_the_first_gradient_that_is_not_finite_is_the_earliest_to_arrive() -> No
             return x.sqrt()
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
             (x,) = ctx.saved_tensors
             return gradients[0] / (2 * x.sqrt())
 
@@ -298,7 +298,6 @@ def test_a_repeated_pass_draws_the_same_random_numbers() -> None:
         expected = model(x).sum()
         expected.backward()
     gradient = model[0].weight.grad
-    assert gradient is not None
     model[1].get_buffer("passes").zero_()
     model.zero_grad()
     inspection, kept = with_kept(model, x, mode="train")
@@ -440,13 +439,7 @@ def test_edits_change_inputs_outputs_and_gradients_of_layers_that_are_not_shown(
 def test_an_edit_of_a_container_comes_before_what_its_last_child_shows() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.Linear(2, 1))
     inspection = inspect_gradients(model, torch.ones(1, 2), total, ["*"], edits=["/^0$/:grad:zero"])
-    assert statuses(inspection) == {
-        "0.0": "zero",
-        "0.1": "zero",
-        "0": "zero",
-        "1": "gradient",
-        "(model)": "gradient",
-    }
+    assert statuses(inspection) == {"0.0": "zero", "0.1": "zero", "0": "zero", "1": "gradient", "(model)": "gradient"}
 
 
 def test_an_edit_that_was_never_applied_is_reported() -> None:
@@ -497,7 +490,7 @@ def test_a_loss_that_raises_is_one_sentence() -> None:
 
 class Explodes(torch.autograd.Function):
     @staticmethod
-    def forward(_ctx: Any, x: Tensor, _error: BaseException) -> Tensor:  # type: ignore[override]
+    def forward(_ctx: Any, x: Tensor, _error: BaseException) -> Tensor:
         _ctx.error = _error
         return x.clone()
 
@@ -603,5 +596,4 @@ def test_a_target_that_differs_from_batch_to_batch_is_that_of_the_first() -> Non
     network = nn.Linear(3, 3, bias=False)
     nn.init.eye_(network.weight)
     run = hookscope.grads(network, torch.eye(3), loss="ce", batch_size=1)
-    assert run.loss is not None
     assert run.loss.target == "argmax: class 0 in the first of 3 batches"

@@ -48,8 +48,7 @@ class Mixed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (N, T, 2)
         table = self.table(torch.ones(7, 2))  # (7, 3)
         turned = self.turned(x.transpose(0, 1)).transpose(0, 1)  # (T, N, 3) inside
-        both: Tensor = self.line(x) + turned + table.sum(0)
-        return both
+        return self.line(x) + turned + table.sum(0)
 
 
 @pytest.mark.parametrize("batch_size", [8, 6, 20])

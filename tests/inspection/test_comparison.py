@@ -85,7 +85,6 @@ def test_predictions_of_both_runs_are_those_of_the_output_that_the_key_names(
     result = command(Heads(), torch.zeros(1, 1), edit="second:output:scale(2)", output_key="b")
     # An input of zeros leaves the biases: softmax of (0, log 3), and of twice that.
     expected = [[0.75, 0.25], [0.9, 0.1]]
-    assert result.comparison is not None
     assert [each.probabilities for (each,) in result.comparison.predictions] == [pytest.approx(p) for p in expected]
 
 

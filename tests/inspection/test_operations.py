@@ -83,20 +83,15 @@ def rows_of(network: nn.Module, x: Tensor) -> tuple[Any, list[Traced]]:
         output = network(x)
     calls: dict[tuple[str, int], Traced] = {}
     for seen in captured.observations:
-        assert seen.operation is not None
         new = Traced(seen.operation.owner, seen.operation.name, [])
-        calls.setdefault((seen.layer, seen.call), new).tensors.append(seen.value)  # type: ignore[attr-defined]
+        calls.setdefault((seen.layer, seen.call), new).tensors.append(seen.value)
     return output, [*calls.values()]
 
 
 # What torch.fx traces without changing what is called: it keeps fx-wrapped functions of torchvision as one call, and
 # computes at once what depends on no input, as the attention masks of Swin do.
 FX_TORCHVISION = ("resnet18", "densenet121", "googlenet", "shufflenet_v2_x0_5", "vit")
-FX_TIMM = {
-    "coat_lite_tiny": 224,
-    "halonet26t": 256,
-    "xcit_nano_12_p16_224": 224,
-}
+FX_TIMM = {"coat_lite_tiny": 224, "halonet26t": 256, "xcit_nano_12_p16_224": 224}
 BUILDERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     **{name: (TORCHVISION[name].build, 112 if name == "vit" else 96) for name in FX_TORCHVISION},
     **{f"timm {name}": (lambda name=name: timm.create_model(name), size) for name, size in FX_TIMM.items()},
@@ -129,8 +124,7 @@ def small_vit_config(**others: Any) -> dict[str, Any]:
 def hugging_face(name: str, **config: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         package = import_module("transformers")
-        built: nn.Module = getattr(package, f"{name}Model")(getattr(package, f"{name}Config")(**config))
-        return built
+        return getattr(package, f"{name}Model")(getattr(package, f"{name}Config")(**config))
 
     return build
 
