@@ -45,6 +45,25 @@ def batch_of(*args: Any, first: int = 0, count: int = 1) -> Batch:
     return Batch(args, tuple(range(first, first + count)), (record,) * count)
 
 
+def outputs_of(network: nn.Module, *inputs: Any) -> dict[str, Tensor]:
+    """Run a network once in eval mode; return clones of what its modules gave, in the order in which they finished."""
+    outputs: dict[str, Tensor] = {}
+
+    def kept_as(name: str) -> Callable[..., None]:
+        return lambda _module, _args, output: outputs.update({name: output.detach().clone()})
+
+    handles = [module.register_forward_hook(kept_as(name)) for name, module in network.named_modules()]
+    with torch.no_grad():
+        network.eval()(*inputs)
+    for handle in handles:
+        handle.remove()
+    return outputs
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def image(*shape: int) -> Callable[[], tuple[Any, ...]]:
     return lambda: (torch.randn(shape),)
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import nn
 from hookscope.results.runs.reading import read_run
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of, without_arrays
 from tests.models.hostile import PAYLOADS, torch_bytes
+from tests.networks import outputs_of
 from tests.reporting.stored import report_html
 
 TABLES = {"run.json", "overview.png", "layers.csv", "result.json", "arrays.safetensors"}
@@ -33,23 +34,6 @@ OF_ONE_PICTURE = TABLES | {"inputs", "inputs/000.png"}
 def assert_statistics(row: dict[str, Any], expected: dict[str, float], relative: float = 1e-5) -> None:
     measured = {name: row["activation"][name] for name in expected}
     assert measured == pytest.approx(expected, rel=relative, abs=1e-6)
-
-
-def plain_outputs(network: nn.Module, batch: Any, layers: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Run a network once and return clones of what its layers gave, in the order in which they finished."""
-    outputs: dict[str, torch.Tensor] = {}
-    handles = []
-    for name in layers:
-
-        def keep(_module: nn.Module, _args: object, output: torch.Tensor, name: str = name) -> None:
-            outputs[name] = output.detach().clone()
-
-        handles.append(network.get_submodule(name).register_forward_hook(keep))
-    with torch.no_grad():
-        network.eval()(batch)
-    for handle in handles:
-        handle.remove()
-    return outputs
 
 
 def tiny_input(path: Path) -> torch.Tensor:
@@ -79,10 +63,10 @@ def resnet18_convolutions() -> dict[str, torch.Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = torchvision.models.resnet18()
-    names = [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d)]
     with Image.open(CAT) as cat:
         batch = torchvision.models.ResNet18_Weights.IMAGENET1K_V1.transforms()(cat)[None]
-    return plain_outputs(network, batch, names)
+    outputs = outputs_of(network, batch)
+    return {name: outputs[name] for name in outputs if isinstance(network.get_submodule(name), nn.Conv2d)}
 
 
 @pytest.mark.exhaustive
@@ -190,7 +174,7 @@ def test_a_state_dict_runs_in_its_architecture(
         torch.save(network.state_dict(), path)
     model = ("net.py:tiny", "--weights", path) if as_weights else (path, "--arch", "net.py:tiny")
     ended = run("activations", model[0], pictures[0], *model[1:], *AS_THEY_ARE, "--out", "out", "--no-grids")
-    outputs = plain_outputs(network, tiny_input(pictures[0]), ["0", "1", "2", "3"])
+    outputs = outputs_of(network, tiny_input(pictures[0]))
     assert ended.code == 0
     for row in rows_of(tmp_path / "out"):
         assert_statistics(row, statistics_of(outputs[row["layer"]].numpy(), 1))
@@ -310,7 +294,7 @@ def test_saved_tensors_equal_a_plain_capture_bit_for_bit(run: Run, tmp_path: Pat
     options = (*AS_THEY_ARE, "--arch", "net.py:tiny", "--save-tensors", "--out", "out", "--batch-size", 1)
     ended = run("activations", "weights.pt", *pictures, *options)
     saved = safetensors.torch.load_file(tmp_path / "out" / "activations.safetensors")
-    single = [plain_outputs(network, tiny_input(path), ["0", "1", "2", "3"]) for path in pictures]
+    single = [outputs_of(network, tiny_input(path)) for path in pictures]
     assert ended.code == 0
     assert set(saved) == {"0", "1", "2", "3"}
     for layer, tensor in saved.items():

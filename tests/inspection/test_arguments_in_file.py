@@ -14,6 +14,7 @@ import hookscope
 from hookscope.errors import HookscopeError, UsageError
 from hookscope.inputs.named import read_named
 from tests.inputs.written import PLAIN
+from tests.networks import Apply
 
 
 class Two(nn.Module):
@@ -36,11 +37,6 @@ class Tokens(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.head(self.embedding(ids).mean(1))
-
-
-class Functions(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(x).mean((2, 3))
 
 
 @pytest.fixture
@@ -125,15 +121,16 @@ def test_attribute_names_the_embedding_of_tokens(method: str) -> None:
 
 def test_a_network_of_functions_is_pointed_to_its_operations() -> None:
     x = torch.randn(1, 3, 8, 8)
-    note = "Functions has no modules inside: `ops` shows its operations."
-    assert note in hookscope.activations(Functions(), x).notes
-    assert note in hookscope.grads(Functions(), x).notes
-    assert note not in hookscope.activations(Functions(), x, ops=True).notes
+    functions = Apply(lambda x: F.relu(x).mean((2, 3)))
+    note = "Apply has no modules inside: `ops` shows its operations."
+    assert note in hookscope.activations(functions, x).notes
+    assert note in hookscope.grads(functions, x).notes
+    assert note not in hookscope.activations(functions, x, ops=True).notes
     assert note not in hookscope.activations(nn.ReLU(), x).notes
 
 
 def test_without_parameters_there_are_no_weights_to_shuffle() -> None:
-    result = hookscope.attribute(Functions(), torch.randn(1, 3, 8, 8), method="gradient")
+    result = hookscope.attribute(Apply(lambda x: F.relu(x).mean((2, 3))), torch.randn(1, 3, 8, 8), method="gradient")
     assert "weights" not in {check.name for check in result.sanity}
     assert "Sanity: no weights test, because the network has no parameters to shuffle." in result.notes
 

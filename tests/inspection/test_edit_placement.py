@@ -11,23 +11,13 @@ from torch.nn.utils import prune
 import hookscope
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.inspection.edits import parse_edit
-from tests.networks import Apply
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+from tests.networks import Apply, Written, failing, normal
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    parts = (
-        nn.Conv2d(3, 4, 3),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.ConvTranspose2d(4, 5, 2),
-        Apply(lambda x: x.mean((2, 3))),
-    )
-    return nn.Sequential(*parts, nn.Linear(5, 2))
+    parts = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.ConvTranspose2d(4, 5, 2))
+    return nn.Sequential(*parts, Apply(lambda x: x.mean((2, 3))), nn.Linear(5, 2))
 
 
 X = normal(2, 3, 8, 8, seed=1)
@@ -114,17 +104,10 @@ def test_rounding_leaves_what_is_not_finite(dtype: str, differentiated: bool) ->
 
 
 def test_tied_parameters_are_edited_once_and_views_of_their_memory_follow() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
-            self.two.weight = self.one.weight
-            self.view = self.one.weight.detach()[0]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.two(self.one(x)) + self.view
-
-    model = Tied()
+    one, two = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    two.weight = one.weight
+    model = Written(lambda net, x: net.two(net.one(x)) + net.view, one=one, two=two)
+    model.view = one.weight.detach()[0]
     x, weight = normal(1, 3), model.one.weight.detach().clone()
     run = hookscope.activations(model, x, layer="*", edit="param:*weight:value:scale(2)", save_tensors=True)
     torch.testing.assert_close(run.tensors["(model)"], x @ (2 * weight).T @ (2 * weight).T + 2 * weight[0])
@@ -163,10 +146,7 @@ def test_what_cannot_be_edited_is_refused_and_nothing_is_changed(
 
 
 def test_values_come_back_when_the_network_raises() -> None:
-    def raises(_x: Tensor) -> Tensor:
-        raise ValueError("no")
-
-    model = nn.Sequential(nn.Linear(3, 3), Apply(raises))
+    model = nn.Sequential(nn.Linear(3, 3), Apply(failing))
     before = model[0].weight.detach().clone()
     with pytest.raises(hookscope.ForwardError):
         hookscope.activations(model, normal(1, 3), edit="param:0.weight:value:zero")

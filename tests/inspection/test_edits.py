@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.inspection.edits import OPERATIONS, Edit, bind_edits, parse_edit
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+from tests.networks import normal
 
 
 def edited(operation: str, tensor: Tensor, channel_axis: int | None = 1) -> Tensor:

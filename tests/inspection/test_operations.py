@@ -26,21 +26,10 @@ from tests.networks import TORCHVISION, vision
 
 EVERYTHING = (parse_operation_pattern("op:*"),)
 
-# Python's operators, which the graph holds as they stand in the code, under torch's names.
-OPERATORS: dict[Any, str] = {
-    operator.add: "add",
-    operator.iadd: "add",
-    operator.sub: "sub",
-    operator.isub: "sub",
-    operator.mul: "mul",
-    operator.imul: "mul",
-    operator.truediv: "div",
-    operator.matmul: "matmul",
-    operator.neg: "neg",
-    operator.pow: "pow",
-    operator.getitem: "getitem",
-    operator.setitem: "setitem",
-}
+
+# Python's operators, exchanged and in place too, under torch's names.
+OPERATORS = {"iadd": "add", "radd": "add", "isub": "sub", "rsub": "sub", "imul": "mul", "rmul": "mul"}
+OPERATORS |= {"truediv": "div", "itruediv": "div"}
 
 
 class Traced(NamedTuple):
@@ -73,8 +62,8 @@ class Recorder(fx.Interpreter):
         if tensors:
             stack = n.meta.get("nn_module_stack")
             owner = list(stack.values())[-1][0] if stack else ""
-            name = n.target if isinstance(n.target, str) else OPERATORS.get(n.target) or n.target.__name__
-            self.seen.append(Traced(owner, name.strip("_"), [tensor.detach().clone() for tensor in tensors]))
+            name = (n.target if isinstance(n.target, str) else n.target.__name__).strip("_")
+            self.seen.append(Traced(owner, OPERATORS.get(name, name), [tensor.detach().clone() for tensor in tensors]))
         return result
 
 
@@ -136,18 +125,6 @@ WRAPPED: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "transformers Beit": (hugging_face("Beit", **small_vit_config()), 32),
 }
 
-# How torchlens writes Python's operators in place and exchanged.
-IN_PLACE = {
-    "iadd": "add",
-    "isub": "sub",
-    "imul": "mul",
-    "itruediv": "div",
-    "truediv": "div",
-    "radd": "add",
-    "rmul": "mul",
-    "rsub": "sub",
-}
-
 
 @contextmanager
 def torchlens_unwrapped() -> Iterator[Any]:
@@ -170,7 +147,7 @@ def test_operations_are_those_that_wrapping_torchs_functions_shows(name: str) ->
         ours = [(each.owner, each.name, tensor) for each in actual for tensor in each.tensors]
         with torchlens_unwrapped() as trace:
             theirs = [
-                (owner, IN_PLACE.get(bare, bare), layer.out)
+                (owner, OPERATORS.get(bare, bare), layer.out)
                 for layer in trace(network, [x])
                 if (bare := (layer.func_name or "none").strip("_")) not in ("none", "identity")  # its own marks
                 if have_own_operations([network.get_submodule(owner := owner_of(layer.modules))])
