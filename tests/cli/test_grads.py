@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from tests.cli.conftest import Run, built, names_below, record_of, statistics_of, table
+from tests.cli.conftest import Run, assert_refused, built, names_below, record_of, statistics_of, table
 
 CASES = """
 import torch
@@ -392,10 +392,8 @@ def test_a_verdict_fails_the_command_where_that_is_asked_for(
 
 
 def test_of_two_values_none_is_dropped_without_a_word(run: Run, folder: Path) -> None:
-    option = "--seed"
-    ended = run("grads", "case.py:batchnorm", option, "2,4", option, "3,4")
-    assert (ended.code, ended.stdout) == (2, "")
-    assert f"{option} is given 2 times, and takes one value." in ended.stderr
+    ended = run("grads", "case.py:batchnorm", "--seed", "2,4", "--seed", "3,4")
+    assert_refused(ended, 2, "--seed is given 2 times, and takes one value.")
     assert not (folder / "hookscope-runs").exists()
 
 
@@ -442,11 +440,7 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(
     run: Run, folder: Path, arguments: tuple[str, ...], code: int, words: list[str]
 ) -> None:
     before = names_below(folder)
-    ended = run("grads", *arguments)
-    assert (ended.code, ended.stdout) == (code, "")
-    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
-    for word in words:
-        assert word in ended.stderr
+    assert_refused(run("grads", *arguments), code, *words)
     assert names_below(folder) == before
 
 
@@ -486,7 +480,5 @@ def test_a_pass_that_breaks_off_says_so_in_the_json(run: Run) -> None:
 def test_a_full_disk_leaves_nothing_of_the_run(command: Run, folder: Path) -> None:
     before = names_below(folder)
     arguments = ("--input-shape", "64,3,32,32", "--save-tensors", "--out", "out")
-    ended = command("grads", "case.py:classifier", *arguments, cwd=folder, largest_file=60_000)
-    assert ended.code == 3
-    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    assert_refused(command("grads", "case.py:classifier", *arguments, cwd=folder, largest_file=60_000), 3)
     assert names_below(folder) == before
