@@ -148,6 +148,21 @@ def test_an_output_without_tensors_is_seen_as_such(output: object) -> None:
 # --- removal ---
 
 
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()], ids=repr)
+def test_hooks_are_removed_whatever_interrupts_the_forward_pass(error: BaseException) -> None:
+    def raises(_x: Tensor) -> Tensor:
+        raise error
+
+    model = nn.Sequential(scale(2), nn.Sequential(Apply(raises)), scale(3))
+    before = hooks_of(model)
+    with pytest.raises(type(error)) as caught, capture(model, modules_of(model), clone) as captured:
+        model(torch.ones(1))
+    assert caught.value is error
+    assert hooks_of(model) == before
+    assert [item.layer for item in captured.observations] == ["0"]
+    assert captured.called == {"", "0", "1", "1.0"}
+
+
 OVERWRITING = [
     kind
     for kind in vars(nn).values()
