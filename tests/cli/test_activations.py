@@ -455,7 +455,7 @@ def test_a_full_disk_under_the_run_leaves_nothing(command: Run, folder: Path) ->
     options = ("--no-grids", "--save-tensors")
     largest = 40_000  # each tensor has more
     ended = command("activations", "net.py:tiny", CAT, *options, "--out", "out", cwd=folder, largest_file=largest)
-    assert_refused(ended, 3)
+    assert (ended.code, len(ended.errors), len(ended.stderr.splitlines())) == (3, 1, 1)  # the table stays
     assert names_below(folder) == {"net.py"}
 
 

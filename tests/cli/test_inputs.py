@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from tests.cli.conftest import CAT, Run, assert_refused, built, names_below, record_of, rows_of
+from tests.cli.conftest import CAT, Run, built, names_below, record_of, rows_of
 
 AS_THEY_ARE = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--out", "out")
 
@@ -263,7 +263,9 @@ def test_an_input_by_name_that_cannot_be_is_one_line(
     picture(cases / "a.png", 0)
     (cases / "word.npy").write_bytes(b"\x93NUMPY and no more")
     before = names_below(cases)
-    assert_refused(run("activations", "cases.py:Mixed", "a.png", *AS_THEY_ARE, *arguments), code, *words)
+    ended = run("activations", "cases.py:Mixed", "a.png", *AS_THEY_ARE, *arguments)
+    assert (ended.code, len(ended.errors)) == (code, 1)
+    assert all(word in ended.errors[0] for word in words)
     assert names_below(cases) == before
 
 
