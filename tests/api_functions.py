@@ -70,7 +70,7 @@ def fields_of(tree: ast.Module) -> dict[tuple[str, str], str]:
     for kind in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         for field in (node for node in kind.body if isinstance(node, ast.AnnAssign)):
             quoted = isinstance(field.annotation, ast.Constant)
-            annotation = str(field.annotation.value) if quoted else ast.unparse(field.annotation)  # type: ignore[attr-defined]
+            annotation = str(field.annotation.value) if quoted else ast.unparse(field.annotation)
             actual[kind.name, ast.unparse(field.target)] = written_out(annotation, expected)
     return actual
 
@@ -126,7 +126,7 @@ def _function(function: ast.FunctionDef, annotations: Mapping[tuple[str, str], s
             passed.append(f"{kwonlyarg.arg}={kwonlyarg.arg}")
             message[kwonlyarg.arg] = own.get(kwonlyarg.arg) or common[kwonlyarg.arg]
             continue
-        kind = getattr(options, ast.unparse(kwonlyarg.annotation).removeprefix("options."))  # type: ignore[arg-type]
+        kind = getattr(options, ast.unparse(kwonlyarg.annotation).removeprefix("options."))
         names = []
         for option, _ in options.in_help(kind):
             if options.on_command_line(option).is_python:

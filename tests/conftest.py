@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         marker = item.get_closest_marker("sample")
         if marker is not None:
-            case = item.callspec.id  # type: ignore[attr-defined]
+            case = item.callspec.id
             named = any(f"-{name}-" in f"-{case}-" for name in marker.args)
             if not named:
                 item.add_marker(pytest.mark.exhaustive)

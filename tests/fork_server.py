@@ -127,7 +127,7 @@ def _read_to_end(pipes: Sequence[int]) -> list[str]:
 def serve(descriptor: int) -> None:
     """Import once, then fork a process for every request."""
     sys.path[:2] = []  # this checkout, and the current folder
-    subprocess.Popen = _ForkingPopen  # type: ignore[assignment, misc]  # before torchrun takes the name
+    subprocess.Popen = _ForkingPopen  # before torchrun takes the name
     _import_everything()
     connection = socket.socket(fileno=descriptor)
     while True:
@@ -166,10 +166,10 @@ class _ForkingPopen(subprocess.Popen[bytes]):
     """Starts this Python by forking too: the command's workers import torch as well."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        inputs = inspect.signature(super()._execute_child).bind(args, *rest).arguments  # type: ignore[misc]
+        inputs = inspect.signature(super()._execute_child).bind(args, *rest).arguments
         special = any(inputs[name] for name in ("preexec_fn", "pass_fds", "cwd", "shell"))
         if special or not isinstance(args, list | tuple) or args[0] != sys.executable:
-            super()._execute_child(args, *rest)  # type: ignore[misc]
+            super()._execute_child(args, *rest)
             return
         pipes = [inputs[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         self.pid = os.fork()
@@ -180,7 +180,7 @@ class _ForkingPopen(subprocess.Popen[bytes]):
             streams = [number if end == -1 else end for number, end in enumerate(ends)]
             _run_python(args[1:], streams, inputs["env"] if inputs["env"] is not None else os.environ)
         self._child_created = True
-        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+        self._close_pipe_fds(*pipes)
 
 
 def _run_python(arguments: Sequence[str], streams: Sequence[int], environment: Mapping[str, str]) -> NoReturn:

@@ -20,12 +20,7 @@ from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.segmentation.fcn import FCN, FCNHead
-from torchvision.models.swin_transformer import (
-    PatchMerging,
-    PatchMergingV2,
-    SwinTransformer,
-    SwinTransformerBlockV2,
-)
+from torchvision.models.swin_transformer import PatchMerging, PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
 from torchvision.models.vgg import make_layers
 from torchvision.models.video.mvit import MSBlockConfig, MViT
 from torchvision.models.video.resnet import BasicBlock as VideoBlock
@@ -48,6 +43,25 @@ def batch_of(*args: Any, first: int = 0, count: int = 1) -> Batch:
     """Return a batch of so many inputs, numbered from `first`."""
     record = InputRecord("tensor", None, None, (), ())
     return Batch(args, tuple(range(first, first + count)), (record,) * count)
+
+
+def outputs_of(network: nn.Module, *inputs: Any) -> dict[str, Tensor]:
+    """Run a network once in eval mode; return clones of what its modules gave, in the order in which they finished."""
+    outputs: dict[str, Tensor] = {}
+
+    def kept_as(name: str) -> Callable[..., None]:
+        return lambda _module, _args, output: outputs.update({name: output.detach().clone()})
+
+    handles = [module.register_forward_hook(kept_as(name)) for name, module in network.named_modules()]
+    with torch.no_grad():
+        network.eval()(*inputs)
+    for handle in handles:
+        handle.remove()
+    return outputs
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def image(*shape: int) -> Callable[[], tuple[Any, ...]]:
@@ -248,6 +262,23 @@ def conv_net() -> nn.Module:
         nn.Flatten(),
         nn.Linear(16, 5),
     )
+
+
+class TwoLayers(nn.Module):
+    """Case B1 of tests/hooks/test_hook_cases.py: fc1 = Linear(3, 4), relu1, fc2 = Linear(4, 1), with given weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.relu1, self.fc2 = nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)
+        rows = [[1.0, 2, 3], [-4, -5, -6], [7, 8, 9], [-10, -11, -12]]
+        with torch.no_grad():
+            self.fc1.weight.copy_(torch.tensor(rows))
+            self.fc1.bias.copy_(torch.tensor([1.0, 2, 3, 4]))
+            self.fc2.weight.copy_(torch.tensor([[1.0, 2, 3, 4]]))
+            self.fc2.bias.fill_(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.relu1(self.fc1(x)))
 
 
 class TiedAutoencoder(nn.Module):
@@ -615,10 +646,7 @@ BY_HAND: dict[str, Network] = {
     "bfloat16": Network(lambda: conv_net().bfloat16(), lambda: (torch.randn(2, 3, 8, 8).bfloat16(),)),
     "double": Network(lambda: conv_net().double(), lambda: (torch.randn(2, 3, 8, 8).double(),)),
     "compiled": Network(lambda: compiled(conv_net()), image(2, 3, 8, 8)),
-    "compiled part": Network(
-        lambda: nn.Sequential(conv_net(), compiled(linear(5, 5, 3)())),
-        image(2, 3, 8, 8),
-    ),
+    "compiled part": Network(lambda: nn.Sequential(conv_net(), compiled(linear(5, 5, 3)())), image(2, 3, 8, 8)),
     "DataParallel": Network(lambda: nn.DataParallel(conv_net()), image(2, 3, 8, 8)),
     "single layer": Network(lambda: nn.Linear(4, 3), image(2, 4)),
 }

@@ -82,7 +82,6 @@ def options_of(name: str) -> dict[str, tuple[Any, Any, str]]:
     command = next(
         registered_command.callback for registered_command in app.registered_commands if registered_command.name == name
     )
-    assert command is not None
     types = get_type_hints(command, include_extras=True)
     options = {}
     for option, parameter in signature(command).parameters.items():
@@ -258,9 +257,9 @@ def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
         hookscope.activations(network, values, weights="none")
     for layers in ({"3": 1}, {"3"}):  # which are collections of texts too
         with pytest.raises(hookscope.UsageError, match=r"^`layer` takes a text or a list of texts, not"):
-            hookscope.activations(network, values, layer=layers)  # type: ignore[arg-type]
+            hookscope.activations(network, values, layer=layers)
     with pytest.raises(hookscope.UsageError, match=r"^`input` takes a mapping, a text or a list of texts"):
-        hookscope.activations(network, values, input=3)  # type: ignore[arg-type]
+        hookscope.activations(network, values, input=3)
     with pytest.raises(hookscope.UsageError, match="`model` is of type Tensor"):
         hookscope.activations(values, network)
     with pytest.raises(hookscope.UsageError, match="`model` is of type ndarray"):  # which compares element by element
@@ -290,10 +289,8 @@ def test_a_picture_in_memory_counts_like_its_file(tmp_path: Path) -> None:
 def test_a_loss_may_be_a_function_and_a_target_a_tensor() -> None:
     network, values, target = small(), pictures(4), torch.randn(4, 5)
     result = hookscope.grads(network, values, loss=lambda output, wanted: (output - wanted).abs().sum(), target=target)
-    assert result.loss is not None
     assert result.loss.value == pytest.approx((network(values) - target).abs().sum().item(), rel=1e-6)
     chosen = hookscope.grads(network, values, loss="ce", target=[0, 1, 2, 4])
-    assert chosen.loss is not None
     expected = nn.functional.cross_entropy(network(values), torch.tensor([0, 1, 2, 4])).item()
     assert chosen.loss.value == pytest.approx(expected, rel=1e-6)
     alone = hookscope.grads(network, values, loss="mse", target=target, per_image=True, batch_size=4).inputs_alone
@@ -303,14 +300,11 @@ def test_a_loss_may_be_a_function_and_a_target_a_tensor() -> None:
 
 def test_edits_are_compared_and_verdicts_given() -> None:
     result = hookscope.grads(small(), pictures(), loss="sum", edit="3:output:zero")
-    assert result.comparison is not None
-    assert result.comparison.losses is not None
     assert result.comparison.losses[1] == 0
     assert "Effect of 3:output:zero" in str(result.comparison)
     assert {verdict.rule for verdict in result.verdicts} == {"zero-gradient"}
     assert result.comparison.to_pandas().set_index("quantity", append=True).loc[("3", "activation"), "l2_after"] == 0
     quiet = hookscope.grads(small(), pictures(), limit={"vanishing": 1e-30})
-    assert quiet.provenance is not None
     assert quiet.provenance.settings["limits"]["vanishing"] == 1e-30
     with pytest.raises(hookscope.UsageError, match="Nearest: 'vanishing'"):
         hookscope.grads(small(), limit={"vanishin": 1})
@@ -336,7 +330,6 @@ def test_inputs_that_cannot_be_used_are_left_out_if_somebody_is_told(tmp_path: P
     run = hookscope.activations(network, [tmp_path / "cut.jpg", CAT], resize=8, crop=8, on_error=message.append)
     assert [type(error).__name__ for error in message] == ["ImageError"]
     assert [record.name for record in run.inputs] == [str(CAT)]
-    assert run.provenance is not None
     assert run.provenance.unusable_inputs == (str(message[0]),)
 
 

@@ -85,7 +85,7 @@ def test_the_commands_of_the_snippets_have_only_options_that_check_has() -> None
 
     from hookscope.cli.app import app
 
-    expected = {name for param in get_command(app).commands["check"].params for name in param.opts}  # type: ignore[attr-defined]
+    expected = {name for param in get_command(app).commands["check"].params for name in param.opts}
     script = SCRIPT.read_text(encoding="utf-8")
     commands = [*values(SNIPPETS / "gitlab.yml")["check-weights"]["script"], *re.findall(r"options\+=\((.*)\)", script)]
     options = {word for command in commands for word in shlex.split(command) if word.startswith("--")}

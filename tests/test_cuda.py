@@ -78,8 +78,6 @@ def test_gradients_are_those_of_the_cpu(name: str) -> None:
     if isinstance(here, str) or isinstance(there, str):
         assert here == there
         return
-    assert here.loss is not None
-    assert there.loss is not None
     assert there.loss.value == pytest.approx(here.loss.value, rel=1e-3, abs=1e-3, nan_ok=True)
     rounding = 1e-6 * max(abs(row.gradient.max or 0) for row in here.gradients)
     actual = []
@@ -101,7 +99,7 @@ class Watched(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         torch.cuda.set_sync_debug_mode("error")
         try:
-            return self.network(x)  # type: ignore[no-any-return]
+            return self.network(x)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

@@ -92,8 +92,7 @@ class Encoded(nn.Module):
             self.layers = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.LayerNorm(6), nn.Linear(6, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        encoded: Tensor = self.layers(x)
-        return encoded
+        return self.layers(x)
 
 
 @NESTED

@@ -74,7 +74,7 @@ def test_values_from_python_are_settled_and_refused_by_the_same_field() -> None:
     with pytest.raises(hookscope.UsageError, match=r"^--slices 0 is not possible: give 1 or more\.$"):
         Sliced(slices=0)
     with pytest.raises(hookscope.UsageError, match=r"^--slices takes a whole number, not type str\.$"):
-        Sliced(slices="2")  # type: ignore[arg-type]
+        Sliced(slices="2")
 
 
 def test_the_functions_are_those_that_the_options_give() -> None:

@@ -80,9 +80,9 @@ def test_an_error_of_a_function_names_its_arguments(call: str) -> None:
 
 def test_an_unknown_argument_is_named_with_the_function_and_the_nearest() -> None:
     with pytest.raises(TypeError, match=r"^activations\(\) got an unexpected .*'batchsize'. Nearest: 'batch_size'.$"):
-        hookscope.activations(network(), X, batchsize=2)  # type: ignore[call-arg]
+        hookscope.activations(network(), X, batchsize=2)
     with pytest.raises(TypeError, match=r"^activations\(\) missing a required argument: 'model'$"):
-        hookscope.activations()  # type: ignore[call-arg]
+        hookscope.activations()
 
 
 def test_why_a_checkpoint_could_not_be_checked_names_arguments(tmp_path: Path) -> None:

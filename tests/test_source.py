@@ -13,12 +13,12 @@ from hookscope.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+COMMANDS = sorted(typer.main.get_command(app).commands)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_a_page(command: str) -> None:
-    registered = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    registered = typer.main.get_command(app).commands[command]
     assert registered.help
     assert all(getattr(parameter, "help", None) for parameter in registered.params)
     page = ROOT / "docs" / "commands" / f"{command}.md"

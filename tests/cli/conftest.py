@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,14 @@ class Ended:
 Run = Callable[..., Ended]
 
 
+def assert_refused(ended: Ended, code: int, *words: str) -> None:
+    """Assert that a command has ended with this code, and printed one line alone, which holds these words."""
+    assert (ended.code, ended.stdout) == (code, "")
+    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
+    for word in words:
+        assert word in ended.stderr
+
+
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of every command: 80 columns, no cached weights, and a proxy that refuses connections."""
@@ -132,12 +141,12 @@ def command(environment: dict[str, str], fork_server: ForkServer) -> Run:
 
 
 @pytest.fixture(scope="session")
-def started(environment: dict[str, str]) -> Run:
-    """Start `python -m hookscope`, for what starting has a part in."""
+def python(environment: dict[str, str]) -> Run:
+    """Start Python, for what starting has a part in."""
 
-    def start_command(*arguments: object, **options: Any) -> Ended:
+    def start(*arguments: object, **options: Any) -> Ended:
         done = subprocess.run(
-            [sys.executable, "-m", "hookscope", *map(str, arguments)],
+            [sys.executable, *map(str, arguments)],
             **({"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options),
             text=True,
             timeout=300,
@@ -145,7 +154,13 @@ def started(environment: dict[str, str]) -> Run:
         )
         return Ended(done.returncode, done.stdout or "", done.stderr or "")
 
-    return start_command
+    return start
+
+
+@pytest.fixture(scope="session")
+def started(python: Run) -> Run:
+    """Start `python -m hookscope`."""
+    return partial(python, "-m", "hookscope")
 
 
 @pytest.fixture
@@ -204,8 +219,7 @@ def pictures(tmp_path: Path) -> list[Path]:
 
 def rows_of(run_path: Path) -> list[dict[str, Any]]:
     """Read the rows of a run's `result.json`."""
-    rows: list[dict[str, Any]] = json.loads((run_path / "result.json").read_bytes())["rows"]
-    return rows
+    return json.loads((run_path / "result.json").read_bytes())["rows"]
 
 
 def without_arrays(entry: Any) -> Any:
@@ -257,8 +271,7 @@ def built(source: str, name: str) -> nn.Module:
     exec(source, space)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network: nn.Module = space[name]()
-    return network
+        return space[name]()
 
 
 def names_below(folder: Path) -> set[str]:

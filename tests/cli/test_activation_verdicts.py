@@ -167,8 +167,7 @@ class Tiny(nn.Module):
         mask = torch.zeros(8)
         mask[0] = 0.0
         gate = F.relu(self.squeeze(x.mean((2, 3)))).sum(1)
-        result: Tensor = x + (self.table * 2 + mask * 3)[:, None, None] + gate[:, None, None, None]
-        return result
+        return x + (self.table * 2 + mask * 3)[:, None, None] + gate[:, None, None, None]
 
 
 def test_what_may_be_zero_by_chance_or_is_computed_from_parameters_is_no_finding() -> None:

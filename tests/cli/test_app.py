@@ -11,7 +11,7 @@ import torchvision
 import typer.main
 
 from hookscope.cli import app as app_module
-from tests.cli.conftest import CAT, Run
+from tests.cli.conftest import CAT, Ended, Run, assert_refused
 from tests.fork_server import ForkServer
 
 COMMANDS = (
@@ -21,25 +21,19 @@ COMMANDS = (
 
 
 def test_these_are_all_commands() -> None:
-    assert tuple(sorted(typer.main.get_command(app_module.app).commands)) == COMMANDS  # type: ignore[attr-defined]
+    assert tuple(sorted(typer.main.get_command(app_module.app).commands)) == COMMANDS
 
 
 @pytest.mark.parametrize("command_line", [(), *((command,) for command in COMMANDS)], ids=lambda line: line or "none")
 @pytest.mark.sample("none", "command_line3", "command_line6", "command_line9")
-def test_help_has_examples_and_does_not_load_torch(environment: dict[str, str], command_line: tuple[str, ...]) -> None:
+def test_help_has_examples_and_does_not_load_torch(python: Run, command_line: tuple[str, ...]) -> None:
     script = (
         "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"
         "heavy = {'torch', 'torchvision', 'numpy', 'matplotlib', 'PIL', 'rich'} & sys.modules.keys();"
         "sys.exit(f'loaded {heavy}' if heavy else code)"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script, *command_line, "--help"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = python("-c", script, *command_line, "--help")
+    assert (ended.code, ended.stderr) == (0, "")
     example = " ".join(["\n  hookscope", *command_line])
     assert ended.stdout.count(example) >= 3
     assert "{" not in ended.stdout.splitlines()[0], "a required argument stands as it is"
@@ -129,17 +123,13 @@ def test_a_launcher_before_the_script_is_told_its_place(launcher: str, said: str
 )
 @pytest.mark.exhaustive
 def test_what_needs_no_network_is_refused_before_torch_is_loaded(
-    arguments: tuple[str, ...], code: int, said: str, environment: dict[str, str]
+    arguments: tuple[str, ...], code: int, said: str, python: Run
 ) -> None:
     script = (
         "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"
         "sys.exit('loaded torch' if 'torch' in sys.modules else code)"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == code
-    assert ended.stderr.startswith(f"hookscope: error: {said}")
+    assert_refused(python("-c", script, *arguments), code, f"hookscope: error: {said}")
 
 
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest_or_with_all(run: Run) -> None:
@@ -199,11 +189,7 @@ def hides():
 
 @pytest.mark.parametrize(
     ("verb", "sound", "broken"),
-    [
-        ("activations", "healthy", "dead"),
-        ("survey", "healthy", "dead"),
-        ("attention", "attends", "hides"),
-    ],
+    [("activations", "healthy", "dead"), ("survey", "healthy", "dead"), ("attention", "attends", "hides")],
 )
 def test_strict_fails_where_there_is_a_problem_and_nothing_else_does(
     verb: str, sound: str, broken: str, run: Run, tmp_path: Path
@@ -232,13 +218,10 @@ def test_the_version_is_the_packages(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("options", "used"),
-    [
-        ({}, {"GOMP_SPINCOUNT": "1000"}),
-        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
-    ],
+    [({}, {"GOMP_SPINCOUNT": "1000"}), ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"})],
 )
 def test_threads_that_wait_let_go_of_their_cores_unless_the_user_says_otherwise(
-    environment: dict[str, str], options: dict[str, str], used: dict[str, str]
+    environment: dict[str, str], python: Run, options: dict[str, str], used: dict[str, str]
 ) -> None:
     script = (
         "import os, sys; from hookscope.cli import app;"
@@ -247,10 +230,8 @@ def test_threads_that_wait_let_go_of_their_cores_unless_the_user_says_otherwise(
     )
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     without = {name: value for name, value in environment.items() if name not in names}
-    ended = subprocess.run(
-        [sys.executable, "-c", script, *names], env=without | options, capture_output=True, text=True, check=False
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{used}\n", "")
+    ended = python("-c", script, *names, env=without | options)
+    assert (ended.code, ended.stdout, ended.stderr) == (0, f"{used}\n", "")
 
 
 def test_the_installed_script_is_this_command_line() -> None:
@@ -266,10 +247,7 @@ def test_no_command_at_all_shows_the_help_as_a_usage_error(run: Run) -> None:
 
 @pytest.mark.parametrize("arguments", [("activation",), ("--verbose",), ("models", "one", "two"), ("layers", "--json")])
 def test_wrong_usage_is_one_line_that_names_the_help(run: Run, arguments: tuple[str, ...]) -> None:
-    ended = run(*arguments)
-    assert (ended.code, ended.stdout) == (2, "")
-    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
-    assert "--help`." in ended.stderr
+    assert_refused(run(*arguments), 2, "--help`.")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +271,7 @@ def test_the_name_of_an_option_is_no_value_of_the_one_before(
 
 
 def test_no_option_only_repeats_a_default() -> None:
-    commands = typer.main.get_command(app_module.app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app_module.app).commands
     pairs = [
         param.opts for command in commands.values() for param in command.params if param.opts and param.secondary_opts
     ]
@@ -315,27 +293,31 @@ def test_what_a_user_gives_is_shown_harmlessly(run: Run, hostile: str) -> None:
     assert "\u202e" not in ended.stderr
 
 
-@pytest.mark.parametrize("bug", [ZeroDivisionError, EOFError])
-def test_a_bug_keeps_its_traceback_and_has_an_exit_code_of_its_own(
-    run: Run, monkeypatch: pytest.MonkeyPatch, bug: type[Exception]
-) -> None:
-    def raise_bug(_pattern: str | None) -> list[str]:
-        raise bug
+@pytest.fixture
+def ended_by(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run `hookscope models`, in which an error is raised."""
 
-    monkeypatch.setattr("hookscope.models.names.model_names", raise_bug)
-    ended = run("models")
+    def raised_in(error: BaseException) -> Ended:
+        def raise_error(_pattern: str | None) -> list[str]:
+            raise error
+
+        monkeypatch.setattr("hookscope.models.names.model_names", raise_error)
+        return run("models")
+
+    return raised_in
+
+
+@pytest.mark.parametrize("bug", [ZeroDivisionError, EOFError])
+def test_a_bug_keeps_its_traceback_and_has_an_exit_code_of_its_own(ended_by: Run, bug: type[Exception]) -> None:
+    ended = ended_by(bug())
     assert ended.code == 70
     assert bug.__name__ in ended.stderr
-    assert "raise_bug" in ended.stderr
+    assert "raise_error" in ended.stderr
     assert "bug in hookscope" in ended.stderr.splitlines()[-1]
 
 
-def test_an_interruption_is_no_bug(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_pattern: str | None) -> list[str]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("hookscope.models.names.model_names", interrupt)
-    ended = run("models")
+def test_an_interruption_is_no_bug(ended_by: Run) -> None:
+    ended = ended_by(KeyboardInterrupt())
     assert (ended.code, ended.stdout, ended.stderr) == (130, "", "")
 
 
@@ -358,11 +340,7 @@ def test_the_names_of_models_are_listed_one_per_line(run: Run) -> None:
 def test_completion_completes_commands_networks_and_layers(
     environment: dict[str, str], fork_server: ForkServer, tmp_path: Path, typed: str, offered: list[str]
 ) -> None:
-    asked = {
-        "_HOOKSCOPE_COMPLETE": "complete_bash",
-        "COMP_WORDS": typed,
-        "COMP_CWORD": str(len(typed.split()) - 1),
-    }
+    asked = {"_HOOKSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     (tmp_path / "net.py").write_text("raise SystemExit('run')", encoding="utf-8")
     script = "from hookscope.cli.app import main; main()"
     ended = fork_server.run("-c", script, cwd=tmp_path, environment=environment | asked)
@@ -489,34 +467,21 @@ OUT_OF_MEMORY: dict[str, Exception] = {
 
 
 @pytest.mark.parametrize("kind", OUT_OF_MEMORY)
-def test_want_of_memory_is_one_line_and_no_bug(run: Run, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    def import_something(_pattern: str | None) -> list[str]:
-        raise OUT_OF_MEMORY[kind] from (MemoryError() if kind == "behind another" else None)
-
-    monkeypatch.setattr("hookscope.models.names.model_names", import_something)
-    ended = run("models")
-    assert ended.code == 3
-    [line] = ended.stderr.splitlines()
-    assert "not enough memory" in line
+def test_want_of_memory_is_one_line_and_no_bug(ended_by: Run, kind: str) -> None:
+    error = OUT_OF_MEMORY[kind]
+    error.__cause__ = MemoryError() if kind == "behind another" else None
+    assert_refused(ended_by(error), 3, "not enough memory")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit address space")
-def test_a_command_that_cannot_import_what_it_needs_says_so(environment: dict[str, str]) -> None:
+def test_a_command_that_cannot_import_what_it_needs_says_so(environment: dict[str, str], python: Run) -> None:
     script = (
         "import resource, sys; from hookscope.cli.app import main;"
         "resource.setrlimit(resource.RLIMIT_AS, (300 * 2**20,) * 2);"
         "sys.argv = ['hookscope', 'layers', 'demo']; main()"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 3, ended.stderr
-    [line] = ended.stderr.splitlines()
-    assert "not enough memory" in line
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    assert_refused(python("-c", script, env=environment | one_thread), 3, "not enough memory")
 
 
 @pytest.mark.parametrize(("option", "hinted"), [("--meta", True), ("--output-key", False), ("--wieghts", False)])

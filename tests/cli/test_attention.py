@@ -1,52 +1,38 @@
 """`hookscope attention` from the outside: what it prints, refuses and leaves on the disk."""
 
-import csv
 import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 
 import hookscope
 from hookscope.results.runs.reading import read_run
 from hookscope.results.runs.store import ARRAYS
-from tests.cli.conftest import CAT, Run
+from tests.cli.conftest import CAT, Run, assert_refused, table
 
 NETWORK = """
 from tests.commands.attention.small_networks import HalfSeen, SmallTransformer, Words
 
 
-def small():
-    return SmallTransformer()
-
-
-def half():
-    return HalfSeen()
-
-
-def words():
-    return Words()
+small, half, words = SmallTransformer, HalfSeen, Words
 """
 SIZES = ("--resize", "32", "--crop", "32")
 
 
-@pytest.fixture
-def network(tmp_path: Path) -> Path:
+@pytest.fixture(autouse=True)
+def _network(tmp_path: Path) -> None:
     (tmp_path / "seen.py").write_text(NETWORK, encoding="utf-8")
-    return tmp_path
 
 
-@pytest.mark.usefixtures("network")
 def test_the_first_line_is_the_census_and_the_run_can_be_read_back(run: Run, tmp_path: Path) -> None:
     asked = ("--query", "cls", "--query", "200,150", "--rollout", "--save-tensors")
     ended = run("attention", "seen.py:small", CAT, *SIZES, *asked, "--out", "a", "--report", "a.html")
     assert ended.code == 0, ended.stderr
     assert "2 of 2 blocks seen." in ended.stdout
-    with (tmp_path / "a" / "heads.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table(tmp_path / "a" / "heads.csv")
     heads = [(str(block), str(head)) for block in (0, 1) for head in range(3)]
     assert [(row["index"], row["head"]) for row in rows] == heads
     stored = read_run(tmp_path / "a")
@@ -57,14 +43,11 @@ def test_the_first_line_is_the_census_and_the_run_can_be_read_back(run: Run, tmp
     assert weights.sum((1, 2)).max() < 1
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert 'data-rows="4" data-columns="4"' in page
-    from safetensors.torch import load_file
-
-    tensors = load_file(tmp_path / "a" / "attention.safetensors")
-    assert tensors["layers.1.self_attn"].shape == (1, 3, 17, 17)
-    assert torch.allclose(tensors["layers.1.self_attn"].sum(-1), torch.ones(1, 3, 17), atol=1e-5)
+    weights = load_file(tmp_path / "a" / "attention.safetensors")["layers.1.self_attn"]
+    assert weights.shape == (1, 3, 17, 17)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
 
 
-@pytest.mark.usefixtures("network")
 def test_without_numbers_there_is_no_table_of_heads(run: Run, tmp_path: Path) -> None:
     ended = run("attention", "seen.py:small", CAT, *SIZES, "--no-numbers", "--full", "--out", "a", "--report", "a.html")
     assert ended.code == 0, ended.stderr
@@ -79,7 +62,6 @@ def test_without_numbers_there_is_no_table_of_heads(run: Run, tmp_path: Path) ->
     assert "entropy, nats" not in page
 
 
-@pytest.mark.usefixtures("network")
 def test_a_text_has_numbers_of_every_head_and_in_words_no_map(run: Run) -> None:
     ended = run("attention", "seen.py:words", "--input-shape", "2,6:int64<50", "--json")
     assert ended.code == 0, ended.stderr
@@ -92,41 +74,32 @@ def test_a_text_has_numbers_of_every_head_and_in_words_no_map(run: Run) -> None:
     assert any("has no map: its 6 keys are words, which have no place" in note for note in document["notes"])
 
 
-@pytest.mark.usefixtures("network")
 def test_maps_of_noise_are_drawn_on_grey_which_is_said(run: Run, tmp_path: Path) -> None:
     ended = run("attention", "seen.py:small", "--input-shape", "2,3,32,32", "--out", "a")
     assert ended.code == 0, ended.stderr
     assert "Maps are drawn on grey, without a picture." in ended.stdout
     assert len([*(tmp_path / "a" / "overlays").iterdir()]) == 2
-    ended = run("attention", "seen.py:small", CAT, "--input-shape", "2,3,32,32")
-    assert (ended.code, ended.stdout) == (2, "")
+    assert_refused(run("attention", "seen.py:small", CAT, "--input-shape", "2,3,32,32"), 2)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("network")
-def test_partly_seen_is_0_and_nothing_seen_is_5(run: Run, tmp_path: Path) -> None:
+def test_partly_seen_is_0_and_nothing_seen_is_5(run: Run) -> None:
     ended = run("attention", "seen.py:half", CAT, *SIZES, "--json")
     assert ended.code == 0, ended.stderr
     document = json.loads(ended.stdout)
     assert document["census"].startswith("1 of 2 blocks seen; not seen: linear")
     assert document["unseen"][0]["kind"] == "LinearAttention"
-    ended = run("attention", "net.py:tiny", CAT, *SIZES)
-    assert (ended.code, ended.stdout) == (5, "")
-    assert "No attention found in" in ended.stderr
-    ended = run("attention", "seen.py:small", CAT, *SIZES, "--query", "5,5")
-    assert ended.code == 2
-    assert "--query 5,5 lies outside of what the network sees of" in ended.stderr
-    ended = run("attention", "seen.py:half", CAT, *SIZES, "--rollout")
-    assert ended.code == 2
-    assert "--rollout is undefined here" in ended.stderr
-    assert "seen.py has no 'smal'" in run("attention", "seen.py:smal").stderr, "MODEL comes first"
-    ended = run("attention", "seen.py:small")
-    assert ended.code == 2
-    assert "Missing IMAGE: name a picture, a tensor file or a folder, or give --input-shape for noise." in ended.stderr
-    assert tmp_path.exists()
+    refused = {
+        ("net.py:tiny", CAT, *SIZES): (5, "No attention found in"),
+        ("seen.py:small", CAT, *SIZES, "--query", "5,5"): (2, "--query 5,5 lies outside of what the network sees of"),
+        ("seen.py:half", CAT, *SIZES, "--rollout"): (2, "--rollout is undefined here"),
+        ("seen.py:smal",): (5, "seen.py has no 'smal'"),  # MODEL comes first
+        ("seen.py:small",): (2, "Missing IMAGE: name a picture, a tensor file or a folder, or give --input-shape for"),
+    }
+    for arguments, (code, words) in refused.items():
+        assert_refused(run("attention", *arguments), code, words)
 
 
-@pytest.mark.usefixtures("network")
 def test_a_run_whose_maps_are_others_is_refused(run: Run, tmp_path: Path) -> None:
     assert run("attention", "seen.py:small", CAT, *SIZES, "--out", "a").code == 0
     path = tmp_path / "a" / ARRAYS

@@ -1,7 +1,7 @@
 """`hookscope attribute` from the outside: what it finds, prints and leaves on the disk."""
 
-import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 import hookscope
 from hookscope.results.runs.reading import read_run
-from tests.cli.conftest import CAT, Ended, Run, names_below, record_of
+from tests.cli.conftest import CAT, Ended, Run, assert_refused, names_below, record_of
 
 # The answer depends on what is not nearly black, and on nothing else: its weights are set by hand.
 PAINTED = """
@@ -48,7 +48,8 @@ STORED = {
     8: Image.Transpose.ROTATE_270,
 }
 
-AS_THEY_ARE = ("--mean", "none", "--std", "none", "--sanity", "none", "--layer", "1")
+PIXELS = ("--mean", "none", "--std", "none")
+AS_THEY_ARE = (*PIXELS, "--sanity", "none", "--layer", "1")
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,20 @@ def tinted(path: Path) -> NDArray[np.float64]:
     return np.ptp(pixels, axis=2)
 
 
+@pytest.fixture
+def overlay(command: Run, tmp_path: Path, network: Path) -> Callable[..., NDArray[np.float64]]:
+    """Look at a.png with the painted network, into `out`; return the colours of the overlay."""
+
+    def overlay_of(*options: str) -> NDArray[np.float64]:
+        arguments = ("attribute", f"{network}:painted", "a.png", "--target", "0", *options, "--out", "out")
+        ended = command(*arguments, cwd=tmp_path)
+        assert (ended.code, ended.stderr) == (0, "")
+        (path,) = (tmp_path / "out" / "overlays").iterdir()
+        return tinted(path)
+
+    return overlay_of
+
+
 def middle_of(weights: NDArray[np.float64]) -> tuple[float, float]:
     """Return the centre of mass, in pixels from the upper left corner."""
     y, x = np.mgrid[: weights.shape[0], : weights.shape[1]] + 0.5
@@ -88,41 +103,29 @@ def middle_of(weights: NDArray[np.float64]) -> tuple[float, float]:
 @pytest.mark.parametrize("orientation", [1, 6, 7])
 @pytest.mark.sample("1", "6")
 def test_a_painted_square_is_found_where_it_was_painted(
-    command: Run, tmp_path: Path, network: Path, orientation: int
+    overlay: Callable[..., NDArray[np.float64]], tmp_path: Path, orientation: int
 ) -> None:
     upright = paint(tmp_path / "a.png", (171, 233), (40, 90, 90, 130), orientation)
-    out = tmp_path / "out"
-    ended = command(
-        *("attribute", f"{network}:painted", "a.png", "--target", "0", "--resize", "96", "--crop", "80"),
-        *(*AS_THEY_ARE, "--out", out),
-        cwd=tmp_path,
-    )
-    assert (ended.code, ended.stderr) == (0, "")
-    (path,) = (out / "overlays").iterdir()
-    colour = tinted(path)
+    colour = overlay("--resize", "96", "--crop", "80", *AS_THEY_ARE)
     assert colour.shape == upright.shape[:2]
     cell = 4 * 171 / 96  # pixels of the photograph
     assert middle_of(colour) == pytest.approx((65, 110), abs=0.3 * cell)
     rows, columns = np.nonzero(colour > colour.max() / 2)
     assert (rows.min(), columns.min()) == pytest.approx((40, 90), abs=cell)
     assert (rows.max() + 1, columns.max() + 1) == pytest.approx((90, 130), abs=cell)
-    half = json.loads((out / "result.json").read_bytes())["halves"][0]["region"]
+    half = record_of(tmp_path / "out")["halves"][0]["region"]
     assert half["top"] > 40 - cell
     assert half["bottom"] < 90 + cell
     assert half["left"] > 90 - cell
     assert half["right"] < 130 + cell
 
 
-def test_a_method_on_the_picture_itself_finds_it_too(command: Run, tmp_path: Path, network: Path) -> None:
+def test_a_method_on_the_picture_itself_finds_it_too(
+    overlay: Callable[..., NDArray[np.float64]], tmp_path: Path
+) -> None:
     paint(tmp_path / "a.png", (171, 233), (40, 90, 90, 130), orientation=6)
-    options = ("--resize", "96", "--crop", "80", "--mean", "none", "--std", "none", "--sanity", "none", "--out", "out")
-    ended = command(
-        *("attribute", f"{network}:painted", "a.png", "--target", "0", "--method", "input-x-gradient", *options),
-        cwd=tmp_path,
-    )
-    assert (ended.code, ended.stderr) == (0, "")
-    (path,) = (tmp_path / "out/overlays").iterdir()
-    colour = tinted(path)
+    options = ("--resize", "96", "--crop", "80", *PIXELS, "--sanity", "none")
+    colour = overlay("--method", "input-x-gradient", *options)
     rows, columns = np.nonzero(colour > colour.max() / 2)
     actual = (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1)
     assert actual == pytest.approx((40, 90, 90, 130), abs=2 * 171 / 96)  # two pixels of the network's input
@@ -139,21 +142,18 @@ def test_a_method_on_the_picture_itself_finds_it_too(command: Run, tmp_path: Pat
 )
 @pytest.mark.sample("size0-box0-options0", "size2-box2-options2")
 def test_padding_and_odd_sizes_move_nothing(
-    command: Run, tmp_path: Path, network: Path, size: tuple[int, int], box: tuple[int, int, int, int], options: tuple
+    overlay: Callable[..., NDArray[np.float64]],
+    tmp_path: Path,
+    size: tuple[int, int],
+    box: tuple[int, int, int, int],
+    options: tuple[str, ...],
 ) -> None:
     paint(tmp_path / "a.png", size, box)
-    out = tmp_path / "out"
-    ended = command(
-        *("attribute", f"{network}:painted", "a.png", "--target", "0", *options, *AS_THEY_ARE, "--out", out),
-        cwd=tmp_path,
-    )
-    assert (ended.code, ended.stderr) == (0, "")
-    (path,) = (out / "overlays").iterdir()
-    region = record_of(out)["inputs"][0]["region"]
-    height, width = record_of(out)["inputs"][0]["shape"][1:]
+    actual = middle_of(overlay(*options, *AS_THEY_ARE))
+    seen = record_of(tmp_path / "out")["inputs"][0]
+    region, (height, width) = seen["region"], seen["shape"][1:]
     cells = (4 * (region["bottom"] - region["top"]) / height, 4 * (region["right"] - region["left"]) / width)
     middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
-    actual = middle_of(tinted(path))
     assert abs(actual[0] - middle[0]) < 0.5 * cells[0]
     assert abs(actual[1] - middle[1]) < 0.5 * cells[1]
 
@@ -241,20 +241,7 @@ def test_with_strict_a_map_of_nan_is_a_problem(
 
 def test_checks_have_a_row_and_a_failed_one_a_warning(command: Run, tmp_path: Path, network: Path) -> None:
     paint(tmp_path / "a.png", (64, 64), (8, 8, 30, 24))
-    arguments = (
-        "--target",
-        "0",
-        "--resize",
-        "none",
-        "--crop",
-        "none",
-        "--mean",
-        "none",
-        "--std",
-        "none",
-        "--layer",
-        "1",
-    )
+    arguments = ("--target", "0", "--resize", "none", "--crop", "none", *PIXELS, "--layer", "1")
     ended = command("attribute", f"{network}:painted", "a.png", *arguments, "--out", "out", cwd=tmp_path, columns=200)
     assert ended.code == 0
     number = r"-?\d\.\d\d"
@@ -295,8 +282,5 @@ def test_bad_input_gets_one_line_and_an_exit_code(
 ) -> None:
     (tmp_path / "net.py").write_text(PAINTED, encoding="utf-8")
     paint(tmp_path / "a.png", (40, 40), (8, 8, 20, 20))
-    ended = command("attribute", *arguments, cwd=tmp_path)
-    assert ended.code == code, ended
-    (line,) = ended.errors
-    assert said in line
+    assert_refused(command("attribute", *arguments, cwd=tmp_path), code, said)
     assert not (tmp_path / "hookscope-runs").exists()

@@ -1,7 +1,6 @@
 """`hookscope check` as CI runs it: a separate process, real checkpoints, exit codes, reports."""
 
 import base64
-import csv
 import json
 import re
 import signal
@@ -23,7 +22,7 @@ from safetensors.torch import save_file
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.errors import NothingMatchedError
 from hookscope.rules import RULES
-from tests.cli.conftest import Ended, Run, names_below
+from tests.cli.conftest import Ended, Run, names_below, table
 from tests.fork_server import ForkServer
 from tests.models.hostile import Call
 
@@ -140,13 +139,13 @@ def _no_runner(environment: dict[str, str]) -> None:
 def report_of(ended: Ended) -> dict[str, Any]:
     """Read the JSON report on a single checkpoint."""
     [report] = json.loads(ended.stdout)["checkpoints"]
-    return report  # type: ignore[no-any-return]
+    return report
 
 
 def sarif_run(log: Path) -> dict[str, Any]:
     """Read the run of a SARIF log."""
     [run] = json.loads(log.read_text(encoding="utf-8"))["runs"]
-    return run  # type: ignore[no-any-return]
+    return run
 
 
 def statuses(report: dict[str, Any]) -> dict[str, str]:
@@ -209,7 +208,6 @@ def test_a_nan_fails_the_check_and_the_report_says_where(check: Run, tmp_path: P
     assert places["non-finite-activation"] == [PLANTED]
 
     suite = ET.parse(junit).getroot().find("testsuite")
-    assert suite is not None
     failing = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
     assert set(failing) >= {"non-finite-parameter", "non-finite-activation"}
     assert names_below(junit.parent) == {"junit.xml"}
@@ -217,8 +215,7 @@ def test_a_nan_fails_the_check_and_the_report_says_where(check: Run, tmp_path: P
     [kept] = evidence.iterdir()
     assert report["evidence"] == str(kept)
     assert json.loads((kept / "report.json").read_bytes())["checkpoints"][0]["checkpoint"] == "broken.pt"
-    with (kept / "rows.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table(kept / "rows.csv")
     assert {row["layer"] for row in rows} >= {PLANTED}
     assert {row["layer"] for row in rows} <= {where for place in places.values() for where in place} | {"(model)", ""}
     pictures = list((kept / "grids").glob("*.png"))
@@ -301,18 +298,13 @@ def test_a_model_that_prints_leaves_json_alone(check: Run) -> None:
 
 
 @pytest.mark.exhaustive
-def test_torch_is_never_imported_by_the_command_itself(folder: Path, environment: dict[str, str]) -> None:
+def test_torch_is_never_imported_by_the_command_itself(folder: Path, python: Run) -> None:
     program = (
         "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"
         "sys.exit(99 if {'torch', 'torchvision', 'matplotlib'} & set(sys.modules) else code)"
     )
-    bare = folder / "bare"
-    bare.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", program, "check", "../net.py:raises"], cwd=bare, env=environment, capture_output=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 6
+    (folder / "bare").mkdir()
+    assert python("-c", program, "check", "../net.py:raises", cwd=folder / "bare").code == 6
 
 
 # Many checkpoints
@@ -516,11 +508,7 @@ def test_sarif_holds_the_findings_with_the_rules_and_their_explanations(check: R
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
-    [
-        (("nothing/*.pt",), 5, "nothing/*.pt"),
-        ((), 2, "Missing CHECKPOINT"),
-        (("net.py:crashes",), 3, "SIGSEGV"),
-    ],
+    [(("nothing/*.pt",), 5, "nothing/*.pt"), ((), 2, "Missing CHECKPOINT"), (("net.py:crashes",), 3, "SIGSEGV")],
 )
 @pytest.mark.exhaustive
 def test_sarif_of_a_run_that_checked_nothing_is_not_clean(
@@ -532,11 +520,7 @@ def test_sarif_of_a_run_that_checked_nothing_is_not_clean(
     run = sarif_run(log)
     [invocation] = run["invocations"]
     assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, code)
-    [error] = [
-        toolexecutionnotification
-        for toolexecutionnotification in invocation["toolExecutionNotifications"]
-        if toolexecutionnotification["level"] == "error"
-    ]
+    [error] = [each for each in invocation["toolExecutionNotifications"] if each["level"] == "error"]
     assert says in error["message"]["text"]
     [result] = run["results"]
     assert says in result["message"]["text"]
@@ -613,7 +597,6 @@ def test_a_baseline_is_written_and_held_to(check: Run, folder: Path, tmp_path: P
     assert f" {len(finding['followed_by'])} more layers follow: " in finding["message"]
     assert ET.parse(junit).getroot().get("failures") == "1"
     failed = ET.parse(junit).find(".//failure")
-    assert failed is not None
     assert failed.get("message") == finding["message"]
     [rows] = (tmp_path / "evidence").glob("*/rows.csv")
     assert len(rows.read_text(encoding="utf-8").splitlines()) == 1 + 1 + len(finding["followed_by"])
@@ -766,7 +749,7 @@ def test_every_rule_is_explained(run: Run, rule: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_as_a_pre_commit_hook(folder: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_as_a_pre_commit_hook(folder: Path, environment: dict[str, str], python: Run, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
 
@@ -789,15 +772,9 @@ def test_as_a_pre_commit_hook(folder: Path, environment: dict[str, str], tmp_pat
         (repository / f"{name}.pt").write_bytes((folder / f"{name}.pt").read_bytes())
     git("init", "--quiet")
     git("add", "--all")
-    done = subprocess.run(
-        [sys.executable, "-m", "pre_commit", "run"],
-        cwd=repository,
-        env=environment | {"PRE_COMMIT_HOME": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
+    variables = environment | {"PRE_COMMIT_HOME": str(tmp_path / "home")}
+    done = python("-m", "pre_commit", "run", cwd=repository, env=variables)
+    assert done.code == 1
     assert "good.pt: passed" in done.stdout
     assert "broken.pt: failed" in done.stdout
 

@@ -1,6 +1,5 @@
 """`hookscope diff` of weights alone and of two runs: what it says, leaves on the disk and refuses."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cli.conftest import CAT, Ended, Run, names_below, record_of
+from tests.cli.conftest import CAT, Run, assert_refused, names_below, record_of, table
 
 NETWORK = """
 import torch
@@ -60,8 +59,7 @@ def test_two_files_are_compared_without_a_network(run: Run, files: tuple[Path, P
     assert "only in B: third.weight (float32, 3): A has no such tensor" in ended.stdout
     folder = tmp_path / "hookscope-runs" / "diff-a.pt-b"
     assert names_below(folder) == {"diff.csv", "result.json", "overview.png", "run.json"}
-    with (folder / "diff.csv").open(encoding="utf-8") as file:
-        rows = {row["name"] or row["name_b"]: row for row in csv.DictReader(file)}
+    rows = {row["name"] or row["name_b"]: row for row in table(folder / "diff.csv")}
     assert float(rows["first.weight"]["relative_l2"]) == 0
     assert float(rows["second.weight"]["relative_l2"]) == 2
     assert float(rows["second.weight"]["sign_flips"]) == 1
@@ -91,12 +89,7 @@ def test_runs_are_compared_by_the_values_they_keep(run: Run, runs: tuple[Path, P
     assert "The difference first shows at layer 2 (Conv2d): relative L2 " in ended.stdout
     assert "measured on up to 256 values per input" in " ".join(ended.stdout.split())
     assert "FAIL 2:rel>0.5: 2 is beyond " in ended.stdout
-    assert names_below(tmp_path / "found") == {
-        "diff.csv",
-        "result.json",
-        "overview.png",
-        "run.json",
-    }
+    assert names_below(tmp_path / "found") == {"diff.csv", "result.json", "overview.png", "run.json"}
     rows = json.loads((tmp_path / "found" / "result.json").read_bytes())["rows"]
     assert [row["label"] for row in rows] == ["0", "1", "2", "3"]
     assert [row["measures"]["relative_l2"] for row in rows[:2]] == [0.0, 0.0]
@@ -139,7 +132,4 @@ def test_what_cannot_be_compared_is_refused_in_a_line(
     (tmp_path / "empty").mkdir()
     (tmp_path / "torn.pt").write_bytes(files[0].read_bytes()[:200])
     torch.save({"other": torch.ones(9)}, tmp_path / "other.pt")
-    ended: Ended = run("diff", *arguments)
-    assert ended.code == code
-    assert len(ended.errors) == 1
-    assert message in ended.errors[0]
+    assert_refused(run("diff", *arguments), code, message)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from hookscope.reporting.grids import draw_grid
 from hookscope.results.activations import FeatureMaps
-from tests.cli.conftest import CAT, Run, record_of, rows_of
+from tests.cli.conftest import CAT, Run, assert_refused, record_of, rows_of
 from tests.fork_server import ForkServer
 from tests.reporting.test_tensorboard import read
 
@@ -114,18 +114,23 @@ def half_blocks(text: str) -> list[np.ndarray]:
     return [np.array(rows).reshape(len(rows), -1, 3) for rows in pictures if rows]
 
 
-@pytest.mark.parametrize(("answers", "pixels"), [("nothing", 8), ("", 0)])
-@pytest.mark.sample("nothing-8")
-def test_a_terminal_without_an_image_protocol_gets_half_blocks(picture: Path, answers: str, pixels: int) -> None:
-    text = on_a_terminal(["-c", SHOW, str(picture)], answers=answers, pixels=pixels)
+def assert_drawn(text: str, path: Path) -> None:
+    """Assert that half blocks draw the picture of a file, in its proportions, within 100 columns and 40 lines."""
     [drawn] = half_blocks(text)
     height, width, _ = drawn.shape
     assert width <= 100
     assert height <= 2 * 40
-    with Image.open(picture) as grid:
-        assert width / height == pytest.approx(grid.width / grid.height, rel=0.05)
-        wanted = np.asarray(grid.convert("RGB").resize((width, height)), float)
+    with Image.open(path) as picture:
+        assert width / height == pytest.approx(picture.width / picture.height, rel=0.05)
+        wanted = np.asarray(picture.convert("RGB").resize((width, height)), float)
     assert np.abs(drawn - wanted).mean() < 1
+
+
+@pytest.mark.parametrize(("answers", "pixels"), [("nothing", 8), ("", 0)])
+@pytest.mark.sample("nothing-8")
+def test_a_terminal_without_an_image_protocol_gets_half_blocks(picture: Path, answers: str, pixels: int) -> None:
+    text = on_a_terminal(["-c", SHOW, str(picture)], answers=answers, pixels=pixels)
+    assert_drawn(text, picture)
     assert "Traceback" not in text
     assert "Failed" not in text
 
@@ -157,19 +162,14 @@ def test_a_terminal_that_cannot_draw_is_asked_nothing(
     ],
 )
 @pytest.mark.sample("activations")
-def test_a_command_shows_its_overview_after_its_tables(
+def test_the_command_shows_its_overview_after_its_tables(
     networks: Path, tmp_path: Path, command: str, options: list[str]
 ) -> None:
-    network = tmp_path / "net.py"
-    network.write_text(f"{networks.read_text()}\n\ndef scores():\n    {SCORES}\n", encoding="utf-8")
-    name = "tiny" if command == "activations" else "scores"
-    arguments = [command, f"{network}:{name}", str(CAT), *options, "--out", str(tmp_path / "out"), "--show"]
-    text = on_a_terminal(["-m", "hookscope", *arguments], answers="nothing")
+    (tmp_path / "net.py").write_text(f"{networks.read_text()}\n\ndef scores():\n    {SCORES}\n", encoding="utf-8")
+    arguments = ["-m", "hookscope", command, f"{tmp_path / 'net.py'}:scores", str(CAT), *options, "--show"]
+    text = on_a_terminal([*arguments, "--out", str(tmp_path / "out")], answers="nothing")
     assert text.index("overview.png") < text.index("▀")
-    [drawn] = half_blocks(text)
-    with Image.open(tmp_path / "out/overview.png") as overview:
-        wanted = np.asarray(overview.convert("RGB").resize(drawn.shape[1::-1]), float)
-    assert np.abs(drawn - wanted).mean() < 1
+    assert_drawn(text, tmp_path / "out/overview.png")
 
 
 @pytest.mark.exhaustive
@@ -216,10 +216,8 @@ def test_a_place_that_takes_nothing_is_one_line_before_anything_runs(run: Run, t
     cases += [(["layers", "net.py:tiny", "--csv", "/proc/self/comm"], "/proc/self/comm")]  # a file that exists
     before = sorted(tmp_path.rglob("*"))
     for arguments, place in cases:
-        ended = run(*arguments)
-        assert (ended.code, ended.stdout, len(ended.stderr.splitlines())) == (3, "", 1)
-        assert f"Cannot write to '{place}" in ended.stderr
-        assert ": no such file or directory. Name another " in ended.stderr
+        message = (f"Cannot write to '{place}", ": no such file or directory. Name another ")
+        assert_refused(run(*arguments), 3, *message)
     assert sorted(tmp_path.rglob("*")) == before
 
 

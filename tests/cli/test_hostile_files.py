@@ -170,7 +170,7 @@ RUNNING = [
     *(
         runs(
             f"opcode {name}",
-            lambda path, write=write: zip_bytes(torch_members(write(canary_of(path)))),  # type: ignore[misc]
+            lambda path, write=write: zip_bytes(torch_members(write(canary_of(path)))),
             "" if name == "STACK_GLOBAL out of the memo" else r"system|argparse\.Namespace|\bmap\b|tuple",
         )
         for name, write in ASSEMBLED.items()
@@ -372,7 +372,7 @@ def _sparse() -> torch.Tensor:
 
 def _with_versions(versions: object) -> bytes:
     state = OrderedDict(GOOD)
-    state._metadata = versions  # type: ignore[attr-defined]
+    state._metadata = versions
     return torch_bytes(state)
 
 

@@ -186,14 +186,13 @@ def test_a_folder_says_in_a_note_what_it_skipped(run: Run, cases: Path) -> None:
 
 
 def test_the_limit_of_pixels_is_an_option(run: Run, cases: Path) -> None:
-    command = "grads"
     picture(cases / "a.png", 0, size=10)
     picture(cases / "b.png", 0, size=11)
-    ended = run(command, "cases.py:Normed", "a.png", "b.png", *AS_THEY_ARE, "--max-pixels", 100)
+    ended = run("grads", "cases.py:Normed", "a.png", "b.png", *AS_THEY_ARE, "--max-pixels", 100)
     assert ended.code == 3
     assert "'b.png': 11x11 (height x width) is over the limit of 100 pixels" in ended.errors[0]
     assert record_of(cases / "out")["preprocessing"]["max_pixels"] == 100
-    assert run(command, "cases.py:Normed", "a.png", "--max-pixels", 0).code == 2
+    assert run("grads", "cases.py:Normed", "a.png", "--max-pixels", 0).code == 2
 
 
 # --- Several inputs in a file, by name, in pairs ----------------------------------------------------------------------
@@ -265,8 +264,7 @@ def test_an_input_by_name_that_cannot_be_is_one_line(
     (cases / "word.npy").write_bytes(b"\x93NUMPY and no more")
     before = names_below(cases)
     ended = run("activations", "cases.py:Mixed", "a.png", *AS_THEY_ARE, *arguments)
-    assert ended.code == code
-    assert len(ended.errors) == 1
+    assert (ended.code, len(ended.errors)) == (code, 1)
     assert all(word in ended.errors[0] for word in words)
     assert names_below(cases) == before
 

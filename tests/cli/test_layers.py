@@ -1,23 +1,18 @@
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 import torchvision
 from torch import nn
 
-from tests.cli.conftest import Run, names_below
-from tests.docs.pages import DOCS
-
-SCHEMAS = DOCS / "schemas"
+from tests.cli.conftest import Run, assert_refused, names_below, table
+from tests.docs.test_schemas import check
 
 
 def modules_of(stdout: str) -> list[dict[str, Any]]:
-    modules: list[dict[str, Any]] = json.loads(stdout)["rows"]
-    return modules
+    return json.loads(stdout)["rows"]
 
 
 def plain_modules(network: nn.Module, *inputs: torch.Tensor) -> list[dict[str, Any]]:
@@ -131,11 +126,7 @@ def test_a_network_that_raises_is_listed_up_to_there(run: Run) -> None:
     "resnet18 --layer cnv1-5-words0", "resnet18 --input-shape 1,3,100000,100000-2-words2", "no model-2-words4"
 )
 def test_what_cannot_be_is_one_line(run: Run, arguments: tuple[str, ...], code: int, words: list[str]) -> None:
-    ended = run("layers", *arguments)
-    assert (ended.code, ended.stdout) == (code, "")
-    assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
-    for word in words:
-        assert word in ended.stderr
+    assert_refused(run("layers", *arguments), code, *words)
 
 
 def test_costs_are_listed_down_to_a_depth_as_table_json_and_csv(run: Run, tmp_path: Path) -> None:
@@ -150,8 +141,7 @@ def test_costs_are_listed_down_to_a_depth_as_table_json_and_csv(run: Run, tmp_pa
     arguments = ("layers", "pair.py:build", "--input-shape", "1,3,12,10", "--cost")
     ended = run(*arguments, "--json", "--csv", "rows.csv")
     assert (ended.code, ended.stderr) == (0, "")
-    document = json.loads(ended.stdout)
-    jsonschema.validate(document, json.loads((SCHEMAS / "layers.json").read_text("utf-8")))
+    document = check("layers", ended.stdout)
     first, second = 4 * 10 * 8 * 27, 4 * 8 * 6 * 36
     costs = {module["layer"]: module for module in document["cost"]["modules"]}
     assert {layer: cost["total"]["multiply_adds"] for layer, cost in costs.items()} == {
@@ -167,8 +157,7 @@ def test_costs_are_listed_down_to_a_depth_as_table_json_and_csv(run: Run, tmp_pa
     assert all(cost["seconds"] > 0 for cost in costs.values())
     assert document["cost"]["pass_count"] >= 3
 
-    with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
-        rows = {each["layer"]: each for each in csv.DictReader(file)}
+    rows = {each["layer"]: each for each in table(tmp_path / "rows.csv")}
     assert {layer: int(row["multiply_adds"]) for layer, row in rows.items()} == {
         layer: cost["total"]["multiply_adds"] for layer, cost in costs.items()
     }

@@ -1,6 +1,5 @@
 """Operations on the command line: `--ops`, patterns, edits, lists."""
 
-import csv
 import importlib
 import json
 import sys
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from hookscope.models.user_code import importable
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, table
 from tests.models.saved import SAVERS
 
 NETWORK = """
@@ -48,16 +47,14 @@ def _files(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", values)
 
 
-def table(path: Path) -> dict[str, dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file)
-        return {f"{row['layer']}#{row['call']}": row for row in rows}
+def table_by_call(path: Path) -> dict[str, dict[str, str]]:
+    return {f"{row['layer']}#{row['call']}": row for row in table(path)}
 
 
 def test_ops_adds_every_operation_with_its_line_inputs_and_values(run: Run, tmp_path: Path) -> None:
     result = run("activations", "ops.py:build", "x.npy", "--ops", "--save-tensors", "--out", "out")
     assert result.code == 0
-    rows = table(tmp_path / "out" / "layers.csv")
+    rows = table_by_call(tmp_path / "out" / "layers.csv")
     assert {name: (row["source"], row["inputs"]) for name, row in rows.items()} == {
         "conv1#0": ("", "input"),
         "(model):relu#0": ("ops.py:15", "conv1"),
@@ -112,6 +109,7 @@ def test_layers_lists_operations_below_their_module(run: Run) -> None:
         (("--edit", "op:gelu:output:zero"), 5, "No operation matches 'op:gelu'."),
         (("--edit", "op:relu#1:output:zero"), 2, "An edit changes every call of an operation: leave out #1."),
         (("--layer", "op:"), 2, "is half a pattern: give op:NAME or MODULE:NAME"),
+        (("--layer", ":relu"), 2, "is half a pattern: give op:NAME or MODULE:NAME"),
         (("--layer", "op:relu@1"), 2, "Give a call: op:relu#1 is the second."),
     ],
 )
@@ -153,4 +151,4 @@ def test_commands_say_that_operations_inside_torchscript_are_not_seen(run: Run, 
     ):
         result = run(*command, "--trust")
         assert note in " ".join((result.stdout + result.stderr).split()), command
-    assert {row["kind"] for row in table(tmp_path / "out" / "layers.csv").values()} == {"Conv2d", "Linear"}
+    assert {row["kind"] for row in table(tmp_path / "out" / "layers.csv")} == {"Conv2d", "Linear"}

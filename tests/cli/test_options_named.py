@@ -73,7 +73,7 @@ FILES_ALONE = {
 
 
 def options_of(command: str) -> set[str]:
-    parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+    parameters = typer.main.get_command(app).commands[command].params
     return {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
 
 

@@ -1,8 +1,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 import hookscope
 from hookscope.errors import UsageError
 from hookscope.results.runs.reports import MARK
-from tests.cli.conftest import CAT, Run
+from tests.cli.conftest import CAT, Run, assert_refused
 from tests.reporting.stored import drawn, maps, row, write_run
 
 
@@ -45,9 +43,7 @@ def test_what_is_not_ours_is_never_overwritten(run: Run, tmp_path: Path, stored:
         "x" * 300: "file name too long",
     }
     for target, reason in reasons.items():
-        ended = run("report", stored, "-o", target)
-        assert (ended.code, ended.stdout, len(ended.stderr.splitlines())) == (3, "", 1)
-        assert f": {reason}. Name another file." in ended.stderr
+        assert_refused(run("report", stored, "-o", target), 3, f": {reason}. Name another file.")
     assert (tmp_path / "thesis.html").read_text() == "<!doctype html>"
     assert names_in(tmp_path) == ["link.html", "net.py", "runs", "thesis.html"]
 
@@ -65,9 +61,7 @@ def test_a_wrong_name_is_answered_with_the_nearest_runs(run: Run, stored: Path) 
 
 def test_what_is_no_run_ends_in_one_line(run: Run, stored: Path) -> None:
     (stored / "run.json").unlink()
-    ended = run("report", stored)
-    assert (ended.code, ended.stdout, len(ended.errors)) == (3, "", 1)
-    assert "or an unfinished one" in ended.stderr
+    assert_refused(run("report", stored), 3, "or an unfinished one")
     assert names_in(stored.parent) == ["first"]
     assert run("report").code == 2
 
@@ -95,10 +89,7 @@ def test_a_spoiled_run_ends_in_one_line_and_leaves_no_report(
     run: Run, stored: Path, spoil: Callable[[Path], object], says: str
 ) -> None:
     spoil(stored)
-    ended = run("report", stored)
-    assert (ended.code, ended.stdout, len(ended.stderr.splitlines())) == (3, "", 1)
-    assert ended.stderr.startswith("hookscope: error: Cannot read ")
-    assert says in ended.stderr
+    assert_refused(run("report", stored), 3, "hookscope: error: Cannot read ", says)
     assert not (stored.parent / "first.html").exists()
 
 
@@ -109,13 +100,12 @@ def test_what_has_no_page_is_refused_in_a_line(value: Any, tmp_path: Path) -> No
         hookscope.report(value, tmp_path / "page.html")
 
 
-def test_a_report_is_made_without_torch(tmp_path: Path, stored: Path) -> None:
+def test_a_report_is_made_without_torch(python: Run, tmp_path: Path, stored: Path) -> None:
     checked = (
         "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"
         "sys.exit(code or 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", checked, "report", str(stored)], check=False, timeout=60, cwd=tmp_path)
-    assert done.returncode == 0
+    assert python("-c", checked, "report", stored, cwd=tmp_path).code == 0
 
 
 def test_a_run_becomes_a_report(run: Run, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 from hookscope.commands.watch.training_log import FILE, TrainingLogFile, read_training
 from hookscope.results.runs.reports import MARK
 from hookscope.results.training import TrainingLog
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, assert_refused
 from tests.reporting.trained import START, train
 
 exhaustive = pytest.mark.exhaustive
@@ -80,9 +80,7 @@ def test_a_folder_that_is_only_read_has_a_page_and_a_note(run: Run, stored: Path
 def test_a_damaged_file_ends_in_one_line(run: Run, stored: Path) -> None:
     with (stored / FILE).open("ab") as file:
         file.write(b"nonsense\n")
-    ended = run("report", stored)
-    assert (ended.code, ended.stdout, len(ended.stderr.splitlines())) == (3, "", 1)
-    assert "watch.jsonl is not as hookscope writes it" in ended.stderr
+    assert_refused(run("report", stored), 3, "watch.jsonl is not as hookscope writes it")
     assert not stored.with_name("a.html").exists()
 
 
@@ -108,11 +106,9 @@ def test_scalars_reach_tensorboard_at_their_steps(run: Run, stored: Path, tmp_pa
 
 @exhaustive
 def test_tensorboard_is_refused_inside_the_folder_and_for_other_runs(run: Run, stored: Path, tmp_path: Path) -> None:
-    ended = run("report", stored, "--tensorboard", stored / "logs")
-    assert (ended.code, ended.stdout) == (3, "")
-    assert "which may hold only its own files" in ended.stderr
+    inside = run("report", stored, "--tensorboard", stored / "logs")
+    assert_refused(inside, 3, "which may hold only its own files")
     assert not stored.with_name("a.html").exists()
     (tmp_path / "other").mkdir()
-    ended = run("report", tmp_path / "other", "--tensorboard", tmp_path / "logs")
-    assert ended.code == 2
-    assert "--tensorboard is for a watched training" in ended.stderr
+    other = run("report", tmp_path / "other", "--tensorboard", tmp_path / "logs")
+    assert_refused(other, 2, "--tensorboard is for a watched training")

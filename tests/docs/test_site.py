@@ -124,7 +124,7 @@ def test_llms_txt_names_every_page_and_schema_with_what_it_is_about(site: Path) 
 @pytest.mark.exhaustive
 def test_every_option_and_rule_is_on_the_site(site: Path) -> None:
     options = (site / "reference" / "options.html").read_text(encoding="utf-8")
-    for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
+    for command in typer.main.get_command(app).commands.values():
         for parameter in command.params:
             names = [*parameter.opts, *parameter.secondary_opts]
             assert max(names, key=len) in options or parameter.metavar in options, parameter
@@ -162,7 +162,7 @@ def test_pages_are_decent_in_a_browser(browser: Browser, address: str) -> None: 
     """Every second page is examined light and on a wide screen, the others dark; all fit a telephone."""
     names = [name for name in PAGES if not name.endswith(".zh.html") or name == "hooks.zh.html"]  # alike in structure
     for scheme, widths, chosen in (("light", (1280, 390), names[::2]), ("dark", (390,), names[1::2])):
-        page = browser.new_page(color_scheme=scheme)  # type: ignore[arg-type]
+        page = browser.new_page(color_scheme=scheme)
         opened = Opened(page)
         page.on("console", lambda message, opened=opened: opened.wrong.append(message.text))
         page.on("request", lambda request, opened=opened: opened.wrong.extend(elsewhere(request.url, address)))

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.selection import module_index
+from tests.hooks.test_operations import Counting
+from tests.networks import Apply, Written
 
 
 class Passed(Exception):
@@ -36,17 +37,15 @@ def captured_calls(network: nn.Module, forward: Callable[[], object], **options:
     return [seen.layer for seen in captured.observations]
 
 
-class Joins(nn.Module):
-    """As a layer of DenseNet: takes a list, which may change meanwhile."""
+def joining(change: Callable[[list[Tensor]], object]) -> nn.Module:
+    """Return a layer as DenseNet's: it takes a list, which may change meanwhile."""
 
-    def __init__(self, change: Callable[[list[Tensor]], object]) -> None:
-        super().__init__()
-        self.change = change
-
-    def forward(self, features: list[Tensor]) -> Tensor:
+    def join(features: list[Tensor]) -> Tensor:
         joined = torch.cat(features, 1)
-        self.change(features)
+        change(features)
         return joined * 2
+
+    return Apply(join)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ class Joins(nn.Module):
 def test_a_list_of_inputs_is_read_before_the_module_changes_it(
     change: Callable[[list[Tensor]], object], in_place: bool, watched: bool
 ) -> None:
-    network = nn.Sequential(Joins(change))
+    network = nn.Sequential(joining(change))
     values = torch.randn(2, 3)
     options: Any = {"gradients": lambda _site, gradient: gradient.sum().item()} if watched else {}
     with capture(network, {"join": network[0]}, lambda call, *_: [path for path, _ in call.inputs], **options) as seen:
@@ -100,41 +99,20 @@ def test_observers_work_on_plain_values_whatever_is_under_way(
     assert {each[2:] for each in actual if each is not None} == {(None, (False, False))}
 
 
-class Listens(nn.Module):
-    """Calls its layer inside a mode of its own, which lists what torch is asked to do."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-        self.asked: list[str] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        asked = self.asked
-
-        class Lists(TorchFunctionMode):
-            def __torch_function__(
-                self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-            ) -> Any:
-                asked.append(func.__name__)
-                return func(*args, **(kwargs or {}))
-
-        with Lists():
-            result: Tensor = self.layer(x)
-        return result
-
-
 @pytest.mark.parametrize("gradients", [False, True])
 def test_a_mode_of_the_network_sees_nothing_of_the_hooks(gradients: bool) -> None:
-    network, x = Listens(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), torch.ones(1, 4)
+    def listens(net: Any, x: Tensor) -> Tensor:
+        with net.mode:
+            return net.layer(x)
 
     def observe(_about: object, *others: Any) -> float:
         return float(others[-1].detach().sum())
 
-    network(x)
-    alone, network.asked = network.asked, []
+    network = Written(listens, layer=nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    network.mode = Counting()
     with capture(network, module_index(network)[0], observe, gradients=observe if gradients else None):
-        network(x)
-    assert network.asked == alone == ["linear", "relu"]
+        network(torch.ones(1, 4))
+    assert network.mode.names == ["linear", "relu"]
 
 
 def test_a_gradient_that_is_differentiated_again_is_observed_without_a_graph(network: nn.Module) -> None:
@@ -147,26 +125,29 @@ def test_a_gradient_that_is_differentiated_again_is_observed_without_a_graph(net
         assert [site.value for site in captured.gradients] == [False] * 6
 
 
+def assert_not_held(lock: Any) -> None:
+    """Assert that an observer's lock was released as often as it was taken."""
+    assert lock.acquire(blocking=False)
+    lock.release()
+    with pytest.raises(RuntimeError, match="release"):
+        lock.release()
+
+
 @pytest.mark.parametrize("ops", [False, True])
 def test_an_observer_of_gradients_that_raises_leaves_everything_as_it_was(ops: bool, network: nn.Module) -> None:
     def raises(*_: object) -> None:
         raise Passed
 
     operations = OperationChoice([parse_operation_pattern(EVERYTHING)]) if ops else None
-    output: list[Tensor] = []
     with capture(
         network, module_index(network)[0], lambda *_: None, gradients=raises, operations=operations
     ) as captured:
-        output.append(network(torch.randn(1, 3, 8, 8)))
+        output = network(torch.randn(1, 3, 8, 8))
         with pytest.raises(Passed):
-            output[0].sum().backward()
-        lock = captured.lock
-        assert lock.acquire(blocking=False)
-        lock.release()
-        with pytest.raises(RuntimeError, match="release"):
-            lock.release()
+            output.sum().backward()
+        assert_not_held(captured.lock)
     assert torch._C._len_torch_function_stack() == 0
-    assert not output[0]._backward_hooks
+    assert not output._backward_hooks
 
 
 @pytest.mark.parametrize("raised", [Passed, KeyboardInterrupt])
@@ -176,18 +157,12 @@ def test_an_observer_that_raises_leaves_everything_as_it_was(raised: type[BaseEx
 
     operations = OperationChoice([parse_operation_pattern(EVERYTHING)])
     values = torch.randn(1, 3, 8, 8)
-    held: list[Capture[None]] = []
     with capture(network, module_index(network)[0], observe, operations=operations) as captured:
-        held.append(captured)
         with pytest.raises(raised):
             network(values)
         assert torch.is_grad_enabled()
         assert torch._C._len_torch_function_stack() == 1
-        lock = captured.lock
-        assert lock.acquire(blocking=False)
-        lock.release()
-        with pytest.raises(RuntimeError, match="release"):  # it was held once, and not left so
-            lock.release()
+        assert_not_held(captured.lock)
     assert torch._C._len_torch_function_stack() == 0
     assert network(values).requires_grad
 

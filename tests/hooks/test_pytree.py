@@ -94,8 +94,6 @@ def test_a_tensor_is_found_under_its_path_and_replaced_and_the_rest_is_as_it_was
     assert [tensor for _, tensor in unchanged] == [tensor for _, tensor in before]
     if isinstance(value, BaseModelOutput):  # whose attributes are its items
         assert replaced.last_hidden_state is replaced["last_hidden_state"]
-    if isinstance(value, Holder):
-        assert replaced.name == "kept"
 
 
 def test_containers_beside_the_way_stay_the_objects_they_are() -> None:
@@ -150,7 +148,7 @@ class Guarded:
     def lazy(self) -> NoReturn:
         raise AssertionError("a property was called")
 
-    @property  # type: ignore[misc]  # as proxies do
+    @property  # as proxies do
     def __class__(self) -> NoReturn:
         raise AssertionError("__class__ was called")
 
@@ -160,11 +158,11 @@ class Guarded:
     def __iter__(self) -> NoReturn:
         raise AssertionError("it was iterated over")
 
-    __len__ = __bool__ = __hash__ = __eq__ = __iter__  # type: ignore[assignment]
+    __len__ = __bool__ = __hash__ = __eq__ = __iter__
 
 
 class Broken(UserDict[str, Tensor]):
-    def items(self) -> NoReturn:  # type: ignore[override]
+    def items(self) -> NoReturn:
         raise RuntimeError("not now")
 
 

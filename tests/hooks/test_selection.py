@@ -37,8 +37,7 @@ def names(*patterns: str, model: nn.Module | None = None, order: list[str] | Non
 @pytest.fixture(scope="module")
 def resnet34() -> nn.Module:
     with torch.device("meta"):
-        model: nn.Module = torchvision.models.resnet34()
-    return model
+        return torchvision.models.resnet34()
 
 
 # --- without a pattern ---

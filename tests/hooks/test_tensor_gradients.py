@@ -29,7 +29,7 @@ def test_hooks_are_removed_after_an_exception(error: BaseException) -> None:
 
     with pytest.raises(type(error)):
         run()
-    y.sum().backward()  # type: ignore[no-untyped-call]
+    y.sum().backward()
     assert x.grad.tolist() == [2, 2]
     assert not x._backward_hooks
 

@@ -14,6 +14,7 @@ import hookscope
 from hookscope.errors import HookscopeError, UsageError
 from hookscope.inputs.named import read_named
 from tests.inputs.written import PLAIN
+from tests.networks import Apply
 
 
 class Two(nn.Module):
@@ -35,13 +36,7 @@ class Tokens(nn.Module):
         self.head = nn.Linear(4, 3)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.head(self.embedding(ids).mean(1))
-        return scores
-
-
-class Functions(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(x).mean((2, 3))
+        return self.head(self.embedding(ids).mean(1))
 
 
 @pytest.fixture
@@ -126,21 +121,22 @@ def test_attribute_names_the_embedding_of_tokens(method: str) -> None:
 
 def test_a_network_of_functions_is_pointed_to_its_operations() -> None:
     x = torch.randn(1, 3, 8, 8)
-    note = "Functions has no modules inside: `ops` shows its operations."
-    assert note in hookscope.activations(Functions(), x).notes
-    assert note in hookscope.grads(Functions(), x).notes
-    assert note not in hookscope.activations(Functions(), x, ops=True).notes
+    functions = Apply(lambda x: F.relu(x).mean((2, 3)))
+    note = "Apply has no modules inside: `ops` shows its operations."
+    assert note in hookscope.activations(functions, x).notes
+    assert note in hookscope.grads(functions, x).notes
+    assert note not in hookscope.activations(functions, x, ops=True).notes
     assert note not in hookscope.activations(nn.ReLU(), x).notes
 
 
 def test_without_parameters_there_are_no_weights_to_shuffle() -> None:
-    result = hookscope.attribute(Functions(), torch.randn(1, 3, 8, 8), method="gradient")
+    result = hookscope.attribute(Apply(lambda x: F.relu(x).mean((2, 3))), torch.randn(1, 3, 8, 8), method="gradient")
     assert "weights" not in {check.name for check in result.sanity}
     assert "Sanity: no weights test, because the network has no parameters to shuffle." in result.notes
 
 
 class OneDict(Two):
-    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return super().forward(batch["image"], batch["meta"])
 
 
@@ -159,7 +155,7 @@ def test_a_network_that_takes_a_whole_dict_is_told_how_to_get_it(
 @pytest.mark.parametrize("run", [hookscope.activations, hookscope.grads])
 def test_a_name_looked_up_in_a_tensor_is_told_as_such_and_torch_warns_of_nothing(run: Callable[..., Any]) -> None:
     class Entries(Two):
-        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
             return super().forward(batch["input_image"], batch["meta"])
 
     said = "its code looks up 'input_image' in this tensor, as in a dict; its one argument is batch. Give it the dict"

@@ -1,6 +1,7 @@
 """Shapes of a run are those of all its inputs, however they were cut into batches."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.inspection.batch_shapes import BatchShapes, Shape
+from tests.networks import Written, outputs_of
 
 
 def shapes_of(*batches: tuple[int, Shape]) -> BatchShapes:
@@ -38,25 +40,19 @@ def test_shapes_are_added_along_the_axis_that_counts_inputs(
     assert (shapes.whole, shapes.varies, len(shapes)) == (whole, varies, len(batches))
 
 
-class Mixed(nn.Module):
-    """Rows for each input, time first, and a table that does not depend on the input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.line, self.turned, self.none = nn.Linear(2, 3), nn.Linear(2, 3), nn.Linear(2, 3), nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:  # (N, T, 2)
-        table = self.table(torch.ones(7, 2))  # (7, 3)
-        turned = self.turned(x.transpose(0, 1)).transpose(0, 1)  # (T, N, 3) inside
-        both: Tensor = self.line(x) + turned + table.sum(0)
-        return both
+def mixed(net: Any, x: Tensor) -> Tensor:  # (N, T, 2)
+    """Give rows for each input, time first, and a table that does not depend on the input."""
+    table = net.table(torch.ones(7, 2))  # (7, 3)
+    turned = net.turned(x.transpose(0, 1)).transpose(0, 1)  # (T, N, 3) inside
+    return net.line(x) + turned + table.sum(0)
 
 
 @pytest.mark.parametrize("batch_size", [8, 6, 20])
 def test_rows_of_a_run_in_batches_have_the_shape_of_one_batch(batch_size: int) -> None:
     torch.manual_seed(0)
-    model, inputs = Mixed().eval(), torch.randn(20, 5, 2)
-    whole = {name: tuple(output.shape) for name, output in _outputs(model, inputs).items()}
+    parts = {name: nn.Linear(2, 3) for name in ("table", "line", "turned")}
+    model, inputs = Written(mixed, **parts, none=nn.Identity()).eval(), torch.randn(20, 5, 2)
+    whole = {name: tuple(output.shape) for name, output in outputs_of(model, inputs).items()}
     assert whole == {"table": (7, 3), "line": (20, 5, 3), "turned": (5, 20, 3), "": (20, 5, 3)}
     run = hookscope.activations(model, inputs, batch_size=batch_size, layer="*")
     assert {row.layer: row.shape for row in run} == whole
@@ -67,15 +63,3 @@ def test_rows_of_a_run_in_batches_have_the_shape_of_one_batch(batch_size: int) -
     compared = hookscope.diff(model, model, inputs, batch_size=batch_size, layer="*")
     assert {row.layer: row.shape for row in compared.rows} == whole
     assert [output.shape for output in compared.outputs] == [(20, 5, 3)]
-
-
-def _outputs(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-    actual: dict[str, Tensor] = {}
-    handles = [
-        module.register_forward_hook(lambda _module, _args, output, name=name: actual.update({name: output}))
-        for name, module in model.named_modules()
-    ]
-    model(inputs)
-    for handle in handles:
-        handle.remove()
-    return actual

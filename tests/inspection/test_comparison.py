@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hookscope
 from hookscope.inspection.session import compare
@@ -12,6 +12,7 @@ from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
 from hookscope.results.network import ModelInfo
 from hookscope.results.statistics import TensorStatistics
+from tests.networks import Written
 
 MODEL = ModelInfo("net", "Net", "random", random=True, sha256=None, parameter_count=1)
 
@@ -82,21 +83,15 @@ def test_losses_are_compared_where_both_runs_have_one(kind: str) -> None:
 def test_predictions_of_both_runs_are_those_of_the_output_that_the_key_names(
     command: Callable[..., Activations | Gradients],
 ) -> None:
-    result = command(Heads(), torch.zeros(1, 1), edit="second:output:scale(2)", output_key="b")
+    result = command(heads(), torch.zeros(1, 1), edit="second:output:scale(2)", output_key="b")
     # An input of zeros leaves the biases: softmax of (0, log 3), and of twice that.
     expected = [[0.75, 0.25], [0.9, 0.1]]
-    assert result.comparison is not None
     assert [each.probabilities for (each,) in result.comparison.predictions] == [pytest.approx(p) for p in expected]
 
 
-class Heads(nn.Module):
-    """Two outputs of two classes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(1, 2), nn.Linear(1, 2)
-        with torch.no_grad():
-            self.second.bias.copy_(torch.tensor([0.0, math.log(3)]))
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"a": self.first(x), "b": self.second(x)}
+def heads() -> nn.Module:
+    """Return a network with two outputs of two classes."""
+    second = nn.Linear(1, 2)
+    with torch.no_grad():
+        second.bias.copy_(torch.tensor([0.0, math.log(3)]))
+    return Written(lambda net, x: {"a": net.first(x), "b": net.second(x)}, first=nn.Linear(1, 2), second=second)

@@ -1,6 +1,7 @@
 """What modules cost: closed forms, bytes by hand, torch's own counter, and torchinfo's figures."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
@@ -20,23 +21,16 @@ from hookscope.inspection.cost import Call, network_cost
 from hookscope.models.construction import silenced_known_warnings
 from hookscope.results.cost import CostSums, NetworkCost
 from hookscope.results.runs.reading import read_run
-from tests.inspection.test_networks import INSPECTED
-from tests.networks import NETWORKS
+from tests.inspection.test_networks import INSPECTED, assert_unchanged, snapshot
+from tests.networks import NETWORKS, Apply, Written
 from tests.reporting.stored import report_html
 
 FLOAT = 4  # bytes
 
 
-class Computes(nn.Module):
-    """A module whose forward is a function, over a weight if it has one."""
-
-    def __init__(self, compute: Callable[..., Any], weight: Tensor | None = None) -> None:
-        super().__init__()
-        self.compute = compute
-        self.weight = None if weight is None else nn.Parameter(weight)
-
-    def forward(self, *arguments: Any) -> Any:
-        return self.compute(*arguments) if self.weight is None else self.compute(*arguments, self.weight)
+def with_weight(compute: Callable[[Tensor, Tensor], Tensor], *shape: int) -> nn.Module:
+    """Return a network that computes with its input and a weight of ones."""
+    return Written(lambda net, inputs: compute(inputs, net.weight), weight=nn.Parameter(torch.ones(shape)))
 
 
 def cost_of(network: nn.Module, *args: Any, timed: bool = False, **kwargs: Any) -> NetworkCost:
@@ -44,7 +38,7 @@ def cost_of(network: nn.Module, *args: Any, timed: bool = False, **kwargs: Any) 
 
 
 def multiply_adds_of(network: nn.Module | Callable[..., Any], *args: Any) -> int:
-    network = network if isinstance(network, nn.Module) else Computes(network)
+    network = network if isinstance(network, nn.Module) else Apply(network)
     return cost_of(network, *args).whole.total.multiply_adds
 
 
@@ -64,8 +58,7 @@ def flops_of(network: nn.Module, *args: Any) -> int:
             network.eval()(*args)
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-    total: int = counter.get_total_flops()
-    return total
+    return counter.get_total_flops()
 
 
 # --- Multiply-adds ---
@@ -117,7 +110,7 @@ X = torch.zeros
     ],
 )
 def test_multiply_adds_are_those_of_the_closed_form(network: Any, args: list[Tensor], expected: int) -> None:
-    cost = cost_of(network if isinstance(network, nn.Module) else Computes(network), *args)
+    cost = cost_of(network if isinstance(network, nn.Module) else Apply(network), *args)
     assert cost.whole.total.multiply_adds == expected
     assert cost.uncounted == ()
 
@@ -143,12 +136,10 @@ def test_resnet18_takes_1_81_billion_also_on_the_meta_device() -> None:
 
 
 def test_operations_without_a_formula_are_listed_and_not_guessed() -> None:
-    class Transforms(nn.Module):
-        def forward(self, inputs: Tensor) -> Tensor:
-            return torch.fft.rfft(torch.fft.rfft(inputs).real).abs() + torch.linalg.inv(inputs)[:, :1].abs()
+    def transforms(inputs: Tensor) -> Tensor:
+        return torch.fft.rfft(torch.fft.rfft(inputs).real).abs() + torch.linalg.inv(inputs)[:, :1].abs()
 
-    network = nn.Sequential(nn.Linear(4, 4), Transforms())
-    cost = cost_of(network, torch.eye(4))
+    cost = cost_of(nn.Sequential(nn.Linear(4, 4), Apply(transforms)), torch.eye(4))
     assert cost.whole.total.multiply_adds == 64
     assert {row.name: (row.call_count, row.layer) for row in cost.uncounted} == {
         "aten._fft_r2c": (2, "1"),
@@ -162,7 +153,7 @@ def test_a_formula_that_was_registered_with_torch_counts() -> None:
         return inputs * 3
 
     triple.register_fake(torch.empty_like)
-    frozen = Computes(torch.ops.hookscope_test.triple)
+    frozen = Apply(torch.ops.hookscope_test.triple)
     assert [each.name for each in cost_of(frozen, X(5, 2)).uncounted] == ["hookscope_test.triple"]
     try:
         register_flop_formula(torch.ops.hookscope_test.triple)(lambda shape, **_: 2 * prod(shape))
@@ -176,7 +167,7 @@ def test_deformable_convolution_counts_as_convolution() -> None:
     def deformed(inputs: Tensor, weight: Tensor) -> Tensor:
         return torchvision.ops.deform_conv2d(inputs, torch.zeros(2, 18, 6, 6), weight)
 
-    network = Computes(deformed, torch.ones(5, 3, 3, 3))
+    network = with_weight(deformed, 5, 3, 3, 3)
     assert multiply_adds_of(network, torch.rand(2, 3, 8, 8)) == 2 * 5 * 36 * 27
 
 
@@ -226,10 +217,10 @@ def test_bytes_saved_for_backward_are_those_by_hand() -> None:
     assert [module.own.saved_bytes for module in cost.modules] == [0, 160, 112, 0], "where it is saved first"
     assert [module.output_bytes for module in cost.modules] == [4 * 3 * FLOAT, 112, 112, 48]
     # A sigmoid keeps its output, a product both factors, an exponential its output, once.
-    square = Computes(lambda inputs, weight: (inputs * weight).exp() * 2, torch.ones(5))
+    square = with_weight(lambda inputs, weight: (inputs * weight).exp() * 2, 5)
     assert saved_by(square, X(3, 5)) == (15 + 15) * FLOAT
     # A view keeps all that it looks into: the first row of the input of 4 x 10.
-    assert saved_by(Computes(lambda inputs, weight: inputs[:1] @ weight, torch.ones(10, 7)), X(4, 10)) == 160
+    assert saved_by(with_weight(lambda inputs, weight: inputs[:1] @ weight, 10, 7), X(4, 10)) == 160
     # A maximum keeps its input and where it was, in 8 bytes each.
     pooled = nn.Sequential(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2))
     assert saved_by(pooled, X(1, 3, 4, 4)) == (3 * 16 + 4 * 16) * FLOAT + 4 * 4 * 8
@@ -240,31 +231,17 @@ def test_bytes_saved_for_backward_are_those_by_hand() -> None:
 def test_checkpointing_shows_in_the_bytes_saved() -> None:
     inner = nn.Sequential(nn.Linear(10, 10), nn.Sigmoid(), nn.Linear(10, 10), nn.Sigmoid())
 
-    class Saves(nn.Module):
-        def __init__(self, *, recomputes: bool) -> None:
-            super().__init__()
-            self.first, self.inner, self.recomputes = nn.Linear(10, 10), inner, recomputes
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            inputs = self.first(inputs)
-            return checkpoint(self.inner, inputs, use_reentrant=False) if self.recomputes else self.inner(inputs)
-
+    recomputes = Apply(lambda inputs: checkpoint(inner, inputs, use_reentrant=False))
     row = 4 * 10 * FLOAT
-    assert saved_by(Saves(recomputes=False), X(4, 10)) == 4 * row  # two inputs, two outputs of the sigmoids
-    assert saved_by(Saves(recomputes=True), X(4, 10)) == 2 * row  # both inputs
+    # Two inputs and two outputs of the sigmoids; both inputs.
+    assert saved_by(nn.Sequential(nn.Linear(10, 10), inner), X(4, 10)) == 4 * row
+    assert saved_by(nn.Sequential(nn.Linear(10, 10), recomputes), X(4, 10)) == 2 * row
 
 
 def test_a_tied_parameter_counts_once_and_belongs_to_the_first() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encode, self.decode = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
-            self.decode.weight = self.encode.weight
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.decode(self.encode(inputs))
-
-    network = Tied().to(torch.float64)
+    parts = {"encode": nn.Embedding(11, 6), "decode": nn.Linear(6, 11, bias=False)}
+    parts["decode"].weight = parts["encode"].weight
+    network = nn.Sequential(OrderedDict(parts)).to(torch.float64)
     network.encode.weight.requires_grad_(False)
     cost = cost_of(network, torch.zeros(2, 3, dtype=torch.long))
     assert cost.whole.total == CostSums(6 * 6 * 11, 66, 66 * 8, 0, 0)
@@ -274,21 +251,15 @@ def test_a_tied_parameter_counts_once_and_belongs_to_the_first() -> None:
 
 
 def test_shared_modules_lists_and_forward_called_by_name_are_counted_where_they_run() -> None:
-    class Shares(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            shared = nn.Linear(4, 4)
-            self.a, self.b = nn.Sequential(shared, nn.ReLU()), nn.Sequential(shared)
-            self.parts = nn.ModuleList([nn.Linear(4, 2), nn.Linear(2, 1)])
-            self.silent = nn.Sequential(nn.Linear(1, 3))
+    def forward(net: Any, inputs: Tensor) -> Tensor:
+        inputs = net.b(net.a(inputs)) @ torch.ones(4, 4)
+        for part in net.parts:
+            inputs = part(inputs)
+        return net.silent.forward(inputs)
 
-        def forward(self, inputs: Tensor) -> Tensor:
-            inputs = self.b(self.a(inputs)) @ torch.ones(4, 4)
-            for part in self.parts:
-                inputs = part(inputs)
-            return self.silent.forward(inputs)
-
-    cost = cost_of(Shares(), X(5, 4))
+    shared, several = nn.Linear(4, 4), nn.ModuleList([nn.Linear(4, 2), nn.Linear(2, 1)])
+    parts = {"a": nn.Sequential(shared, nn.ReLU()), "b": nn.Sequential(shared), "parts": several}
+    cost = cost_of(Written(forward, **parts, silent=nn.Sequential(nn.Linear(1, 3))), X(5, 4))
     counted = {module.layer: (module.total.multiply_adds, module.own.multiply_adds) for module in cost.modules}
     assert counted == {
         "": (5 * (16 * 3 + 8 + 2 + 3), 80),
@@ -309,51 +280,34 @@ def test_shared_modules_lists_and_forward_called_by_name_are_counted_where_they_
 
 
 def test_networks_that_raise_with_gradients_are_counted_without_and_say_so() -> None:
-    class Overwrites(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
+    def overwrites(net: Any, inputs: Tensor) -> Tensor:
+        net.layer.weight.mul_(1)  # torch refuses this where gradients are wanted
+        return net.layer(inputs)
 
-        def forward(self, inputs: Tensor) -> Tensor:
-            self.layer.weight.mul_(1)  # torch refuses this where gradients are wanted
-            return self.layer(inputs)
-
-    cost = cost_of(Overwrites(), X(2, 4))
+    cost = cost_of(Written(overwrites, layer=nn.Linear(4, 4)), X(2, 4))
     assert cost.whole.total.multiply_adds == 32
     assert cost.whole.total.saved_bytes == 0
     assert "Bytes saved for the backward pass are missing" in cost.notes[0]
     with pytest.raises(ModelError, match="no such luck"):
-        cost_of(Computes(lambda _: (_ for _ in ()).throw(ValueError("no such luck"))), X(1))
+        cost_of(Apply(lambda _: (_ for _ in ()).throw(ValueError("no such luck"))), X(1))
 
 
 def test_a_network_comes_out_as_it_went_in() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).train()
-    before = {name: value.clone() for name, value in network.state_dict().items()}
     inputs = torch.rand(2, 3, 8, 8)
-    kept, state = inputs.clone(), torch.get_rng_state()
-    enabled = torch.backends.mha.get_fastpath_enabled()
+    kept, before = inputs.clone(), snapshot(network)
     network_cost(Call(network, [inputs], {}))
-    assert network.training
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert_unchanged(network, before)
     assert torch.equal(inputs, kept)
     assert not inputs.requires_grad
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.backends.mha.get_fastpath_enabled() == enabled
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
 # --- Time ---
 
 
 def test_times_hold_what_runs_inside_and_are_the_median_of_several_passes() -> None:
-    class Sleeps(nn.Module):
-        def __init__(self, seconds: Callable[[], float]) -> None:
-            super().__init__()
-            self.seconds = seconds
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            time.sleep(self.seconds())
-            return inputs
+    def sleeping(seconds: Callable[[], float]) -> nn.Module:
+        return Apply(lambda inputs: (time.sleep(seconds()), inputs)[1])
 
     passes: list[float] = []
 
@@ -361,7 +315,7 @@ def test_times_hold_what_runs_inside_and_are_the_median_of_several_passes() -> N
         passes.append(0.2 if len(passes) % 3 == 0 else 0.01)
         return passes[-1]
 
-    network = nn.Sequential(nn.Sequential(Sleeps(lambda: 0.03)), Sleeps(now_and_then), nn.Identity())
+    network = nn.Sequential(nn.Sequential(sleeping(lambda: 0.03)), sleeping(now_and_then), nn.Identity())
     cost = cost_of(network, X(1), timed=True)
     seconds: Mapping[str, float | None] = {module.layer: module.seconds for module in cost.modules}
     assert 0.03 <= (seconds["0.0"] or 0) <= (seconds["0"] or 0) < 0.1
@@ -375,7 +329,6 @@ def test_times_hold_what_runs_inside_and_are_the_median_of_several_passes() -> N
 def test_a_run_has_the_cost_of_its_first_input_and_writes_it(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
     run = hookscope.activations(network, torch.rand(3, 3, 8, 8), cost=True)
-    assert run.cost is not None
     assert run.cost.input_shapes == ((1, 3, 8, 8),), "one input, whatever the batch"
     assert run.cost.whole.total.multiply_adds == 4 * 36 * 27 + 4 * 36 * 2
     folder = run.save(tmp_path / "run")

@@ -11,23 +11,13 @@ from torch.nn.utils import prune
 import hookscope
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.inspection.edits import parse_edit
-from tests.networks import Apply
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+from tests.networks import Apply, Written, failing, normal
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    parts = (
-        nn.Conv2d(3, 4, 3),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.ConvTranspose2d(4, 5, 2),
-        Apply(lambda x: x.mean((2, 3))),
-    )
-    return nn.Sequential(*parts, nn.Linear(5, 2))
+    parts = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.ConvTranspose2d(4, 5, 2))
+    return nn.Sequential(*parts, Apply(lambda x: x.mean((2, 3))), nn.Linear(5, 2))
 
 
 X = normal(2, 3, 8, 8, seed=1)
@@ -62,13 +52,8 @@ def test_the_run_is_that_of_a_network_whose_state_dict_was_edited(operation: str
     expected = hookscope.grads(other, X, loss="sum", layer="*", save_tensors=True)
     assert run.loss == expected.loss
     assert run.parameters == expected.parameters  # with the norms of edited weights
-    assert run.tensors is not None
-    assert expected.tensors is not None
     assert all(torch.equal(values, expected.tensors[label]) for label, values in run.tensors.items())
-    assert run.comparison is not None
     plain = hookscope.grads(network(), X, loss="sum", layer="*")
-    assert run.loss is not None
-    assert plain.loss is not None
     assert run.comparison.losses == (plain.loss.value, run.loss.value)
     before = network().state_dict()
     assert all(torch.equal(values, before[key]) for key, values in model.state_dict().items())
@@ -78,14 +63,11 @@ def test_channels_of_a_weight_are_output_channels_or_refused() -> None:
     x, edit = torch.ones(1, 4, 2, 2), "param:weight:value:zero(channels=1)"
     for layer in (nn.Conv2d(4, 6, 1, groups=2), nn.ConvTranspose2d(4, 6, 1)):
         run = hookscope.activations(layer, x, edit=edit, save_tensors=True)
-        assert run.tensors is not None
-        assert layer.bias is not None
         changed = (run.tensors["(model)"] != layer(x)).any(dim=3).any(dim=2)[0]
         assert changed.tolist() == [False, True, False, False, False, False]
         assert torch.equal(run.tensors["(model)"][0, 1], layer.bias[1].expand(2, 2))
     words = nn.Embedding(5, 3)
     run = hookscope.activations(words, torch.arange(5)[None], edit=edit, save_tensors=True)
-    assert run.tensors is not None
     assert torch.equal(run.tensors["(model)"][0], words.weight * torch.tensor([1.0, 0.0, 1.0]))
     # (4, 6 / 2, 1, 1): axis 1 counts the channels of one group, so the weights of channel 1 are also those of 4.
     with pytest.raises(UsageError, match=r"names channel 1, but a tensor of shape 4x3x1x1 has no axis that counts its"):
@@ -97,7 +79,7 @@ def test_pruning_is_that_of_torch(fraction: float) -> None:
     values = normal(7, 9)
     part = nn.Linear(9, 7)
     part.weight.data.copy_(values)
-    prune.l1_unstructured(part, "weight", float(fraction))  # type: ignore[no-untyped-call]
+    prune.l1_unstructured(part, "weight", float(fraction))
     assert torch.equal(parse_edit(f"param:x:value:prune({fraction})").apply(values, 0), part.weight.detach())
 
 
@@ -122,20 +104,12 @@ def test_rounding_leaves_what_is_not_finite(dtype: str, differentiated: bool) ->
 
 
 def test_tied_parameters_are_edited_once_and_views_of_their_memory_follow() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
-            self.two.weight = self.one.weight
-            self.view = self.one.weight.detach()[0]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.two(self.one(x)) + self.view
-
-    model = Tied()
+    one, two = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    two.weight = one.weight
+    model = Written(lambda net, x: net.two(net.one(x)) + net.view, one=one, two=two)
+    model.view = one.weight.detach()[0]
     x, weight = normal(1, 3), model.one.weight.detach().clone()
     run = hookscope.activations(model, x, layer="*", edit="param:*weight:value:scale(2)", save_tensors=True)
-    assert run.tensors is not None
     torch.testing.assert_close(run.tensors["(model)"], x @ (2 * weight).T @ (2 * weight).T + 2 * weight[0])
     assert torch.equal(model.one.weight, weight)
 
@@ -172,10 +146,7 @@ def test_what_cannot_be_edited_is_refused_and_nothing_is_changed(
 
 
 def test_values_come_back_when_the_network_raises() -> None:
-    def raises(_x: Tensor) -> Tensor:
-        raise ValueError("no")
-
-    model = nn.Sequential(nn.Linear(3, 3), Apply(raises))
+    model = nn.Sequential(nn.Linear(3, 3), Apply(failing))
     before = model[0].weight.detach().clone()
     with pytest.raises(hookscope.ForwardError):
         hookscope.activations(model, normal(1, 3), edit="param:0.weight:value:zero")
@@ -188,7 +159,6 @@ def test_a_network_is_compared_with_itself_edited() -> None:
     result = hookscope.diff(model, "same", X, edit_b="param:5.weight:value:round(int8)")
     expected = hookscope.diff(model, other, X)
     assert [row.measures for row in result.rows] == [row.measures for row in expected.rows]
-    assert result.rows[-1].measures is not None
     assert result.rows[-1].measures.max_abs
     assert torch.equal(model[5].weight, network()[5].weight)
 
@@ -205,7 +175,6 @@ def test_each_input_has_noise_of_its_own_whatever_the_batch_size(label: str) -> 
             run = hookscope.activations(model, x, edit="/^[012]$/:output:noise(0.5, seed=3)", **options)
         else:
             run = hookscope.grads(model, x, edit="/^[12]$/:grad:noise(1)", loss="sum", **options)
-        assert run.tensors is not None
         return run.tensors[label]
 
     whole = values(5)
@@ -224,6 +193,5 @@ def test_an_input_is_pruned_and_rounded_by_its_own_values_whatever_the_batch_siz
     for layer, size in (("0", 1), ("0", 5), ("1", 2), ("1", 5)):
         edit = f"{layer}:output:{operation}"
         run = hookscope.activations(model, x, edit=edit, batch_size=size, layer="*", save_tensors=True)
-        assert run.tensors is not None
         saved = [run.tensors[label] for label in run.tensors if label.partition("@")[0] == layer]
         assert torch.equal(torch.cat(saved, int(layer)).movedim(int(layer), 0), expected)

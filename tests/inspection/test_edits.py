@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.inspection.edits import OPERATIONS, Edit, bind_edits, parse_edit
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+from tests.networks import normal
 
 
 def edited(operation: str, tensor: Tensor, channel_axis: int | None = 1) -> Tensor:
@@ -44,7 +41,7 @@ def test_an_expression_is_a_pattern_a_place_and_an_operation(
     text: str, pattern: str, place: str, operation: str, arguments: dict[str, float]
 ) -> None:
     edit = parse_edit(text)
-    assert edit == Edit(text, pattern, place, False, operation, arguments)  # type: ignore[arg-type] # place is a str here
+    assert edit == Edit(text, pattern, place, False, operation, arguments)  # place is a str here
 
 
 @pytest.mark.parametrize(
@@ -274,14 +271,7 @@ def test_eight_bit_floats_are_edited_too() -> None:
     assert (result.dtype, result.float().tolist()) == (torch.float8_e4m3fn, [[1, -4]])
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.tensor([1, 2]),
-        torch.tensor([1j]),
-        torch.eye(2).to_sparse(),
-    ],
-)
+@pytest.mark.parametrize("tensor", [torch.tensor([1, 2]), torch.tensor([1j]), torch.eye(2).to_sparse()])
 @pytest.mark.parametrize("operation", ["zero", "clamp(min=0)", "zero(channels=9)"])
 def test_what_is_not_dense_and_floating_comes_back_itself(tensor: Tensor, operation: str) -> None:
     assert edited(operation, tensor, 0) is tensor

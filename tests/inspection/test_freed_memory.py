@@ -9,34 +9,31 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UsageError
+from tests.networks import Apply, Written
 
 MISSING = "its memory was freed or shrunk"
 
 
-class Loses(nn.Module):
-    """Passes its input on, and then loses some of the memory of a tensor that it has computed."""
+def losing_inside(lose: Callable[[Tensor], object]) -> nn.Module:
+    """Return a network of which a part passes its input on, and loses some of the memory of what it has computed."""
 
-    def __init__(self, lose: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.inner = nn.Conv2d(4, 8, 1)
-        self.lose = lose
-
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        lost = self.inner(values) * 2
-        self.lose(lost)
+    def passes_on(net: Any, values: Tensor) -> tuple[Tensor, Tensor]:
+        lost = net.inner(values) * 2
+        lose(lost)
         return values + 1, lost
 
+    parts = {"first": nn.Conv2d(3, 4, 1), "loses": Written(passes_on, inner=nn.Conv2d(4, 8, 1))}
+    parts["last"] = nn.Linear(4 * 6 * 6, 5)
+    return Written(lambda net, values: net.last(net.loses(net.first(values))[0].flatten(1)), **parts).eval()
 
-class Network(nn.Module):
-    def __init__(self, lose: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 4, 1)
-        self.loses = Loses(lose)
-        self.last = nn.Linear(4 * 6 * 6, 5)
 
-    def forward(self, values: Tensor) -> Tensor:
-        kept, _ = self.loses(self.first(values))
-        return self.last(kept.flatten(1))
+def losing_its_output(lose: Callable[[Tensor], object]) -> nn.Module:
+    def forward(net: Any, values: Tensor) -> Tensor:
+        output = net.inner(values)
+        lose(output)
+        return output
+
+    return Written(forward, inner=nn.Linear(3, 5)).eval()
 
 
 def shrink(tensor: Tensor, left: float) -> None:
@@ -54,7 +51,7 @@ LOSSES: dict[str, Callable[[Tensor], object]] = {
 @pytest.fixture(params=[LOSSES["freed"], LOSSES["by one byte"]], ids=["freed", "by one byte"])
 def network(request: pytest.FixtureRequest) -> nn.Module:
     torch.manual_seed(0)
-    return Network(request.param).eval()
+    return losing_inside(request.param)
 
 
 @pytest.fixture
@@ -77,7 +74,6 @@ def test_activations_have_a_row_that_says_so(network: nn.Module, image: Tensor, 
     expected = network.first(image).detach().double()
     assert run["first"].l2 == pytest.approx(float(expected.norm()), rel=1e-6)
     assert run["loses[0]"].mean == pytest.approx(float(expected.mean()) + 1, rel=1e-6)
-    assert run.verification is not None
     assert run.verification.status == "same"
     assert "loses[1]" not in run.tensors
     assert all(maps.label != "loses[1]" for maps in (*run.feature_maps, *run.map_summaries))
@@ -102,25 +98,12 @@ def test_gradients_are_those_of_torch(network: nn.Module, image: Tensor, options
             assert row.gradient.l2 == pytest.approx(float(parameter.grad.double().norm()), rel=1e-5)
 
 
-class Output(nn.Module):
-    def __init__(self, lose: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.inner = nn.Linear(3, 5)
-        self.lose = lose
-
-    def forward(self, values: Tensor) -> Tensor:
-        output = self.inner(values)
-        self.lose(output)
-        return output
-
-
 @pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
 def test_an_output_that_is_lost_was_measured_where_it_was_computed(lose: Callable[[Tensor], object]) -> None:
-    network, values = Output(lose).eval(), torch.randn(4, 3)
+    network, values = losing_its_output(lose), torch.randn(4, 3)
     run = hookscope.activations(network, values, layer="*")
     assert run["inner"].l2 == pytest.approx(float(network.inner(values).detach().double().norm()), rel=1e-6)
     assert (run["(model)"].activation.unmeasured or "").startswith(MISSING)
-    assert run.verification is not None
     assert run.verification.status == "same"
     assert run.predictions == ()
     with pytest.raises(ModelError, match=MISSING):
@@ -130,7 +113,7 @@ def test_an_output_that_is_lost_was_measured_where_it_was_computed(lose: Callabl
 @pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
 def test_what_is_lost_cannot_be_edited(lose: Callable[[Tensor], object]) -> None:
     with pytest.raises(UsageError, match=MISSING):
-        hookscope.activations(Output(lose).eval(), torch.randn(4, 3), layer="*", edit="type:output:output:scale(2)")
+        hookscope.activations(losing_its_output(lose), torch.randn(4, 3), layer="*", edit="type:written:output:zero")
 
 
 class Ignores(torch.autograd.Function):
@@ -145,21 +128,19 @@ class Ignores(torch.autograd.Function):
         return torch.ones(gradient.shape)
 
 
-class LosesItsGradient(nn.Module):
-    def __init__(self, left: float) -> None:
-        super().__init__()
-        self.left = left
-
-    def forward(self, values: Tensor) -> Tensor:
+def losing_its_gradient(left: float) -> nn.Module:
+    def forward(values: Tensor) -> Tensor:
         output = Ignores.apply(values)
-        output.register_hook(lambda gradient: shrink(gradient, self.left))
+        output.register_hook(lambda gradient: shrink(gradient, left))
         return output
+
+    return Apply(forward)
 
 
 @pytest.mark.parametrize("left", [0, 0.5])
 @pytest.mark.parametrize("save_tensors", [False, True])
 def test_a_gradient_that_is_lost_has_a_row_that_says_so(left: float, save_tensors: bool) -> None:
-    network, values = nn.Sequential(nn.Linear(3, 4), LosesItsGradient(left), nn.Linear(4, 5)), torch.randn(6, 3)
+    network, values = nn.Sequential(nn.Linear(3, 4), losing_its_gradient(left), nn.Linear(4, 5)), torch.randn(6, 3)
     run = hookscope.grads(network, values, loss="sum", save_tensors=save_tensors)
     assert (run["1"].gradient.unmeasured or "").startswith(MISSING)
     assert run["1"].gradient.l2 is None

@@ -351,10 +351,10 @@ def test_nothing_is_left_after_an_exception_in_the_backward_pass(case: Case) -> 
     def explode_at_outputs(output: object, batch: object) -> Tensor:
         loss = projection(output, batch)
         if loss.requires_grad:
-            loss.register_hook(explode)  # type: ignore[no-untyped-call]
+            loss.register_hook(explode)
         return loss
 
-    bombs = [parameter.register_hook(explode) for parameter in parameters[len(parameters) // 2 :]]  # type: ignore[no-untyped-call]
+    bombs = [parameter.register_hook(explode) for parameter in parameters[len(parameters) // 2 :]]
     try:
         before = snapshot(case.network)
         with pytest.raises((PassError, KeyboardInterrupt)) as caught:

@@ -104,7 +104,7 @@ def assert_restored_at(moments: range, run: Callable[[nn.Module], object]) -> No
         model = network()
         before = state(model)
         interruption = Interruption(at)
-        raised += interruption.interrupts(lambda model=model: run(model))  # type: ignore[misc]
+        raised += interruption.interrupts(lambda model=model: run(model))
         reached += interruption.count >= at
         after = state(model)
         changed = [name for name in before if before[name] != after[name]]

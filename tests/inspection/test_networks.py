@@ -23,7 +23,7 @@ from hookscope.results.activations import Activations
 from hookscope.statistics.reducer import reduce_tensor
 from tests.hooks.test_operations import everything
 from tests.inspections import inspect
-from tests.networks import BY_HAND, KINDS, MECHANISMS, NETWORKS, batch_of, conv_net
+from tests.networks import BY_HAND, KINDS, MECHANISMS, NETWORKS, Apply, batch_of, conv_net
 from tests.statistics.test_statistics import check
 
 SEED = 3
@@ -437,11 +437,6 @@ def test_an_inspection_may_run_in_inference_mode() -> None:
 
 
 def test_looking_up_positions_does_not_disturb_the_input() -> None:
-    model = nn.Sequential(OrderedDict([("first", Halve()), ("head", nn.Identity())]))
+    model = nn.Sequential(OrderedDict(first=Apply(lambda x: x.mul_(0.5)), head=nn.Identity()))
     (row,) = inspect(model, torch.full((1, 2), 8.0), ["@-1"]).rows
     assert (row.layer, row.activation.max) == ("head", 4)
-
-
-class Halve(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mul_(0.5)

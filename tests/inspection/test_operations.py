@@ -26,21 +26,10 @@ from tests.networks import TORCHVISION, vision
 
 EVERYTHING = (parse_operation_pattern("op:*"),)
 
-# Python's operators, which the graph holds as they stand in the code, under torch's names.
-OPERATORS: dict[Any, str] = {
-    operator.add: "add",
-    operator.iadd: "add",
-    operator.sub: "sub",
-    operator.isub: "sub",
-    operator.mul: "mul",
-    operator.imul: "mul",
-    operator.truediv: "div",
-    operator.matmul: "matmul",
-    operator.neg: "neg",
-    operator.pow: "pow",
-    operator.getitem: "getitem",
-    operator.setitem: "setitem",
-}
+
+# Python's operators, exchanged and in place too, under torch's names.
+OPERATORS = {"iadd": "add", "radd": "add", "isub": "sub", "rsub": "sub", "imul": "mul", "rmul": "mul"}
+OPERATORS |= {"truediv": "div", "itruediv": "div"}
 
 
 class Traced(NamedTuple):
@@ -73,8 +62,8 @@ class Recorder(fx.Interpreter):
         if tensors:
             stack = n.meta.get("nn_module_stack")
             owner = list(stack.values())[-1][0] if stack else ""
-            name = n.target if isinstance(n.target, str) else OPERATORS.get(n.target) or n.target.__name__
-            self.seen.append(Traced(owner, name.strip("_"), [tensor.detach().clone() for tensor in tensors]))
+            name = (n.target if isinstance(n.target, str) else n.target.__name__).strip("_")
+            self.seen.append(Traced(owner, OPERATORS.get(name, name), [tensor.detach().clone() for tensor in tensors]))
         return result
 
 
@@ -83,20 +72,15 @@ def rows_of(network: nn.Module, x: Tensor) -> tuple[Any, list[Traced]]:
         output = network(x)
     calls: dict[tuple[str, int], Traced] = {}
     for seen in captured.observations:
-        assert seen.operation is not None
         new = Traced(seen.operation.owner, seen.operation.name, [])
-        calls.setdefault((seen.layer, seen.call), new).tensors.append(seen.value)  # type: ignore[attr-defined]
+        calls.setdefault((seen.layer, seen.call), new).tensors.append(seen.value)
     return output, [*calls.values()]
 
 
 # What torch.fx traces without changing what is called: it keeps fx-wrapped functions of torchvision as one call, and
 # computes at once what depends on no input, as the attention masks of Swin do.
 FX_TORCHVISION = ("resnet18", "densenet121", "googlenet", "shufflenet_v2_x0_5", "vit")
-FX_TIMM = {
-    "coat_lite_tiny": 224,
-    "halonet26t": 256,
-    "xcit_nano_12_p16_224": 224,
-}
+FX_TIMM = {"coat_lite_tiny": 224, "halonet26t": 256, "xcit_nano_12_p16_224": 224}
 BUILDERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     **{name: (TORCHVISION[name].build, 112 if name == "vit" else 96) for name in FX_TORCHVISION},
     **{f"timm {name}": (lambda name=name: timm.create_model(name), size) for name, size in FX_TIMM.items()},
@@ -129,8 +113,7 @@ def small_vit_config(**others: Any) -> dict[str, Any]:
 def hugging_face(name: str, **config: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         package = import_module("transformers")
-        built: nn.Module = getattr(package, f"{name}Model")(getattr(package, f"{name}Config")(**config))
-        return built
+        return getattr(package, f"{name}Model")(getattr(package, f"{name}Config")(**config))
 
     return build
 
@@ -140,18 +123,6 @@ WRAPPED: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "swin": (TORCHVISION["swin"].build, 64),
     "timm mobilevit_xxs": (lambda: timm.create_model("mobilevit_xxs"), 64),
     "transformers Beit": (hugging_face("Beit", **small_vit_config()), 32),
-}
-
-# How torchlens writes Python's operators in place and exchanged.
-IN_PLACE = {
-    "iadd": "add",
-    "isub": "sub",
-    "imul": "mul",
-    "itruediv": "div",
-    "truediv": "div",
-    "radd": "add",
-    "rmul": "mul",
-    "rsub": "sub",
 }
 
 
@@ -176,7 +147,7 @@ def test_operations_are_those_that_wrapping_torchs_functions_shows(name: str) ->
         ours = [(each.owner, each.name, tensor) for each in actual for tensor in each.tensors]
         with torchlens_unwrapped() as trace:
             theirs = [
-                (owner, IN_PLACE.get(bare, bare), layer.out)
+                (owner, OPERATORS.get(bare, bare), layer.out)
                 for layer in trace(network, [x])
                 if (bare := (layer.func_name or "none").strip("_")) not in ("none", "identity")  # its own marks
                 if have_own_operations([network.get_submodule(owner := owner_of(layer.modules))])

@@ -105,9 +105,7 @@ def cast(network: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "write",
-    [clamp, move_away, one_row, some_rows, by_numpy, step, initialise, cast],
-    ids=lambda write: write.__name__,
+    "write", [clamp, move_away, one_row, some_rows, by_numpy, step, initialise, cast], ids=lambda write: write.__name__
 )
 def test_what_code_is_seen_to_write_to_is_put_back_in_a_large_network(write: Callable[..., object]) -> None:
     network: Any = Large(write)

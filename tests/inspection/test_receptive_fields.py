@@ -26,7 +26,6 @@ def field_of(compute: Callable[[Tensor], Tensor], size: tuple[int, int] = (32, 4
 def lines_of(compute: Callable[[Tensor], Tensor]) -> list[tuple[float, float]]:
     """Return (start, step) of rows and columns."""
     field = field_of(compute)
-    assert field is not None
     return [(line.start, line.step) for line in field.lines]
 
 
@@ -151,7 +150,6 @@ def windows_of(compute: Callable[[Tensor], Tensor], *size: int) -> list[tuple[fl
     """Return (first, last) pixel of the first cell's window along each axis."""
     picture = torch.rand(1, 3, *(size or (32, 48)), requires_grad=True)
     field = ReceptiveFields(picture.dim() - 2, by_weights=False).of(compute(picture).grad_fn)
-    assert field is not None
     return [(line.low, line.high) for line in field.lines]
 
 
@@ -225,7 +223,6 @@ def test_cells_see_as_many_pixels_as_the_closed_form_says(seed: int) -> None:
     size = (96,) if axes == 1 else (72, 80) if axes == 2 else (44, 46, 48)
     extents, _, output = seen_by_gradients(nn.Sequential(*layers), size)
     field = ReceptiveFields(axes, by_weights=False).of(output.grad_fn)
-    assert field is not None
     assert [line.high - line.low + 1 for line in field.lines] == extents
     assert not field.at_least
 
@@ -242,7 +239,6 @@ def test_a_transposed_convolution_sees_its_widest_window(size: int, stride: int,
         places = gradient[0, 0].nonzero().flatten()
         widest = max(widest, int(places[-1] - places[0]) + 1 if len(places) else 0)
     field = ReceptiveFields(1, by_weights=False).of(output.grad_fn)
-    assert field is not None
     assert field.lines[0].high - field.lines[0].low + 1 == widest
 
 
@@ -259,14 +255,11 @@ def test_a_transposed_convolution_sees_its_widest_window(size: int, stride: int,
 )
 def test_what_else_enters_makes_the_window_a_lower_bound(compute: Callable[[Tensor], Tensor], at_least: bool) -> None:
     field = field_of(lambda x: compute(F.conv2d(x, torch.ones(3, 3, 3, 3))).relu())
-    assert field is not None
     assert field.at_least == at_least
 
 
 def field_at(network: nn.Module, layer: str, *size: int) -> CostField:
-    actual = network_cost(Call(network, [torch.empty(1, 3, *size, device="meta")], {}))[layer].receptive_field
-    assert actual is not None
-    return actual
+    return network_cost(Call(network, [torch.empty(1, 3, *size, device="meta")], {}))[layer].receptive_field
 
 
 @pytest.mark.parametrize(

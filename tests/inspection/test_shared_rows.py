@@ -24,8 +24,7 @@ class PictureAndMeta(nn.Module):
 
     def forward(self, image: Tensor, meta: Tensor) -> Tensor:
         of_image = self.conv(image).relu().mean((2, 3))
-        logits: Tensor = self.head(of_image + self.meta(meta[:, 1:]))
-        return logits
+        return self.head(of_image + self.meta(meta[:, 1:]))
 
 
 def trained() -> PictureAndMeta:

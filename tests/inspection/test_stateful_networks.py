@@ -222,7 +222,6 @@ def test_gradients_are_not_rounded_by_a_further_pass_that_casts_the_layer(verify
     inspection = inspect_gradients(model, X.clone(), "sum", verify=verify)
     model(X.clone()).sum().backward()
     for row, parameter in zip(inspection.parameters, model.parameters(), strict=True):
-        assert parameter.grad is not None
         assert not torch.equal(parameter.grad, parameter.grad.half().float())
         assert row.gradient.l2 == pytest.approx(parameter.grad.double().norm().item(), rel=1e-6)
 

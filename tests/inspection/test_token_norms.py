@@ -49,8 +49,7 @@ class Vision(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.cls.expand(len(x), -1, -1), tokens], 1)
-        scores: Tensor = self.head(self.planted(self.norm(tokens))[:, 0])
-        return scores
+        return self.head(self.planted(self.norm(tokens))[:, 0])
 
 
 @pytest.fixture
@@ -65,9 +64,7 @@ def vision(*planted: nn.Module) -> nn.Module:
 
 
 def tokens_of(network: nn.Module, x: Tensor, layer: str, batch_size: int = 8) -> TokenNorms:
-    actual = hookscope.activations(network, x, layer=["*"], batch_size=batch_size)[layer].tokens
-    assert actual is not None
-    return actual
+    return hookscope.activations(network, x, layer=["*"], batch_size=batch_size)[layer].tokens
 
 
 class Graded(nn.Module):
@@ -103,8 +100,7 @@ def test_norms_are_those_of_numpy(pictures: Tensor, batch_size: int, middle: nn.
 
 
 def _patches(network: nn.Module, pictures: Tensor) -> Tensor:
-    patches: Tensor = network.patches(pictures).flatten(2).transpose(1, 2)  # type: ignore[operator]
-    return patches
+    return network.patches(pictures).flatten(2).transpose(1, 2)
 
 
 def test_planted_tokens_are_named_with_their_place(pictures: Tensor) -> None:
@@ -119,7 +115,6 @@ def test_planted_tokens_are_named_with_their_place(pictures: Tensor) -> None:
 def test_massive_activations_are_those_of_sun_et_al(pictures: Tensor, value: float, is_massive: bool) -> None:
     network = vision(Planted(5, 11, value))
     row = hookscope.activations(network, pictures[:2], layer="planted.0")["planted.0"]
-    assert row.tokens is not None
     assert ("massive activations" in row.flags) == is_massive == bool(row.tokens.massive)
     for token in row.tokens.massive:
         assert (token.token, token.channel) == (5, 11)
@@ -142,7 +137,6 @@ def test_the_median_is_that_of_all_values(shape: tuple[int, ...], ratio: float, 
     median = float(np.median(values.numpy()))
     values[:, 3, 5] = -ratio * median
     (row,) = hookscope.activations(nn.Sequential(nn.Identity()), values, layer="0", batch_axis=0)
-    assert row.tokens is not None
     assert [(token.token, token.channel) for token in row.tokens.massive] == [(3, 5)] * is_massive
     assert [token.median for token in row.tokens.massive] == [pytest.approx(median, rel=1e-6)] * is_massive
 
@@ -167,8 +161,7 @@ def test_only_batches_of_tokens_are_measured(pictures: Tensor) -> None:
             tokens = self.patches(x).flatten(2).transpose(1, 2)
             self.square(tokens)  # (N, T, T), as attention weights are
             self.few(tokens[:, :7])
-            scores: Tensor = self.whole(tokens.reshape(-1, 8)).view(len(x), -1)
-            return scores
+            return self.whole(tokens.reshape(-1, 8)).view(len(x), -1)
 
     run = hookscope.activations(Others(), pictures)
     assert [row.label for row in run if row.tokens is not None] == []
@@ -227,9 +220,9 @@ def test_maps_have_the_norms_of_numpy_where_the_patches_lie(pictures: Tensor) ->
         ("planted.1", at) for at in range(3)
     ]
     with torch.no_grad():
-        tokens = network.patches(pictures).flatten(2).transpose(1, 2)  # type: ignore[operator, union-attr]
-        tokens = torch.cat([network.cls.expand(3, -1, -1), tokens], 1)  # type: ignore[list-item, operator, union-attr]
-        tokens = network.planted(network.norm(tokens))  # type: ignore[operator]
+        tokens = network.patches(pictures).flatten(2).transpose(1, 2)
+        tokens = torch.cat([network.cls.expand(3, -1, -1), tokens], 1)
+        tokens = network.planted(network.norm(tokens))
     norms = np.linalg.norm(tokens.double().numpy(), axis=2)
     for token_map in run.token_maps:
         expected = norms[token_map.input_index]

@@ -56,7 +56,7 @@ class Encoder(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         tokens = self.patches(pixels).flatten(2).transpose(1, 2)
         front, behind = (case.expand(len(pixels), -1, -1) for case in (self.front, self.behind))
-        return self.block(torch.cat([front, tokens, behind], 1))  # type: ignore[no-any-return]
+        return self.block(torch.cat([front, tokens, behind], 1))
 
 
 class Text(nn.Module):
@@ -65,8 +65,7 @@ class Text(nn.Module):
         self.words, self.block, self.more = nn.Embedding(50, WIDTH), Block(), nn.Parameter(torch.randn(1, more, WIDTH))
 
     def forward(self, ids: Tensor) -> Tensor:
-        tokens: Tensor = self.block(torch.cat([self.words(ids), self.more.expand(len(ids), -1, -1)], 1))
-        return tokens
+        return self.block(torch.cat([self.words(ids), self.more.expand(len(ids), -1, -1)], 1))
 
 
 class TwoTowers(nn.Module):
@@ -90,7 +89,7 @@ class Fused(nn.Module):
 
     def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
         both = [self.words(ids), self.patches(pixels).flatten(2).transpose(1, 2)]
-        return self.block(torch.cat(both if self.words_first else both[::-1], 1))  # type: ignore[no-any-return]
+        return self.block(torch.cat(both if self.words_first else both[::-1], 1))
 
 
 class Latents(nn.Module):
@@ -103,7 +102,7 @@ class Latents(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         patches, own = self.vision(pixels), self.own.expand(len(pixels), -1, -1)
-        return self.head(self.block(own + self.cross(own, patches)))  # type: ignore[no-any-return]
+        return self.head(self.block(own + self.cross(own, patches)))
 
 
 class Pruned(nn.Module):
@@ -116,7 +115,7 @@ class Pruned(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         tokens = self.vision(pixels)
         kept = tokens.norm(dim=-1).topk(16, 1).indices[..., None].expand(-1, -1, WIDTH)
-        return self.block(tokens.gather(1, kept))  # type: ignore[no-any-return]
+        return self.block(tokens.gather(1, kept))
 
 
 class Conditioned(nn.Module):
@@ -128,7 +127,7 @@ class Conditioned(nn.Module):
 
     def forward(self, pixels: Tensor, states: Tensor) -> Tensor:
         tokens = self.vision(pixels)
-        return tokens + self.cross(tokens, states)  # type: ignore[no-any-return]
+        return tokens + self.cross(tokens, states)
 
 
 class LinearPatches(nn.Module):
@@ -143,7 +142,7 @@ class LinearPatches(nn.Module):
         inputs, _, high, wide = pixels.shape
         cut = pixels.reshape(inputs, 3, high // PATCH, PATCH, wide // PATCH, PATCH).permute(0, 2, 4, 3, 5, 1)
         tokens = self.project(cut.reshape(inputs, -1, 3 * PATCH**2))
-        return self.block(torch.cat([self.front.expand(inputs, -1, -1), tokens], 1))  # type: ignore[no-any-return]
+        return self.block(torch.cat([self.front.expand(inputs, -1, -1), tokens], 1))
 
 
 def run(make: Callable[[], nn.Module], **options: Tensor) -> tuple[nn.Module, Activations]:
@@ -160,7 +159,6 @@ def layouts(result: Activations) -> dict[str, tuple[int | None, tuple[int, ...] 
 def assert_each_lies_where_it_changes(network: nn.Module, result: Activations, pixels: Tensor, layer: str) -> None:
     """Change one patch after the other: the token that is said to lie there changes most."""
     prefix, grid = layouts(result)[layer]
-    assert grid is not None
     assert prefix is not None
     outputs: list[Tensor] = []
     with (
@@ -205,8 +203,7 @@ class Scores(nn.Module):
         self.encoder, self.head, self.at = Encoder(PATCH, 1, 4), nn.Linear(WIDTH, 5), at
 
     def forward(self, pixels: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.encoder(pixels)[:, self.at])
-        return scores
+        return self.head(self.encoder(pixels)[:, self.at])
 
 
 @pytest.mark.parametrize("at", [1 + 9, 1 + 64], ids=["a patch", "a token behind"])
@@ -316,10 +313,8 @@ def test_layers_that_are_looked_at_alone_lie_where_they_do_among_others() -> Non
     torch.manual_seed(0)
     network = Latents(16).eval()
     (alone,) = hookscope.activations(network, PICTURES, layer="vision.block.mlp")
-    assert alone.tokens is not None
     assert (alone.tokens.prefix, alone.tokens.grid) == (0, (8, 8))
     (own,) = hookscope.activations(network, PICTURES, layer=["block.mlp", "!vision.*"])
-    assert own.tokens is not None
     assert own.tokens.grid is None
 
 
@@ -344,7 +339,7 @@ class DeformableLayer(nn.Module):
         self.own, self.cross = Attention(), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> Tensor:
-        return self.own(hidden_states) + self.cross(encoder_hidden_states).mean(1, keepdim=True)  # type: ignore[no-any-return]
+        return self.own(hidden_states) + self.cross(encoder_hidden_states).mean(1, keepdim=True)
 
 
 class Deformable(nn.Module):
@@ -357,7 +352,7 @@ class Deformable(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         memory = torch.cat(self.levels(pixels), 1)
         best = self.select(memory).topk(16, 1).indices.expand(-1, -1, WIDTH)
-        return self.layer(memory.gather(1, best), encoder_hidden_states=memory)  # type: ignore[no-any-return]
+        return self.layer(memory.gather(1, best), encoder_hidden_states=memory)
 
 
 def test_tokens_that_look_at_all_levels_of_a_pyramid_together_have_no_place() -> None:
@@ -383,7 +378,7 @@ class PaddedBlock(nn.Module):
     def forward(self, maps: Tensor) -> Tensor:
         inputs, high, wide, width = maps.shape
         padded = F.pad(maps, (0, 0, 0, 4 - wide, 0, 4 - high)).reshape(inputs, 16, width)
-        return self.attention(padded).reshape(inputs, 4, 4, width)[:, :high, :wide]  # type: ignore[no-any-return]
+        return self.attention(padded).reshape(inputs, 4, 4, width)[:, :high, :wide]
 
 
 class Padded(nn.Module):
@@ -392,7 +387,7 @@ class Padded(nn.Module):
         self.levels, self.block = Pyramid(), PaddedBlock(swins)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.block(self.levels(pixels)[-1].reshape(len(pixels), 2, 2, WIDTH))  # type: ignore[no-any-return]
+        return self.block(self.levels(pixels)[-1].reshape(len(pixels), 2, 2, WIDTH))
 
 
 @pytest.mark.parametrize("swins", [True, False])
@@ -417,7 +412,7 @@ class Learner(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         tokens = self.encoder(pixels)
         columns = self.learner(tokens.transpose(1, 2)[..., None])
-        return self.norm(columns[..., 0].transpose(1, 2) + tokens)  # type: ignore[no-any-return]
+        return self.norm(columns[..., 0].transpose(1, 2) + tokens)
 
 
 def test_a_sequence_that_is_convolved_is_no_map_of_one_column() -> None:

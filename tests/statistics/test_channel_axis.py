@@ -15,14 +15,7 @@ from torchvision.ops import Permute
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import ModuleCall
 from hookscope.statistics.channel_axis import AxisReader, arrange
-from tests.networks import (
-    small_convnext,
-    small_maxvit,
-    small_mvit,
-    small_swin,
-    small_swin_v2,
-    small_video_swin,
-)
+from tests.networks import small_convnext, small_maxvit, small_mvit, small_swin, small_swin_v2, small_video_swin
 
 Seen = tuple[str, nn.Module, tuple[int, ...], int | None, tuple[tuple[int, ...], ...]]
 

@@ -25,7 +25,6 @@ def _variant(request: pytest.FixtureRequest) -> object:
 
 def check(tensor: Tensor) -> ChannelNumbers:
     actual = reduce_by_channel(tensor, None)
-    assert actual is not None
     wide = tensor.double().numpy().reshape(*tensor.shape[:2], -1)
     np.testing.assert_array_equal(actual.high, wide.max(2))
     np.testing.assert_array_equal(actual.low, wide.min(2))
@@ -72,7 +71,6 @@ def test_positions_are_those_of_values_above_the_thresholds(is_last: bool) -> No
     tensor[0, 0, 1, 2], tensor[1, 0, 3, 3], tensor[1, 1, 0, 1] = 2, 1, 5
     tensor = tensor.to(memory_format=torch.channels_last) if is_last else tensor
     actual = reduce_by_channel(tensor, np.array([1.0, -1.0, 0.0]))
-    assert actual is not None
     assert actual.positions.tolist() == [[6, 0, -1], [-1, 1, -1]]
 
 

@@ -33,7 +33,7 @@ def test_sums_are_those_of_float64(tensors: object, variant: str, monkeypatch: p
     if ["default", "avx2", "avx512"].index(variant) > supported:
         pytest.skip(f"this processor has no {variant}")
     monkeypatch.setattr(native, "load_kernel", lambda: kernel_of(variant))
-    inputs = tensors()  # type: ignore[operator]
+    inputs = tensors()
     sums = square_sums(inputs)
     reference = [own if total is None else total for own, total in zip(map(expected, inputs), sums, strict=True)]
     assert reference == pytest.approx([*map(expected, inputs)], rel=1e-12, nan_ok=True)

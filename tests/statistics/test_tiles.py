@@ -120,13 +120,13 @@ def differences(tensor: Tensor, axis: int | None, inputs: int) -> list[str]:
         f"{name} {getattr(actual, name)} {value}" for name, value in expected.items() if getattr(actual, name) != value
     ]
     kept = kept_values(tensor, axis, inputs)
-    found += ["kept"] * (not np.array_equal(actual.kept[0], kept, equal_nan=True) or actual.kept[0].dtype != kept.dtype)  # type: ignore[index]
+    found += ["kept"] * (not np.array_equal(actual.kept[0], kept, equal_nan=True) or actual.kept[0].dtype != kept.dtype)
     if axis is not None:
         by_channel = np.count_nonzero(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1), axis=1)
         found += ["channels"] * (not np.array_equal(actual.channel_nonzero, by_channel))
     if not finite.size:
         return found + ["distribution"] * (actual.distribution is not None)
-    for ours, theirs in zip(actual.distribution.binned(), bin_values(finite), strict=True):  # type: ignore[union-attr]
+    for ours, theirs in zip(actual.distribution.binned(), bin_values(finite), strict=True):
         found += ["bins"] * (ours.dtype != theirs.dtype or not np.array_equal(ours, theirs))
     exponent = math.frexp(np.abs(finite).max())[1]
     scaled = np.ldexp(finite, -exponent)
@@ -293,7 +293,7 @@ def launches(count: int) -> tuple[int, int]:
         with Launches() as started:
             pending = [Pending(header, reducer.tiles.launch(tensor, 1, 1)) for tensor in tensors]
         for entry in pending:
-            entry.held.words.zero_()  # type: ignore[union-attr]
+            entry.held.words.zero_()
         with Launches() as finally_started:
             collect(pending)
     return len(started.names) + kernel.launches, len(finally_started.names)

@@ -66,17 +66,7 @@ def test_tokens_are_read(text: str, expected: Layout) -> None:
     assert parse_tokens(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "14x14",
-        "prefix=1",
-        "grid=4x4x4x4",
-        "grid=4x4,prefix=1",
-        "suffix=1,grid=4x4",
-    ],
-)
+@pytest.mark.parametrize("text", ["", "14x14", "prefix=1", "grid=4x4x4x4", "grid=4x4,prefix=1", "suffix=1,grid=4x4"])
 def test_other_tokens_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(
         UsageError, match=r"is not of the form prefix=1,grid=14x14 \(height x width\)\. For tokens behind"
