@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from hookscope.commands.watch.watch import Watch
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.session import OnError, OnProgress
-    from hookscope.models.construction import LoadedModel
     from hookscope.results.activations import Activations
     from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions, Method

@@ -10,7 +10,7 @@ from hookscope.errors import UsageError
 from hookscope.parameters import arg
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, Interval, interval, mcnemar, pairs_needed, pictures_needed
-from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, given, limit, rule
+from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, required, rule
 from hookscope.rules.settings import RENEW
 from hookscope.text import are, counted, figure, printable, some_of
 
@@ -39,7 +39,7 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFind
     (the exact match ratio, scikit-learn's `accuracy_score` of label sets). Guessing then means giving every label as
     often as the network does, but to random pictures.
     """
-    overall = given(measured.labelled).accuracy
+    overall = required(measured.labelled).accuracy
     least = terms.limit("min_fraction")
     words = accuracy_words(overall)
     if not least and overall.multi_label:
@@ -87,7 +87,7 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     it. Labels given to pictures without them lower F1 and `accuracy`.
     """
     least = terms.limit("min_fraction")
-    overall = given(measured.labelled).accuracy
+    overall = required(measured.labelled).accuracy
     confidence = 1 - (1 - CONFIDENCE) / len(overall.classes)
     failing: list[ClassAccuracy] = []
     thin: list[ClassAccuracy] = []
@@ -127,7 +127,7 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     are also a warning. Write the baseline with `--data --update-baseline`; unless both have labelled pictures, the rule
     is off.
     """
-    baseline, labelled = given(terms.baseline), given(measured.labelled)
+    baseline, labelled = required(terms.baseline), required(measured.labelled)
     if baseline.multi_label != labelled.accuracy.multi_label:
         how = f"{'with' if baseline.multi_label else 'without'} {arg('multi_label')}"
         raise UsageError(f"The baseline does not fit: its labelled pictures were counted {how}. {RENEW}")

@@ -12,12 +12,12 @@ from hookscope.rules.rule import (
     GREATEST,
     RuleFinding,
     RuleTerms,
-    given,
     is_within,
     limit,
     named,
     non_finite_count,
     output_of,
+    required,
     rule,
     stored_in,
 )
@@ -341,7 +341,7 @@ def _above(limit: float, share: float, row: LayerRow, symptom: str) -> Iterator[
 def _inputs_words(measured: CheckMeasurements, row: LayerRow) -> str:
     if measured.survey is not None and _surveyed(measured, row) is not None:
         return f"{counted(measured.survey.input_count, 'input')} of the survey"
-    forward = given(measured.forward)
+    forward = required(measured.forward)
     if row.label in one_row_outputs(forward):
         return f"the row that all {counted(len(forward.inputs), 'input')} share"
     return f"all {counted(len(forward.inputs), 'input')}" if len(forward.inputs) > 1 else "the only input"
@@ -352,7 +352,7 @@ def forward_of(measured: CheckMeasurements) -> Run[Any]:
 
     Outputs that are the same for all inputs count their values once.
     """
-    forward = given(measured.forward)
+    forward = required(measured.forward)
     surveyed = {} if measured.survey is None else measured.survey.by_label()
     one_row = one_row_outputs(forward)
     if not surveyed and not one_row:

@@ -30,7 +30,7 @@ from hookscope.rules.baseline_values import (
     values_from_text,
     values_text,
 )
-from hookscope.rules.rule import given, of_modules
+from hookscope.rules.rule import of_modules, required
 from hookscope.rules.settings import RENEW
 from hookscope.text import counted, one_line, printable, safe_text, shape_text, strict_json
 
@@ -157,7 +157,7 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
 
 def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, BaselineRow], ...]:
     """Return the rows that a baseline holds, in execution order, each with its form in the baseline."""
-    rows = of_modules(given(measured.forward).rows)
+    rows = of_modules(required(measured.forward).rows)
     containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
     gradients = measured.gradients.gradients if measured.gradients else ()
     norms = {row.label: row.gradient.l2 for row in gradients if row.role == "output"}
@@ -322,7 +322,7 @@ def _other_class(baseline: Baseline, measured: CheckMeasurements) -> str:
 
 
 def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
-    now = inputs_of(given(measured.forward).inputs)
+    now = inputs_of(required(measured.forward).inputs)
     counts = [sum(entry.count for entry in inputs) for inputs in (baseline.inputs, now)]
     if counts[0] != counts[1]:
         return f"it was made with {counted(counts[0], 'input')}, and this run has {counts[1]}"

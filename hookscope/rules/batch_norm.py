@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookscope.rules.activations import one_row_outputs
-from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, given, limit, named, output_of, rule
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, named, output_of, required, rule
 from hookscope.rules.stored import is_weight, is_zero
 from hookscope.text import counted, figure
 
@@ -166,7 +166,7 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     trained for seconds). It does not find swapped colours, kernels with height and width exchanged, or swaps between
     similar channels.
     """
-    forward = given(measured.forward)
+    forward = required(measured.forward)
     rows, one_row = {row.layer: row for row in reversed(forward.rows)}, one_row_outputs(forward)
     norms = [
         _Judged(layer, row, far)
@@ -242,7 +242,7 @@ def _mismatch(
     if far.mean_correlation is not None:
         least = terms.limit("min_mean_correlation", target)
         correlation = f", and correlate by {far.mean_correlation:.2f} with them (limit: at least {least:g})"
-    inputs, channels = counted(len(given(measured.forward).inputs), "input"), counted(far.channel_count, "channel")
+    inputs, channels = counted(len(required(measured.forward).inputs), "input"), counted(far.channel_count, "channel")
     message = (
         f"{begins}: over {inputs}, variances of its input differ from the stored ones by a factor of"
         f" {figure(far.variance_factor, 3)} (limit {factor:g}), means by {figure(far.mean_distance)} stored standard"
@@ -275,7 +275,7 @@ def _preparation_words(measured: CheckMeasurements, judged: _Judged) -> str:
         return " It stores mean 0 and variance 1 in all channels, as a new layer does."
     if not judged.far.alike:
         return ""
-    steps = next((record.steps for record in given(measured.forward).inputs if record.steps), ())
+    steps = next((record.steps for record in required(measured.forward).inputs if record.steps), ())
     here = f" Here: {steps[-1]}." if steps else ""
     return (
         f" All its channels vary {figure(math.sqrt(judged.far.variance_ratio))} times as much as in training (standard"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, given, limit, output_of, rule
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, required, rule
 from hookscope.text import figure, in_words, printable, shape_text
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
     # counterpart, or if its type, shape, dtype, or count of NaN or Inf changed.
     from hookscope.rules.baseline import measured_rows, require_fit
 
-    baseline, forward = given(terms.baseline), given(measured.forward)
+    baseline, forward = required(terms.baseline), required(measured.forward)
     require_fit(baseline, measured)
     by_label = {row.label: row for row in baseline.rows}
     dtypes, weights = {baseline.dtype, forward.dtype}, {baseline.weights_precision, measured.weights_precision}
@@ -176,7 +176,7 @@ def _moved_inputs(baseline: Baseline, measured: CheckMeasurements, terms: RuleTe
     if before is None or now is None:
         return ""
     distance, usual = values_apart(before, now), root_mean_square(before)
-    dtypes = (baseline.dtype, given(measured.forward).dtype)
+    dtypes = (baseline.dtype, required(measured.forward).dtype)
     limit = max(terms.limit(_LIMITS.get(dtype, "max_difference")) for dtype in dtypes)
     if distance is None or distance <= limit * usual:
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hookscope.errors import UsageError, nearest
-from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, given, rule
+from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, required, rule
 from hookscope.rules.settings import Expectation
 from hookscope.text import printable
 
@@ -24,7 +24,7 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
     rules may miss. Compare class names and preprocessing with those of the training. Off until the configuration names
     expectations.
     """
-    forward = given(measured.forward)
+    forward = required(measured.forward)
     inputs = [record.name for record in forward.inputs]
     predictions = {entry.input_index: entry for entry in forward.predictions}
     for expected in terms.settings.expectations:

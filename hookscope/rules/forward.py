@@ -15,7 +15,6 @@ from hookscope.rules.rule import (
     FindingTarget,
     RuleFinding,
     RuleTerms,
-    given,
     limit,
     listed,
     named,
@@ -24,6 +23,7 @@ from hookscope.rules.rule import (
     of_modules,
     output_of,
     quoted,
+    required,
     rule,
 )
 from hookscope.rules.stored import is_weight, is_zero, untrained_remark
@@ -44,7 +44,7 @@ def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
     it was given. If the input does not fit, set shape, resize, crop or images. Rules that need the forward pass are
     skipped.
     """
-    if failure := given(measured.forward).failure:
+    if failure := required(measured.forward).failure:
         target = FindingTarget(failure.layer or "(model)", (failure.layer,), failure.kind)
         yield RuleFinding(target, raised("forward", failure))
 
@@ -67,7 +67,7 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
     attention mask is not reported as long as it has no effect. Rules that would only repeat the cause are skipped.
     `hookscope activations`, `grads` and surveys name the first output with NaN or Inf, and skip no rule.
     """
-    all_rows = given(measured.forward).rows
+    all_rows = required(measured.forward).rows
     rows, origin = of_modules(all_rows), measured.origin
     if not measured.origin_searched:
         gradients, broken_weights = measured.gradients, []
@@ -314,7 +314,7 @@ def _differs(
 ) -> Iterator[RuleFinding]:
     if difference is None:
         return
-    dtypes = (output.dtype, given(measured.forward).dtype)
+    dtypes = (output.dtype, required(measured.forward).dtype)
     rounding = max(_EPSILON.get(dtype, 0.0) for dtype in dtypes) * _ROUNDINGS
     vanishing = _SMALLEST.get(output.dtype, 0.0) * _ROUNDINGS / output.max_abs if output.max_abs else 0.0
     limit = max(terms.limit("max_difference", _target(measured, output)), rounding, vanishing)

@@ -17,7 +17,6 @@ from hookscope.rules.rule import (
     RuleFinding,
     RuleTerms,
     arrived_outputs,
-    given,
     in_forward_order,
     is_within,
     limit,
@@ -29,6 +28,7 @@ from hookscope.rules.rule import (
     output_of,
     parameter_of,
     quoted,
+    required,
     rule,
 )
 from hookscope.text import are, counted, figure
@@ -52,7 +52,7 @@ def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[
     Usually the forward pass already made NaN or Inf: look at non-finite-activation. Otherwise the loss takes the
     logarithm of zero, or overflows: use a loss that takes logits, or clamp.
     """
-    loss = given(measured.gradients).loss
+    loss = required(measured.gradients).loss
     if loss is not None and not math.isfinite(loss.value):
         yield RuleFinding(WHOLE_NETWORK, f"The loss ({loss.name}) is {figure(loss.value)}; it must be finite.")
 
@@ -67,7 +67,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     """
     # The consumer of an output makes the output's gradient. It is the next layer in forward order if that layer's own
     # gradient was the last to arrive finite; otherwise the finding is about the output whose gradient broke first.
-    gradients = given(measured.gradients)
+    gradients = required(measured.gradients)
     arrived = [row for row in gradients.gradients if row.backward_index is not None]
     rows = sorted(arrived, key=lambda row: (row.backward_index, row.index))
     position = next((position for position, row in enumerate(rows) if non_finite_count(row.gradient)), None)
@@ -114,7 +114,7 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     Nothing can learn: the loss does not depend on any parameter, or is constant by construction, such as the sum of a
     softmax or of LayerNorm's output. Choose another loss, then look at the layers.
     """
-    gradients, rounding = given(measured.gradients), terms.limit("rounding")
+    gradients, rounding = required(measured.gradients), terms.limit("rounding")
     parameters = [parameter for parameter in gradients.parameters if parameter.status in ("gradient", "zero")]
     outputs = arrived_outputs(gradients)
     if {row.status for row in parameters or outputs} == {"zero"}:
@@ -199,7 +199,7 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
     # Layers whose gradient stops at one place make one finding. A zero weight that gets a gradient blocks the path only
     # until its first update: residual branches and heads often start so. Outputs without a known fault of their own are
     # excused if they lead only to excused outputs that the loss does not depend on.
-    gradients = given(measured.gradients)
+    gradients = required(measured.gradients)
     activations = {row.label: row.activation for row in gradients.rows}
     zero_weights = _gates(gradients)
     outputs = arrived_outputs(gradients, of_operations=True)
@@ -341,7 +341,7 @@ def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     this rule, so it is a warning at most. Steps that the loss does not depend on, or that a mask leaves out, do not
     count.
     """
-    gradients = given(measured.gradients)
+    gradients = required(measured.gradients)
     rows = {row.layer: row for row in gradients.rows}
     for series in gradients.over_time:
         target = output_of(replace(rows[series.layer], call=0, slot="")) if series.layer in rows else WHOLE_NETWORK

@@ -17,7 +17,6 @@ from hookscope.rules.rule import (
     RuleFinding,
     RuleTerms,
     arrived_outputs,
-    given,
     in_forward_order,
     limit,
     listed,
@@ -25,6 +24,7 @@ from hookscope.rules.rule import (
     non_finite_count,
     output_of,
     parameter_of,
+    required,
     rule,
 )
 from hookscope.text import counted, figure
@@ -58,7 +58,7 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     # In healthy networks, ‖g‖/‖w‖ is flat over depth even if activations shrink or grow; ‖grad_output‖ is not. The
     # median over a tenth bridges skip connections and branches that start small. The weight of a layer with many calls
     # has one gradient for all of them, so the gradients of its outputs are compared instead.
-    gradients = given(measured.gradients)
+    gradients = required(measured.gradients)
     trends = [*_recurrences(gradients), _learning(gradients)]
     yield from _beyond(terms.limit("min_ratio"), lt, [(trend, trend.ratio(median)) for trend in trends])
 
@@ -80,7 +80,7 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     """
     # Outputs are compared, because in a deep linear network with too large weights all ‖g‖/‖w‖ are equally too large.
     # The greatest of the last tenth is taken because small branches at the end would make the beginning look large.
-    gradients = given(measured.gradients)
+    gradients = required(measured.gradients)
     rows = [row for row in arrived_outputs(gradients) if _is_positive(row.gradient.l2)]
     idle = _batch_norm_is_idle(gradients)
     remark = " BatchNorm is untrained and does not normalise yet; use train mode." if idle else ""
@@ -96,7 +96,7 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     The loss does not depend on them: they never train, and DistributedDataParallel needs `find_unused_parameters=True`
     for them. Use, remove or freeze them. Heads that are used only in training appear unused in eval mode.
     """
-    gradients = given(measured.gradients)
+    gradients = required(measured.gradients)
     trainable = [parameter for parameter in gradients.parameters if parameter.trainable]
     by_reason: dict[str, list[ParameterRow]] = {}
     for row in trainable:
@@ -148,7 +148,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     # untrained BatchNorm in eval mode are not judged: it starves squeeze-and-excitation weights (1e-13 in mobilenet_v3,
     # but not in train mode). Weights that serve idle heads, such as a detector's level without an object, get only a
     # part of the gradient, and are left out.
-    gradients, limit = given(measured.gradients), terms.limit("max_ratio")
+    gradients, limit = required(measured.gradients), terms.limit("max_ratio")
     partly_fed = _serving_idle(gradients)
     weights = [] if _batch_norm_is_idle(gradients) else _weights(gradients)
     fully_fed = (row for row in weights if row.layer not in partly_fed)

@@ -232,7 +232,7 @@ def _level_for_all(rule: Rule, settings: CheckSettings) -> Level:
     return settings.rules.get(rule.identifier, RuleSettings()).level or rule.level
 
 
-def given(value: T | None) -> T:
+def required(value: T | None) -> T:
     """Return a measurement or baseline, which exists because rules that need it are skipped otherwise."""
     assert value is not None  # noqa: S101
     return value

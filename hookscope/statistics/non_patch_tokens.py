@@ -106,8 +106,8 @@ class NonPatchTokens:
             decoder = _decoder(module, grids)
             if decoder is None:
                 continue
-            given = [tensor for _, tensor in running[-1].sequences] if _has_picture(running[-1]) else []
-            if not any(map(decoder.holds, given)):  # else a text that the network was given
+            inputs = [tensor for _, tensor in running[-1].sequences] if _has_picture(running[-1]) else []
+            if not any(map(decoder.holds, inputs)):  # else a text that the network was given
                 self._own[decoder.own_tokens] = decoder.reason
                 self._memories.setdefault(decoder.own_tokens, weakref.ref(decoder.memories[0]))
                 return decoder
