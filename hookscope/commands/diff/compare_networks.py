@@ -30,7 +30,7 @@ from hookscope.commands.diff.passes import Passes
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.commands.diff.torch_compile import Compiled, compile_in_blocks
 from hookscope.commands.diff.values import A, B
-from hookscope.errors import ModelError, NothingMatchedError, UsageError
+from hookscope.errors import LayerNotFoundError, ModelError, NothingMatchedError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.pipeline import InputPipeline
@@ -199,16 +199,19 @@ def _hooked_networks(
     B is copied if its parameters are edited, or if it shares modules with A.
     """
     values, edits = split_edits(option.edit_b)
-    _refuse(option, edits, same_inputs=same_inputs)
     modules_a = {id(module) for module in session.loaded.module.modules()}
     if values or any(id(module) in modules_a for module in other.module.modules()):
         other = copied(other)
     made = edit_parameters(other.module, values) if values else ParameterEdits(())
     a, b = inspected_network(session.loaded), inspected_network(other)
     of_a = GradientOptions(layers=option.layer, ops=option.ops, seed=session.seed, include_inputs=True)
+    networks = [_hooked_network("A", a, of_a, queue)]
+    has_operations = networks[A].operations is not None
+    _refuse(option, edits, same_inputs=same_inputs, has_operations=has_operations)
     autocast = getattr(torch, option.autocast_b) if option.autocast_b else None
-    of_b = replace(of_a, layers=(), edits=edits, mode=option.mode_b, autocast=autocast)
-    networks = [_hooked_network("A", a, of_a, queue), _hooked_network("B", b, of_b, queue)]
+    # Patterns are over A's names: which operations of B are partners follows from the pairing.
+    of_b = replace(of_a, layers=(), ops=has_operations, edits=edits, mode=option.mode_b, autocast=autocast)
+    networks.append(_hooked_network("B", b, of_b, queue))
     networks[B].cpu_threads = option.threads_b
     if option.reference:
         networks.append(_hooked_network("The reference", _in_float64(session.loaded, a), of_a, queue))
@@ -218,7 +221,15 @@ def _hooked_networks(
 
 
 def _selected_rows(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetwork]) -> tuple[DifferenceRow, ...]:
-    """Return the rows of layers that are selected in A; raise a NothingMatchedError without any."""
+    """Return the rows of layers that are selected in A.
+
+    Raises:
+        LayerNotFoundError: If a pattern of operations has selected nothing.
+        NothingMatchedError: If there are no such rows.
+    """
+    operations = networks[A].operations
+    if operations is not None and (missing := operations.missing()):
+        raise LayerNotFoundError(missing)
     selected = [row for row in every_row if networks[A].has_rows(row.layer)]
     if not selected:
         a, b = (
@@ -231,7 +242,7 @@ def _selected_rows(every_row: Sequence[DifferenceRow], networks: Sequence[Hooked
     return tuple(selected)
 
 
-def _refuse(option: options.Diff, edits: Sequence[str | Edit], *, same_inputs: bool) -> None:
+def _refuse(option: options.Diff, edits: Sequence[str | Edit], *, same_inputs: bool, has_operations: bool) -> None:
     if option.reference and not same_inputs:
         raise UsageError(f"{arg('reference')} runs on A's inputs, so B needs the same: leave out {arg('input_b')}.")
     if option.shadow and option.mode_b == "train":
@@ -239,7 +250,8 @@ def _refuse(option: options.Diff, edits: Sequence[str | Edit], *, same_inputs: b
             f"{arg('shadow')} runs layers of B twice, which is only possible in eval mode: leave out "
             f"{arg('mode_b')} train."
         )
-    inside = [arg("ops")] * option.ops + [arg("edit_b")] * bool(edits)
+    operations = arg("ops") if option.ops else f"An operation in {arg('layer')}"
+    inside = [operations] * has_operations + [arg("edit_b")] * bool(edits)
     if option.compile_b and inside:
         raise UsageError(
             f"{inside[0]} needs hooks inside of B, which compiled code does not run: leave out {arg('compile_b')}."

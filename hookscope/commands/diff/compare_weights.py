@@ -135,6 +135,8 @@ def _weight_difference(name: str, name_b: str, matched: Match, a: Tensor, b: Ten
 
 def _sign_flips(a: Tensor, b: Tensor) -> float:
     """Return the share of elements that are above zero on one side and below on the other."""
+    if not (a.dtype.is_signed and b.dtype.is_signed):  # torch compares no large unsigned integers
+        return 0.0
     flat_a, flat_b = a.reshape(-1), b.reshape(-1)
     parts = zip(flat_a.split(_CHUNK), flat_b.split(_CHUNK), strict=True)  # type: ignore[no-untyped-call]
     flips = (int((((first > 0) & (other < 0)) | ((first < 0) & (other > 0))).sum()) for first, other in parts)

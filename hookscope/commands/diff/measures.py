@@ -148,7 +148,9 @@ def _sums_by_torch(a: Tensor, b: Tensor, channel_axis: int | None) -> Sums:
 def _sums_of_chunk(a: Tensor, b: Tensor, start: int, parts: int) -> Sums:
     """Return the sums of two vectors, which begin at `start`, in float64; a complex element takes two `parts`."""
     sums = Sums(count=a.numel() // parts)
-    exact = a - b if a.dtype == b.dtype == torch.int64 else None  # float64 rounds integers beyond 2**53
+    exact = None
+    if a.dtype == b.dtype and a.dtype in (torch.int64, torch.uint64):  # float64 rounds integers beyond 2**53
+        exact = a.view(torch.int64) - b.view(torch.int64)
     a, b = a.double(), b.double()
     differences = a - b
     if exact is not None:

@@ -66,10 +66,8 @@ class Row:
     def merge(self, other: "Row") -> None:
         """Merge the row of another batch."""
         self.output.merge(other.output)
-        if not self.inputs or len(self.inputs) != len(other.inputs):
-            self.inputs = () if self.inputs else other.inputs
-        else:
-            self.inputs = tuple(map(add, self.inputs, other.inputs))
+        are_known = len(self.inputs) == len(other.inputs)
+        self.inputs = tuple(map(add, self.inputs, other.inputs)) if are_known else ()
         self.input_shapes_differ |= other.input_shapes_differ
         if other.added is not None:
             self.added = other.added if self.added is None else self.added + other.added

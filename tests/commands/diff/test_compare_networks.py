@@ -24,7 +24,7 @@ from torchvision.models import VisionTransformer
 
 import hookscope
 from hookscope.commands.diff.describe import answer
-from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.errors import HookscopeError, LayerNotFoundError, ModelError, UnfitInputError, UsageError
 from hookscope.reporting.columns import number_text
 from hookscope.results.differences import NonFinite
 from hookscope.results.runs.reading import read_run
@@ -273,6 +273,19 @@ def test_an_operand_that_no_layer_returns_is_an_input_that_differs(
     assert f", {inputs}" in sentence
     assert "inputs are equal" not in sentence
     assert [row.layer for row in result.rows if row.arguments] == [f"(model):{operation}"]
+
+
+def test_a_pattern_of_operations_chooses_rows_of_both_networks() -> None:
+    x, networks = torch.randn(3, 6, generator=torch.Generator().manual_seed(1)), (Operands(), Operands(slope=0.9))
+    result = hookscope.diff(*networks, x, layer="op:leaky_relu")
+    before = networks[0].fc(x) - 100.0 ** (torch.arange(6) / -6)
+    a, b = (F.leaky_relu(before, slope).detach() for slope in (0.1, 0.9))
+    (row,) = result.rows
+    assert (row.layer, row.origin, row.input_relative_l2) == ("(model):leaky_relu", "begins", 0)
+    assert row.relative_l2 == pytest.approx(numpys(a, b), rel=1e-6)
+    assert result.unmatched == ()
+    with pytest.raises(LayerNotFoundError, match="No operation matches 'op:gelu'"):
+        hookscope.diff(*networks, x, layer=["fc", "op:gelu"])
 
 
 def test_operands_that_are_the_same_are_equal_inputs_wherever_they_are_written() -> None:

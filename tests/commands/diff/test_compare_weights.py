@@ -115,6 +115,25 @@ def test_integers_differ_though_float64_rounds_them_to_one_number() -> None:
         assert measures(differences, "w").unequal_fraction == len(a[at][:2]) / len(a[at])
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.uint16, 16), (torch.uint32, 32), (torch.uint64, 64)])
+def test_unsigned_integers_differ_by_their_exact_values(dtype: torch.dtype, bits: int) -> None:
+    a, b = (torch.tensor([value, 2**bits - 1], dtype=dtype) for value in (2 ** (bits - 1) + 5, 2 ** (bits - 1) + 4))
+    differences = compare_weights(held({"w": a}), held({"w": b}))
+    measured = measures(differences, "w")
+    assert (measured.max_abs, measured.max_at, measured.unequal_fraction) == (1, (0,), 0.5)
+    assert row(differences, "w").sign_flips == 0
+
+
+def test_tensors_that_cannot_be_compared_are_neither_equal_nor_different() -> None:
+    weights = held({"w": torch.eye(3).to_sparse(), "v": torch.ones(3)})
+    assert answer(compare_weights(weights, weights)) == ["A and B hold the same values in 1 tensor."]
+    alone = held({"w": torch.eye(3).to_sparse()})
+    assert (answer(compare_weights(alone, alone)), compare_weights(alone, alone).warnings) == (
+        [],
+        ("1 pair of tensors cannot be compared.",),
+    )
+
+
 def test_what_is_not_finite_is_counted_and_what_overflows_in_squares_is_not() -> None:
     large = torch.full((2,), 1e200, dtype=torch.float64)
     a = held({"odd": torch.ones(2), "large": large})

@@ -245,7 +245,7 @@ def test_gradients_that_only_the_whole_has_wrong_are_said(monkeypatch: pytest.Mo
     assert "Compiled in one piece, the network has other gradients" in result.warnings[0]
 
 
-@pytest.mark.parametrize("options", [{"ops": True}, {"edit_b": "0:output:zero"}])
+@pytest.mark.parametrize("options", [{"ops": True}, {"layer": "op:relu"}, {"edit_b": "0:output:zero"}])
 def test_what_needs_hooks_inside_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="needs hooks inside of B"):
         hookscope.diff(nn.Sequential(nn.Linear(2, 2)), "same", torch.randn(1, 2), compile_b=True, **options)
