@@ -509,11 +509,11 @@ def _errors_of_outputs(result: Differences) -> Iterator[str]:
 
 def _weights_answer(result: Differences) -> Iterator[str]:
     rows = result.weights
-    known = [row for row in rows if row.measures is not None or row.shape != row.shape_b]
-    changed = [row for row in known if _differs(row)]
+    comparable = [row for row in rows if row.measures is not None or row.shape != row.shape_b]
+    changed = [row for row in comparable if _differs(row)]
     yield from _different_networks(result)
-    if known and not changed:
-        yield f"A and B hold the same values in {counted(len(known), 'tensor')}."
+    if comparable and not changed:
+        yield f"A and B hold the same values in {counted(len(comparable), 'tensor')}."
     elif changed:
         finite = _without_nan(_labelled_norms(changed))
         most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
