@@ -32,9 +32,9 @@ def test_the_first_failure_leads_and_a_warning_where_nothing_fails() -> None:
 
 def test_a_rule_that_begins_again_is_another_finding_unless_it_never_ended() -> None:
     again = [verdict(7, "a", "x"), verdict(9, "a", "x", state="ended"), verdict(20, "a", "x")]
-    assert [(each.verdict.step, each.over) for each in findings(log_of(*again))] == [(7, 9), (20, None)]
+    assert [(each.verdict.step, each.ended_at) for each in findings(log_of(*again))] == [(7, 9), (20, None)]
     resumed = [verdict(7, "a", "x"), verdict(20, "a", "x"), verdict(30, "a", "x", state="ended")]
-    assert [(each.verdict.step, each.over) for each in findings(log_of(*resumed))] == [(7, 30)]
+    assert [(each.verdict.step, each.ended_at) for each in findings(log_of(*resumed))] == [(7, 30)]
     stray = verdict(3, "a", "x", state="ended")
     assert findings(log_of(stray)) == []
 
