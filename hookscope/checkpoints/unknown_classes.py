@@ -130,7 +130,7 @@ def _storage_of(reference: object) -> tuple[str, torch.dtype, int]:
     match reference.identifier if isinstance(reference, Reference) else None:
         case ("storage", Global(name=name), str(key), str(_), int(count), *rest) if rest in ([], [None]):
             return key, _STORAGES[name], count
-    raise UnreadablePickleError("a storage that is none")
+    raise UnreadablePickleError("an invalid storage")
 
 
 class _Values:
@@ -175,9 +175,9 @@ class _Values:
             raise UnreadablePickleError("hooks of a tensor")
         numbers = (offset, *shape, *strides)
         if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides):
-            raise UnreadablePickleError("a shape that is none")
+            raise UnreadablePickleError("an invalid shape or stride")
         if any(type(number) is not int or number < 0 for number in numbers):
-            raise UnreadablePickleError("a shape that is none")
+            raise UnreadablePickleError("an invalid shape or stride")
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         count = held.nbytes() // dtype.itemsize
         if math.prod(shape) and (last >= count or math.prod(shape) > 2**63 - 1):
@@ -198,7 +198,7 @@ class _Values:
     def typed(self, call: StandIn) -> Tensor:
         function, _, arguments, *_ = call.arguments
         if not isinstance(function, Global) or type(arguments) is not tuple:
-            raise UnreadablePickleError("a tensor that is none")
+            raise UnreadablePickleError("an invalid tensor")
         return self._inner(StandIn(function.name, arguments))
 
     def _inner(self, value: object) -> Tensor:
@@ -206,7 +206,7 @@ class _Values:
             made = _TENSOR_MAKERS[value.name](self, value)
             if isinstance(made, Tensor):
                 return made
-        raise UnreadablePickleError("a tensor that is none")
+        raise UnreadablePickleError("an invalid tensor")
 
     def array(self, call: StandIn) -> Any:
         match call.state:
@@ -251,7 +251,7 @@ def _array_of(raw: bytes | str, described: StandIn, shape: tuple[object, ...]) -
         return None
     order = "|" if described.state is ABSENT else described.state[1]
     if type(order) is not str or order not in ("<", ">", "|", "="):
-        raise UnreadablePickleError("a byte order that is none")
+        raise UnreadablePickleError("an invalid byte order")
     content = raw.encode("latin-1") if isinstance(raw, str) else raw
     dtype = np.dtype(text).newbyteorder(order if order in "<>" else "=")  # type: ignore[arg-type]
     if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != len(content):  # type: ignore[arg-type]

@@ -78,7 +78,7 @@ def _argument(parameter: Parameter, command: str) -> Parameter:
 
 
 def _option(field: "Field[Any]", section: str, *, completes: bool) -> Parameter:
-    """Return an option as typer takes it: "--layer -l PATTERN  Layers by name" has names, metavar and help."""
+    """Turn a field into a typer option. Its help may begin with names and a metavar: "--layer -l PATTERN  Layers"."""
     here = on_command_line(field)
     usage, _, text = here.help.rpartition("  ")
     names = [word for word in usage.split() if word.startswith("-")]

@@ -28,8 +28,6 @@ from hookscope.statistics.reduction import Reduction, merge
 from hookscope.statistics.storage import as_real_floats, gathered, stored_values
 
 _DOUBLES = frozenset({torch.float64, torch.complex128})
-# Below, sums of squares of float64 have lost digits: they are numbers without an exponent of their own.
-_LEAST_SQUARES = 2.0**-960
 
 
 @dataclass(slots=True)
@@ -287,19 +285,18 @@ def parameter_rows(
 
 
 def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
-    """Return the L2 norm of each parameter; None for a meta tensor, or if the norm is not finite.
+    """Return the L2 norm of each parameter; None if it holds no values, or if the norm is not finite.
 
-    For parameters that compiled code does not read, norms of rows of axis 0 are computed in float32 or better, which
-    is good to 1e-5, and then summed in float64.
+    Compiled code sums squares of float32 in float64. Without it, and for narrower dtypes, norms of rows are computed
+    in float32, with an error below 1e-5, and their squares are summed in float64.
     """
     totals = square_sums(parameters)
     norms = [None if summed is None or not math.isfinite(summed) else math.sqrt(summed) for summed in totals]
     left, rows = [], []
     for index, parameter in enumerate(parameters):
-        total = totals[index]
-        if parameter.dtype in _DOUBLES and not (total is not None and _LEAST_SQUARES < total < math.inf):
+        if parameter.dtype in _DOUBLES:
             norms[index] = _scaled_norm(parameter)
-        elif total is None and not parameter.is_meta and not missing_memory(parameter):
+        elif totals[index] is None and not parameter.is_meta and not missing_memory(parameter):
             values = as_real_floats(stored_values(parameter.detach(), ())[0])
             if values.numel():
                 left.append(index)
@@ -313,14 +310,14 @@ def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
 
 
 def _scaled_norm(parameter: nn.Parameter) -> float | None:
-    """Return the L2 norm of float64 values whose squares float64 cannot hold."""
+    """Return the L2 norm of float64 values; they are scaled, because float64 may not hold their squares."""
     if parameter.is_meta or missing_memory(parameter):
         return None
     values = as_real_floats(stored_values(parameter.detach(), ())[0])
-    greatest = float(values.abs().max()) if values.numel() else 0.0
-    if not (greatest and math.isfinite(greatest)):
-        return None if values.numel() and greatest else 0.0
-    norm = greatest * float(torch.linalg.vector_norm(values / greatest))
+    if not values.numel():
+        return None
+    greatest = float(values.abs().max())
+    norm = greatest * float(torch.linalg.vector_norm(values / greatest)) if greatest else 0.0
     return norm if math.isfinite(norm) else None
 
 

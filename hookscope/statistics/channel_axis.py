@@ -79,7 +79,7 @@ class AxisReader:
         self._axis_by_shape[beyond_batch] = axis
         if 4 <= len(shape) <= 5:  # a tensor with more axes is cut into windows or heads
             grid = shape[2:] if axis == 1 else shape[1:-1]
-            self.add_grid(grid, makes_maps=side == "second", may_be_first=_is_of_a_user(kind))
+            self.add_grid(grid, makes_maps=side == "second", may_be_first=_is_outside_torch(kind))
         return axis
 
     def _axis_after(self, shape: tuple[int, ...]) -> int | None:
@@ -133,7 +133,7 @@ def _permuted(module: nn.Module, shape: tuple[int, ...]) -> int | None:
     return 1 if dims[1] == last else last if dims[last] == 1 else None
 
 
-def _is_of_a_user(kind: type[nn.Module] | str) -> bool:
+def _is_outside_torch(kind: type[nn.Module] | str) -> bool:
     """Tell whether a module class is not torch's own: its forward may then contain a convolution."""
     return not isinstance(kind, str) and not kind.__module__.startswith("torch.")
 

@@ -291,7 +291,7 @@ ARCHIVES = [
     case("short storage", _cut("data/0", 8), "damaged|short|larger|truncated", AGAIN),
     case("storage longer than it says", _with_member("data/0", body=FIRST_BYTES + bytes(8)), "damaged|bytes", AGAIN),
     case("data.pkl cut", _cut("data.pkl", 300), "damaged|truncated", AGAIN),
-    case("byte order that is none", _with_member("byteorder", body=b"middle"), "damaged|byte order", AGAIN),
+    case("invalid byte order", _with_member("byteorder", body=b"middle"), "damaged|byte order", AGAIN),
     case("zip cut in the middle", WHOLE[: len(WHOLE) // 2], "truncated", AGAIN),
     case("zip without its last byte", WHOLE[:-1], "truncated|damaged|directory", AGAIN),
     case("legacy cut in its pickles", legacy_bytes(GOOD)[:200], "truncated", AGAIN),

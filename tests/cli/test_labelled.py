@@ -111,4 +111,4 @@ def test_the_worst_pictures_are_evidence(reports: dict[str, dict[str, Any]], fol
     text = (folder / "page.html").read_text(encoding="utf-8")
     assert text.count("<summary>Labelled pictures</summary>") == 4
     assert text.count(", as the network got it") == len([*folder.glob("evidence/*/pictures/*.png")])
-    assert re.search(rf"<p>labelled {worst[0]['label']}, .*</p>\n<p>taken for {worst[0]['taken_for']}, ", text)
+    assert re.search(rf"<p>labelled {worst[0]['label']} \(.*</p>\n<p>taken for {worst[0]['taken_for']} \(", text)

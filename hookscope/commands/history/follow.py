@@ -223,9 +223,9 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, searches: b
     if searches:
         read = sum(file.status == "read" for file in files)
         parts.append(
-            f"{arg('bisect')} read {read} of {len(files)} files and assumes that what began stays; changes from "
-            f"file to file ({', '.join(FILE_TO_FILE)}) were not looked for, and {TENSORS}, {DTYPE} and {OPTIMISER} "
-            "only between the files read."
+            f"{arg('bisect')} read {read} of {len(files)} files, assuming that a problem stays once it begins. Changes "
+            f"from file to file ({', '.join(FILE_TO_FILE)}) were not looked for; {TENSORS}, {DTYPE} and {OPTIMISER} "
+            "compare the files read."
         )
     return " ".join(parts)
 

@@ -180,7 +180,7 @@ def statements_of(modules: Collection[nn.Module]) -> tuple[Statement, ...]:
 
 
 def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> tuple[Statement, ...]:
-    """Read the functions that modules of these classes run, the others, and the functions that all of them name."""
+    """Read the methods that modules of these classes run, `functions`, and the functions that these name in turn."""
     owners = [*dict.fromkeys(base for kind in kinds for base in kind.__mro__ if is_read(base))]
     waiting: list[tuple[type, FunctionType]] = [(nn.Module, function) for function in functions]
     for owner in owners:

@@ -276,7 +276,7 @@ def test_a_search_reads_few_files_and_says_what_reading_all_says(tmp_path: Path)
     ]
     assert sorted(message[0]) == sorted(message[1])
     assert few.searched
-    assert "assumes that what began stays" in few.scope
+    assert "assuming that a problem stays once it begins" in few.scope
 
 
 @pytest.mark.exhaustive
