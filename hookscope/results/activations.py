@@ -231,8 +231,9 @@ class Run(NetworkResult[Entry_co]):
 
     @property
     def where_judged(self) -> str:
-        """The end of an all-clear: " in what was seen" if a note lists parts that were not seen, else ""."""
-        return " in what was seen" * any(NO_ROWS in note or NOT_SEEN in note for note in self.notes)
+        """The end of an all-clear: " in what was seen" if a row or a note tells of what was not seen, else ""."""
+        is_unmeasured = any(row.activation.unmeasured is not None for row in self.rows)
+        return " in what was seen" * (is_unmeasured or any(NO_ROWS in note or NOT_SEEN in note for note in self.notes))
 
     def save(self, path: str | Path, *, cmap: str = "auto", scale: Literal["channel", "layer"] = "channel") -> Path:
         """Write the run directory, as `RunResult.save`, with grids in one of Matplotlib's colour maps.

@@ -234,3 +234,14 @@ def test_a_tensor_that_was_measured_can_still_be_resized(image: Tensor) -> None:
     hookscope.check(network, images=image)
     for tensor in (image, *network.parameters()):
         assert tensor.untyped_storage().resizable()
+
+
+@pytest.mark.parametrize(
+    ("device", "answer"), [("meta", "There is nothing to judge."), ("cpu", "No problems found in what was seen: ")]
+)
+def test_what_has_no_values_is_not_said_to_be_without_problems(device: str, answer: str) -> None:
+    network = nn.Sequential(nn.Linear(4, 3, device=device), Apply(lambda x: x.to("meta")))
+    x = torch.ones(2, 4, device=device)
+    assert str(hookscope.activations(network, x)).startswith(answer)
+    with pytest.raises(ModelError, match=r"^There is no loss of \(model\): a meta tensor holds no data\.$"):
+        hookscope.grads(network, x)

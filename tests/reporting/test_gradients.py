@@ -161,7 +161,7 @@ def test_a_loss_may_have_no_target_and_a_pass_no_loss() -> None:
 
 
 def test_no_verdict_is_said_in_words() -> None:
-    assert "No problems found in the gradients (12 rules)." in shown(replace(GRADIENTS, verdicts=()), 80)
+    assert "No problems found in what was seen (12 rules)." in shown(replace(GRADIENTS, verdicts=()), 80)
 
 
 @pytest.mark.parametrize("change", [{"loss": None}, {"failure": FAILURE}])

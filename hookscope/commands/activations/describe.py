@@ -79,7 +79,9 @@ def _answer(result: Activations) -> tuple[list[str], Level]:
     if result.verdicts:
         headline, level = headline_of(result.verdicts)
         return [headline, *flags], level
-    return ([*no_findings(result), *flags], "good") if result.rows else (["There is nothing to judge."], "warn")
+    if all(row.activation.unmeasured is not None for row in result.rows):
+        return ["There is nothing to judge.", *flags], "warn"
+    return [*no_findings(result), *flags], "good"
 
 
 def no_findings(result: Activations) -> list[str]:

@@ -105,7 +105,8 @@ def choose_loss(
         floating = [entry for entry in all_outputs if differentiable(entry.tensor)]
         outputs = floating if output_key is None else [output_at(floating, output_key)]
         for leaf in outputs:
-            if missing := missing_memory(leaf.tensor):
+            missing = "a meta tensor holds no data" if leaf.tensor.is_meta else missing_memory(leaf.tensor)
+            if missing:
                 raise ModelError(f"There is no loss of {leaf.label}: {missing}.")
         arguments = tensors_given(batch.args, batch.kwargs)
         inputs = tuple(tensor for _, tensor in arguments if differentiable(tensor) and not tensor.is_nested)
