@@ -85,7 +85,7 @@ _LOCATION = re.compile(r"cpu|cuda(:\d+)?")  # where the tensors were that torch.
 
 _FORMAT_VERSION = b"3"  # of the zip files of torch.save since there are any
 
-# The pickle of a published network takes a hundred bytes per tensor, that of its training three times that.
+# The pickle of a published network takes a hundred bytes per tensor, the pickle of its training state three hundred.
 _PICKLE_BYTES_LIMIT = 2**21
 
 # Types of the values other than tensors, and of keys, also inside tuples.

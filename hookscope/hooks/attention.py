@@ -75,7 +75,7 @@ _MOVED = frozenset({"transpose", "swapaxes", "swapdims", "permute", "mT"})
 _CLEANED = frozenset({"nan_to_num"})
 _FOLLOWED = _CLEANED | _SAME | _DROPPED | _VIEWED | _MOVED
 
-# So many softmaxes wait for their product at most: that of class scores never gets one.
+# At most this many softmaxes wait for their product; the softmax of class scores never gets one.
 _MOST_WAITING = 4
 
 _GRIDS = frozenset({"conv2d", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
@@ -294,7 +294,7 @@ class _SoftmaxProducts:
 
 
 def _by_names(product: Product, weights: str, values: str, query: str) -> Product:
-    """Order the axes of operands of an einsum: those of both as in the values; then queries and keys, or keys and D."""
+    """Order the axes of an einsum's operands: shared axes as in the values, then queries and keys, or keys and D."""
     key, shared = weights[-1], [value for value in values if value in weights[:-1]]
     features = [value for value in values if value not in weights]
     return product._replace(

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# Limits for values reached through attributes, which may lead to a configuration or a whole program: this many objects,
-# and this many members of all of them, take about a millisecond.
+# Limits for values reached through attributes, which may lead to a configuration or a whole program: to search this
+# many objects, or this many members in all, takes about a millisecond.
 _OBJECTS_LIMIT = 1000
 _MEMBERS_LIMIT = 20_000
 

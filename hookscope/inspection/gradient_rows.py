@@ -32,7 +32,7 @@ _DOUBLES = frozenset({torch.float64, torch.complex128})
 
 @dataclass(slots=True)
 class Gradient:
-    """The gradient of one site over batches so far; the site is that of the first `batch` in which it got one."""
+    """The gradient of one site over the batches so far; `site` comes from `batch`, the first in which it got one."""
 
     site: GradientSite[Measured]
     reduction: Reduction | None

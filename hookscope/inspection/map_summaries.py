@@ -238,7 +238,7 @@ def _maps(tensor: Tensor, channel_axis: int, spatial: tuple[int, ...], input_cou
 
 
 def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copy tensors to the CPU, those of one shape in one transfer."""
+    """Copy tensors to the CPU, with one transfer for each shape."""
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for place, tensor in enumerate(tensors):
         by_shape.setdefault(tuple(tensor.shape), []).append(place)

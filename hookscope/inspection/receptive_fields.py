@@ -167,7 +167,7 @@ def _shape(node: Any) -> tuple[int, ...]:
 
 
 def _field_behind(node: Any, inputs: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
-    """Return the field of a node by those of its inputs that the picture enters."""
+    """Return the receptive field of a node, given the fields of those inputs that see the picture."""
     if not inputs:
         return None
     name = node.name().rpartition("::")[2]

@@ -300,7 +300,7 @@ def run_batches(
 
 
 def unseen_activations(modules: Mapping[str, nn.Module], shown: Container[str | None] = ()) -> Iterator[str]:
-    """Yield a note that names layers of torch's whose activation is a function, without those of which it has a row."""
+    """Yield a note on torch's layers whose activation is a function, unless that function has a row."""
     kinds = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
     layers = [name for name, module in modules.items() if isinstance(module, kinds) and name not in shown]
     calling = [name for name in layers if not isinstance(attribute_of(modules[name], "activation"), nn.Module)]

@@ -169,7 +169,7 @@ def edges_of(keys: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 def merge_distributions(first: Distribution | None, second: Distribution | None) -> Distribution | None:
-    """Return the distribution of the values of both; None stands for no values."""
+    """Merge two distributions; None stands for no values."""
     if first is None or second is None:
         return first or second
     if first.values is not None and second.values is not None:

@@ -27,7 +27,8 @@ from hookscope.text import are, counted, figure, in_words, printable, some_of
 NORM_FACTOR = 10.0
 _LEAST_GAIN = 3.0
 
-# A weight has jumped if it moved by half its norm, and JUMP_FACTOR times as far as before, as later and as the others.
+# A weight has jumped if it moved by half its norm, and JUMP_FACTOR times as far as it did before and later, and as
+# other weights did.
 # A scale may start at 0, where any step is large: its root mean square change must reach _LEAST_OF_SCALES too.
 JUMP_FACTOR = 4.0
 _LEAST_OF_SCALES = 0.5

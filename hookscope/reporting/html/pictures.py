@@ -151,7 +151,7 @@ def _averaged(maps: NDArray[np.uint8], height: int, width: int, side: int) -> ND
     """Average squares of `side` pixels within each map; maps touch each other. The last squares may be smaller.
 
     Colours are at even steps of the values, so the mean of their numbers is the mean of the values. A pixel outside the
-    colour map, such as NaN, gives its whole square its colour.
+    colour map, such as NaN, colours its whole square.
     """
     lines = []
     for line in np.split(maps, len(maps) // height):

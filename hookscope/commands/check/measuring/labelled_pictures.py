@@ -127,7 +127,7 @@ def classes_of(
 
 @dataclass(slots=True)
 class LabelCounts:
-    """Pictures by label: all, those that are right, and the classes that the others are taken for.
+    """Pictures by label: how many, how many are right, and which classes the wrong ones are taken for.
 
     Attributes:
         categories: Names of the network's classes; () if they are not known.
