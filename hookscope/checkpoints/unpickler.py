@@ -329,7 +329,7 @@ def _quoted(line: bytes) -> str:
 
 
 def _integer(content: bytes) -> int:
-    if len(content) > _INTEGER_BYTES_LIMIT:  # Python refuses to print it
+    if len(content) > _INTEGER_BYTES_LIMIT:  # near the 4,300 digits that Python refuses to print
         raise UnreadablePickleError("a number of too many digits")
     return int.from_bytes(content, "little", signed=True)
 

@@ -292,7 +292,7 @@ def _merge(folder: Path, option: options.Survey, *, takes_inputs: bool) -> int:
     from hookscope.results.runs.directory import check_target
 
     if takes_inputs or option.out or option.features:
-        raise UsageError("--merge takes DIR alone, the --out of the shards, which had MODEL, inputs and features.")
+        raise UsageError("--merge DIR, the --out of the shards, takes no MODEL, inputs, --out or --features.")
     check_target(folder, "--merge")
     option = replace(option, out=folder)
     return _finish(start_run("survey", (), option), merge_survey(ChunkFolder(_chunk_folder(folder))), option)

@@ -123,7 +123,7 @@ def _steps(axis: int | None, gradient: Tensor) -> Tensor:
 
 
 def _packed_steps(batch_sizes: Tensor, gradient: Tensor) -> Tensor:
-    """Return the greatest magnitude of each step of a packed sequence, (sum of batch sizes, D)."""
+    """Return the greatest magnitude of each step, (T,), in a packed gradient, (sum of batch sizes, D)."""
     steps = torch.repeat_interleave(torch.arange(len(batch_sizes)), batch_sizes).to(gradient.device)
     return gradient.new_zeros(len(batch_sizes)).scatter_reduce_(0, steps, gradient.abs().amax(1), "amax")
 

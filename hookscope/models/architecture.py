@@ -280,7 +280,7 @@ def _pattern_named(model: str) -> NetworkPattern | None:
 
 
 def _tagged(network: NetworkPattern, model: str) -> NetworkPattern:
-    """Return a network of timm's with the number of classes of its weights' tag."""
+    """Return a network of timm's with as many classes as the weights that `model` names."""
     from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
 
     classes = timm_zoo.published(model.removeprefix("timm:")).num_classes

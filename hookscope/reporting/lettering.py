@@ -22,8 +22,8 @@ _IN_OWN_FONT = frozenset("·…±°")
 def wrap(texts: Sequence[str], size: int, width: int, separator: str) -> list[list[str]]:
     """Return the lines, each in pieces, that `texts` fill; `separator` stands between texts, except where a line ends.
 
-    A text too long for a line, `width` pixels, breaks at spaces outside of 'quoted names'; a word too long for a line
-    breaks after a dot, slash or underscore, else anywhere.
+    A text too long for a line, `width` pixels, breaks at spaces outside of 'quoted names', and not between a number and
+    its seconds; a word too long for a line breaks after a dot, slash or underscore, else anywhere.
     """
     lines: list[list[str]] = [[]]
     for text in texts:
@@ -43,7 +43,7 @@ def wrap(texts: Sequence[str], size: int, width: int, separator: str) -> list[li
 
 
 def _pieces(text: str, size: int, width: int) -> Iterator[str]:
-    for word in re.findall(r"(?:(?<!\w)'[^']*'(?!\w)|\S)+\s*|\s+", text):
+    for word in re.findall(r"(?:(?<!\w)'[^']*'(?!\w)|\S)+(?:(?<=\d) s\b)?\s*|\s+", text):
         fits = text_width([word], size) <= width
         yield from [word] if fits else re.findall(r"[^\s._/]*[\s._/]+|[^\s._/]+", word)
 

@@ -306,33 +306,33 @@ def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
     The class of network, the inputs and the gradients must be equal, and at least three quarters of the rows.
     """
     difference = (
-        _other_class(baseline, measured)
-        or _other_inputs(baseline, measured)
-        or _other_gradients(baseline, measured)
-        or _other_rows(baseline, measured)
+        _changed_class(baseline, measured)
+        or _changed_inputs(baseline, measured)
+        or _changed_gradients(baseline, measured)
+        or _changed_rows(baseline, measured)
     )
     if difference:
         raise UsageError(f"The baseline does not fit: {difference}. {RENEW}")
 
 
-def _other_class(baseline: Baseline, measured: CheckMeasurements) -> str:
+def _changed_class(baseline: Baseline, measured: CheckMeasurements) -> str:
     was, now = printable(baseline.kind), printable(measured.model.kind)
     named = f"it is of {printable(baseline.model)} ({was}), and this is {printable(measured.model.name)} ({now})"
     return "" if was == now else named
 
 
-def _other_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
+def _changed_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
     now = inputs_of(required(measured.forward).inputs)
     counts = [sum(entry.count for entry in inputs) for inputs in (baseline.inputs, now)]
     if counts[0] != counts[1]:
         return f"it was made with {counted(counts[0], 'input')}, and this run has {counts[1]}"
     for index, (was, current) in enumerate(zip(baseline.inputs, now, strict=False), 1):
-        if difference := _other_input(was, current):
+        if difference := _changed_input(was, current):
             return f"input {index} {difference}"
     return ""
 
 
-def _other_input(was: BaselineInput, now: BaselineInput) -> str:
+def _changed_input(was: BaselineInput, now: BaselineInput) -> str:
     if (was.sha256, was.count) != (now.sha256, now.count):
         return f"was {_described(was)}, and is {_described(now)}"
     if was.shape != now.shape:
@@ -351,7 +351,7 @@ def _described(entry: BaselineInput) -> str:
     return f"'{printable(entry.name)}' ({origin})"
 
 
-def _other_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
+def _changed_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
     if baseline.gradients is None:
         return ""
     if measured.gradients is None:
@@ -366,7 +366,7 @@ def _other_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
     return f"its gradients are of the loss '{was}', and these are of '{current}'"
 
 
-def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
+def _changed_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
     was = {(row.label, row.kind, row.shape) for row in baseline.rows}
     now = {(row.label, row.kind, row.shape) for _, row in measured_rows(measured)}
     alike, count = len(was & now), max(len(was), len(now))

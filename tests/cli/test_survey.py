@@ -200,7 +200,7 @@ def test_scalars_reach_tensorboard(data: Path, run: Run, tmp_path: Path) -> None
         (("slow.py:build", "data", "--layer", "0", "--features", "8"), "--features takes a path, not a number (8)"),
         (("slow.py:build", "data", "--shard", "9/8"), "--shard '9/8' is no share"),
         (("slow.py:build", "data", "--shard", "1/8", "--json"), "--shard only measures a part"),
-        (("slow.py:build", "--merge", "x"), "--merge takes DIR alone"),
+        (("slow.py:build", "--merge", "x"), "--merge DIR, the --out of the shards, takes no MODEL"),
         (("slow.py:build", "data", "data", "--by-class"), "--by-class takes one folder"),
     ],
 )

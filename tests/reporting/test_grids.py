@@ -601,3 +601,8 @@ def test_a_caption_of_a_sequence_counts_its_rows(written: list[str]) -> None:
     draw_grid(feature_maps(np.ones((1, 6, 5), np.float32), shape=(5, 6), channel_count=6))
     assert "6 channels" in " ".join(written)
     assert "first" not in " ".join(written)
+
+
+def test_a_line_does_not_end_between_a_number_and_its_seconds() -> None:
+    width = lettering.text_width(["failed 0.6"], 13)
+    assert lettering.wrap(["failed 0.6 s"], 13, width, "") == [["failed "], ["0.6 s"]]

@@ -290,7 +290,7 @@ class _Run:
                 )
 
     def other_block(self) -> list[str]:
-        """Return a note on the last block that can be drawn if nothing was drawn, else []."""
+        """If nothing was drawn, return a note on the last block that can be drawn, if any."""
         placed = [(index, block.label) for index, block in enumerate(self.blocks.values()) if not block.remark]
         if not placed or self.maps:
             return []

@@ -153,9 +153,9 @@ class ForwardPasses:
                 self._leave_rows_mode()
 
     def _may_enter_mode(self) -> bool:
-        """Tell whether the same code runs under a torch function mode.
+        """Tell whether a torch function mode may be entered: where it changes nothing that the training computes.
 
-        Compiled code would be compiled again, and torch's attention in eval mode runs other kernels.
+        Under a mode, compiled code would be compiled again, and torch's attention in eval mode runs other kernels.
         """
         if torch.compiler.is_compiling() or _has_compiled():
             return False

@@ -124,7 +124,7 @@ class ScriptWatch:
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if id(optimizer) not in self._watched:
-            self._find_if_new(optimizer)
+            self._watch_if_new(optimizer)
         # This must run even after a failure: the other processes wait for it.
         norms = self._norms_of(optimizer) if self._may_be_sharded else None
         if norms is None:
@@ -143,10 +143,10 @@ class ScriptWatch:
         self._finish()
 
     @torch_calls.guarded
-    def _find_if_new(self, optimizer: Optimizer) -> None:
+    def _watch_if_new(self, optimizer: Optimizer) -> None:
         if id(optimizer) not in self._watched and inner_optimizer(optimizer) is optimizer:
             self._may_be_sharded = True
-            self._find(optimizer)
+            self._watch_new(optimizer)
 
     def _process_starts(self, module: str) -> None:
         # Workers of a DataLoader and servers of shared objects train nothing.
@@ -157,7 +157,7 @@ class ScriptWatch:
     def _find_before_forward(self) -> None:
         fresh = [optimizer for optimizer in optimizers_among(living()[1]) if id(optimizer) not in self._watched]
         if fresh and (self._watch is None or fresh[-1] not in self._retired):
-            self._find(fresh[-1], step_begins=True)
+            self._watch_new(fresh[-1], step_begins=True)
 
     @torch_calls.guarded
     def backward_begins(self, loss: Tensor | None, place: str) -> None:
@@ -215,7 +215,7 @@ class ScriptWatch:
 
     def scaled_step_begins(self, optimizer: Optimizer, _scale: Tensor | None) -> None:
         """Find what is trained, even if the first steps are skipped; called by `torch_calls`."""
-        self._find_if_new(optimizer)
+        self._watch_if_new(optimizer)
         norms = self._norms_of(optimizer)
         if norms is not None:
             norms.has_stepped = False
@@ -229,7 +229,7 @@ class ScriptWatch:
 
     # --- From one training to the next -------------------------------------------------------------------------------
 
-    def _find(self, optimizer: Optimizer, *, step_begins: bool = False) -> None:
+    def _watch_new(self, optimizer: Optimizer, *, step_begins: bool = False) -> None:
         """Watch what a new optimiser trains: the first one of the script, or one of a later training.
 
         `step_begins` tells that nothing of the step has been computed yet.

@@ -579,7 +579,7 @@ class Watch:
 
     @torch_calls.guarded
     def _end_if_called_early(self) -> None:
-        """End a step for which `step` was called between `backward` and the steps of all optimisers."""
+        """If `step` was called before the optimisers stepped, end the step once all of them have."""
         self._last_call = ""
         if self._current.is_called_early:
             if self._current.given_number is not None:

@@ -150,7 +150,7 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
 def _averaged(maps: NDArray[np.uint8], height: int, width: int, side: int) -> NDArray[np.uint8]:
     """Average squares of `side` pixels within each map; maps touch each other. The last squares may be smaller.
 
-    Colours are at even steps of the values, so the mean of their numbers is the mean of the values. A pixel outside the
+    A colour's index is linear in the value, so the mean of indices is the index of the mean value. A pixel outside the
     colour map, such as NaN, colours its whole square.
     """
     lines = []
