@@ -104,10 +104,8 @@ class NonPatchTokens:
     def _decoder(self, running: Sequence[ModuleInput], grids: Sequence[tuple[int, ...]]) -> "_Decoder | None":
         for module in running[:_LAYERS_OUT]:
             decoder = _decoder(module, grids)
-            if decoder is None:
-                continue
-            inputs = [tensor for _, tensor in running[-1].sequences] if _has_picture(running[-1]) else []
-            if not any(map(decoder.holds, inputs)):  # else a text that the network was given
+            inputs = [tensor for _, tensor in running[-1].sequences] if decoder and _has_picture(running[-1]) else []
+            if decoder is not None and not any(map(decoder.holds, inputs)):  # else a text that the network was given
                 self._own[decoder.own_tokens] = decoder.reason
                 self._memories.setdefault(decoder.own_tokens, weakref.ref(decoder.memories[0]))
                 return decoder
