@@ -23,7 +23,7 @@ _NAMES = {"Arguments": "argument"}
 
 def options() -> str:
     """Return every command with its arguments and options, as its help has them."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined] - it is a group
     return "\n\n".join(_command(name, command) for name, command in commands.items())
 
 

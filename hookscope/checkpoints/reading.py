@@ -71,8 +71,8 @@ class ReadingRules:
     """What may be read.
 
     `remedy` says at the end of a message what to do about a file that runs code. `read_trusted` reads such a file; None
-    to refuse it. `allowed_globals` are globs of the classes and functions that a pickle may name beside plain data, as
-    none is imported; None to read past all but those that can run anything. `option` allows a further name:
+    to refuse it. `allowed_globals` are globs of the classes and functions that a pickle may name beside plain data;
+    None refuses only those that can run anything. Nothing is imported. `option` allows a further name:
     "--allow-global".
     """
 
@@ -354,7 +354,7 @@ def _read_torch(path: Path, kind: FileKind) -> object:
 
 
 def _bare(content: Any) -> Any:
-    """Return content after taking from its tensors the attributes that a file gave them, which may hide methods."""
+    """Remove the attributes that a file gave its tensors, because they may hide methods; return the content."""
     for tensor in tensors_in(content):
         if isinstance(tensor, Tensor) and type(tensor) in (Tensor, torch.nn.Parameter):  # others keep parts there
             vars(tensor).clear()

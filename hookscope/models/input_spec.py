@@ -21,7 +21,7 @@ _CLIP_PIXELS = 112
 _SIGNAL_LENGTH = 224
 _SAMPLES = 16_000  # of speech, a second
 
-# First layers whose own shape tells the shape of their input.
+# Layers that, where they come first, tell the shape of the input.
 _Layer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 
 

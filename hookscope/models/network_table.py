@@ -34,7 +34,7 @@ Sizes = Mapping[str, tuple[int | Free, ...]]
 
 
 def state_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in a state dict by name; those of int8 linear layers, which are packed, included."""
+    """Return the shapes in a state dict by name, with those that packed int8 linear layers hold."""
     shapes = {}
     for name, value in state.items():
         tensor = value[0] if isinstance(value, tuple) and value else value
