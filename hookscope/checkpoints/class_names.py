@@ -56,7 +56,7 @@ def packed_classes(path: Path) -> dict[str, tuple[str, ...]]:
             if not key or member.file_size > _MOST_BYTES:
                 continue
             stem, _, suffix = key.rpartition("/")[2].lower().partition(".")
-            with suppress(ValueError, RecursionError):  # no text, no JSON, or no names
+            with suppress(ValueError, RecursionError):  # not text, not JSON, or not names
                 text = archive.read(member).decode("utf-8-sig")
                 if stem in _FILES:
                     names[printable(key, _LONGEST_NAME)] = _parsed(text, is_json=suffix == "json")

@@ -54,7 +54,7 @@ def model_parallel_remark(content: object) -> str:
 
 def _number_text(value: object) -> str:
     """Return a number from 0 to 999,999 as text, also the first of a list, or an enum's; "" for anything else."""
-    if type(value) is list and value:  # which may hold itself
+    if type(value) is list and value:  # the list may hold itself
         value = value[0]
     if isinstance(value, StandIn) and len(value.arguments) == 1:
         value = value.arguments[0]

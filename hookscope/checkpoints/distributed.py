@@ -130,7 +130,7 @@ def read_metadata(folder: Path) -> list[Stored]:
         raise _damaged(name, "it is no pickle that torch writes") from error
     allowed = {*_CLASSES, *(f"torch.{dtype}" for dtype in ITEM_BYTES)}
     members = [call.arguments for call in unpickler.calls if call.name == "builtins.getattr"]
-    if members and all(map(_is_memory_format, members)):  # as Python 3.11.0 to 3.11.3 pickle the member of an enum
+    if members and all(map(_is_memory_format, members)):  # Python 3.11.0 to 3.11.3 pickle enum members so
         allowed.add("builtins.getattr")
     if foreign := [symbol for symbol in unpickler.globals if symbol not in allowed]:
         raise UntrustedFileError(

@@ -535,7 +535,7 @@ def _compare(opened: Opened, name: str, first: int) -> None:
         except MemoryError:
             raise
         except Exception as error:  # what the decompressors raise has no class in common
-            if isinstance(error, OSError) and error.errno is not None:  # the disk's, not bzip2's
+            if isinstance(error, OSError) and error.errno is not None:  # from the disk, not from bzip2
                 raise
             where = printable(member.filename, 80) if member else ""
             raise CheckpointError(
@@ -565,6 +565,6 @@ def safetensors_metadata(path: Path) -> dict[str, Any]:
     """Return the texts in the header of a safetensors file; {} without any."""
     try:
         metadata = safetensors_header(path)[0].get("__metadata__")
-    except (ValueError, RecursionError):  # it has become another file
+    except (ValueError, RecursionError):  # the file has changed
         return {}
     return metadata if isinstance(metadata, dict) else {}

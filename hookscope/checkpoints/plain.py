@@ -83,7 +83,7 @@ _GLOBALS = frozenset(
 
 _LOCATION = re.compile(r"cpu|cuda(:\d+)?")  # where the tensors were that torch.save writes with their values
 
-_FORMAT_VERSION = b"3"  # of the zip files of torch.save since there are any
+_FORMAT_VERSION = b"3"  # all zip files of torch.save so far
 
 # The pickle of a published network takes a hundred bytes per tensor, the pickle of its training state three hundred.
 _PICKLE_BYTES_LIMIT = 2**21
@@ -139,7 +139,7 @@ def plain_content(path: Path, kind: FileKind) -> object | None:
 def _plain_safetensors(path: Path) -> dict[str, PlainTensor]:
     header, begin = safetensors_header(path, _once)
     header.pop("__metadata__", None)
-    with safetensors.safe_open(path, framework="numpy") as opened:  # which checks that everything fits
+    with safetensors.safe_open(path, framework="numpy") as opened:  # also checks that offsets and sizes fit
         names = [*opened.keys()]
     tensors = {}
     for name in names:

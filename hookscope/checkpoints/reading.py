@@ -54,7 +54,7 @@ _RUNNING_KINDS: dict[FileKind, str] = {
     "torch tar": "a tar archive, torch's oldest format, made of pickles",
 }
 
-_SAFE_PROTOCOLS = range(4)  # of pickles; torch's safe reader lacks the instructions of the later ones
+_SAFE_PROTOCOLS = range(4)  # pickle protocols; torch's safe reader lacks instructions of later ones
 _LISTED_NAMES = 5  # names that a refusal lists
 
 
@@ -101,7 +101,7 @@ def inspect_isolated(files: WeightsFiles, look: Visitor, rules: ReadingRules) ->
 
     def verify_all() -> list[ScanResult]:
         if CAN_FORK:
-            torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
+            torch.set_num_threads(1)  # a forked process has none of its parent's threads
         return [_verify_file(path, kind, look, rules) for path, kind in files.kinds.items()]
 
     answers = run_isolated(verify_all, files)
@@ -340,7 +340,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _read_torch(path: Path, kind: FileKind) -> object:
     with _torch_allow_list_only():
-        by_path = is_utf8(path) and not os.fspath(path).endswith(".safetensors")  # which torch goes by
+        by_path = is_utf8(path) and not os.fspath(path).endswith(".safetensors")  # torch goes by the suffix
         if kind == "torch" and by_path:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         else:

@@ -38,7 +38,7 @@ _STORAGES = {
 } | {"torch.storage.UntypedStorage": torch.uint8, "torch.UntypedStorage": torch.uint8}
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
-_ALIGNMENT = 16  # of the widest element; what is not aligned so is copied
+_ALIGNMENT = 16  # bytes, of the widest element; unaligned arrays are copied
 _NUMBERS = re.compile(r"b1|[iu][1248]|f[248]|c8|c16")  # the number types that torch has, as NumPy describes them
 
 Located = Callable[[str, torch.dtype, int], int]

@@ -10,7 +10,7 @@ import pickle
 import struct
 import warnings
 from _codecs import escape_decode
-from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING  # the names of Python 2's modules today
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING  # Python 2's module names to Python 3's
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -134,7 +134,7 @@ class InertUnpickler:
         return items
 
     def _pop(self) -> None:
-        if not self._stack:  # as Python's unpicklers do
+        if not self._stack:  # Python's unpicklers do the same
             self._since_mark()
         else:
             self._stack.pop()

@@ -34,7 +34,7 @@ _DICTS_LIMIT = 10_000
 
 _SETS_LIMIT = 8  # more dicts of tensors than this are a tree of parameters, one set of weights
 
-Keys = tuple[object, ...]  # that lead from the whole content to a part of it
+Keys = tuple[object, ...]  # the path from the whole content to a part
 
 
 @dataclass(frozen=True, slots=True)

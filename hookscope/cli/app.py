@@ -147,7 +147,7 @@ def main() -> NoReturn:
         _watch_script()
     gc.set_threshold(_NEW_OBJECTS)
     signal.signal(signal.SIGTERM, _terminate)
-    if "OMP_WAIT_POLICY" not in os.environ:  # which means the same
+    if "OMP_WAIT_POLICY" not in os.environ:  # an equivalent setting
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the parent process has closed it

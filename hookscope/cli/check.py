@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _CONFIG = Path("hookscope.toml")
 
-_SHARE_OF_MEMORY = 0.9  # of the machine's, for all workers; the rest is for the system
+_SHARE_OF_MEMORY = 0.9  # of all memory, for all workers; the rest is for the system
 
 
 def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:

@@ -89,5 +89,5 @@ def _holds_several_tensors(file: Path) -> bool:
 
     try:
         return len(list_contents(file, None).tensors) > 1
-    except HookscopeError:  # which `check` explains
+    except HookscopeError:  # `check` explains it
         return True

@@ -34,7 +34,7 @@ from hookscope.text import counted, safe_text, shape_text
 # Wide enough for all columns and full names.
 _EVERYTHING = 1_000_000
 
-_MOST_PICTURES = 6  # of inputs
+_MOST_PICTURES = 6  # pictures of inputs
 
 # Long tables scroll inside their frame. Histograms of block characters need a font of one width, and their blanks, as
 # trees do: each cell has the style, because JupyterLab's style sheet wraps cells. Not every notebook pads cells.

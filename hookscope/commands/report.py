@@ -68,7 +68,7 @@ def report(
     check_report_target(target)
     if is_training(Path(run)):
         log = read_training(Path(run))
-        with suppress(OutputError):  # of a folder on a disk that is only read
+        with suppress(OutputError):  # the folder is on a read-only disk
             save_training_overview(log, Path(run))
         return report(log, target)
     stored = read_run(followed(Path(run)))

@@ -139,7 +139,7 @@ class View(NamedTuple):
     site: GradientSite[Any]
     counter: Tensor  # shares the view's version counter, but none of its memory
     version: int  # when the hook was put on the view
-    node: Node | None  # that has the hook; None for a leaf
+    node: Node | None  # where the hook is registered; None for a leaf
     base: tuple[Node, int] | None  # where the gradient of the view's base goes; None if it has no gradient
     dtype: torch.dtype
     strides: tuple[int, ...]

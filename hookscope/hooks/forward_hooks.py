@@ -100,7 +100,7 @@ class Capture(CallHooks[T]):
             gives_aliases = watch is not None and watch.replaces_inputs(type(module))
             if not gives_aliases and _needs_one_hook(type(module), state):
                 hook = Hook(self.leaf_forward_hook, name, bool(state.get("inplace")))
-                if skip is not None and type(module) is not nn.Identity:  # which calls nothing
+                if skip is not None and type(module) is not nn.Identity:  # nn.Identity calls nothing
                     attached.append((before, id(skip), skip))
                 attached.append((module._forward_hooks_always_called, id(hook), True))
             else:
@@ -141,7 +141,7 @@ class Capture(CallHooks[T]):
 
     def _take_off(self) -> None:
         if self.mode is not None:
-            self.mode.deactivate()  # no effect where it is off
+            self.mode.deactivate()  # no effect if it is off
         for register, key, _ in self._attached:
             register.pop(key, None)
 

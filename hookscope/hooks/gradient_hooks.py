@@ -74,7 +74,7 @@ class GradientWatch(Generic[T]):
     aliases_meet: bool = False
     _no_aliases_because: str = ""
     _view_at: set[SiteKey] = field(default_factory=set)
-    _aliases: dict[int, tuple[weakref.ref[Tensor], object]] = field(default_factory=dict)  # with its token
+    _aliases: dict[int, tuple[weakref.ref[Tensor], object]] = field(default_factory=dict)  # an alias and its token
     _made_aliases: list[Alias] = field(default_factory=list)
     _views: list[View] = field(default_factory=list)
     _parts: dict[SiteKey, list[Tensor | None]] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class GradientWatch(Generic[T]):
             self._parts[view.site.key] = []
 
         def after(gradients: tuple[Tensor | None, ...], _: object) -> None:
-            of_base = gradients[0]  # with the strides of the base
+            of_base = gradients[0]  # has the strides of the base
             self._arrive([view.site], None if of_base is None else view.part_of(of_base))
 
         self._handles.append(node.register_hook(after))
@@ -412,7 +412,7 @@ class GradientWatch(Generic[T]):
             tensor._backward_hooks = hooks = OrderedDict()
             if tensor.grad_fn is not None:
                 tensor.grad_fn._register_hook_dict(tensor)
-        hooks[hook] = hook  # the hook is its key: others use numbers
+        hooks[hook] = hook  # its own key, because others use numbers
         self._attached.append((hooks, hook))
 
     def _arrive(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:

@@ -100,7 +100,7 @@ class _Holding:
 
 def _at_boundary(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code is _OWN:  # which is on no stack while the block runs
+        if frame.f_code is _OWN:  # `interrupts_between_blocks` itself, which is not on the stack while its block runs
             return True
         if frame.f_code.co_name in _BOUNDARIES and (_restores(frame) or _restores(frame.f_back)):
             return True
@@ -108,7 +108,7 @@ def _at_boundary(frame: FrameType | None) -> bool:
     return False
 
 
-_OWN = interrupts_between_blocks.__wrapped__.__code__  # type: ignore[attr-defined] # of `contextmanager`
+_OWN = interrupts_between_blocks.__wrapped__.__code__  # type: ignore[attr-defined] # set by `contextmanager`
 
 
 def _restores(frame: FrameType | None) -> bool:

@@ -26,7 +26,7 @@ def missing_memory(tensor: Tensor) -> str:
                 return ""
             return _lacking(tensor, _end_of(tensor))
         return next(filter(None, _lacking_in_parts(tensor)), "")
-    except (RuntimeError, TypeError, AttributeError):  # it has no storage of its own, inside `torch.func` for one
+    except (RuntimeError, TypeError, AttributeError):  # no storage of its own, such as inside `torch.func`
         return ""
 
 

@@ -271,7 +271,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
     def asking(self) -> Iterator[nn.Module]:
         """Yield the outermost torch layers that run other kernels while a mode is active."""
         kinds = {kind for kind in {*map(type, self.modules.values())} if issubclass(kind, _ASKING)}
-        around: list[str] = []  # their names, with a dot
+        around: list[str] = []  # names that end with a dot
         for name, module in self.modules.items() if kinds else ():
             is_outermost = type(module) in kinds and not name.startswith(tuple(around))
             if is_outermost and not have_own_operations(module.modules()):

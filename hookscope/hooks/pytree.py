@@ -44,7 +44,7 @@ _Child = tuple[str, Any, object]
 class _Kind(NamedTuple):
     """How values of one type are read and rebuilt."""
 
-    read: Callable[[Any], list[_Child]]  # its children that may hold tensors
+    read: Callable[[Any], list[_Child]]  # returns the children that may hold tensors
     rebuild: Callable[[Any, Mapping[Any, object]], object]  # a copy with some children replaced
     attributes: "_Attributes | None" = None  # for objects: where attributes are kept
     is_replaceable: bool = True  # whether a module can be given a copy
@@ -53,7 +53,7 @@ class _Kind(NamedTuple):
 @dataclass(slots=True)
 class _Walk:
     into_objects: bool  # follow the attributes of objects as far as they lead, and enter sets and deques
-    objects: dict[int, object] = field(default_factory=dict)  # whose attributes have been read, by their ids
+    objects: dict[int, object] = field(default_factory=dict)  # objects whose attributes have been read, by id
     members_left: int = _MEMBERS_LIMIT
 
     def children(self, value: object, *, inside: bool) -> tuple[_Kind, list[_Child]] | None:

@@ -24,7 +24,7 @@ def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tupl
     aliases: dict[str, tuple[str, ...]] = {}
     first = {id(model): ""}
 
-    def walk(prefix: str, module: nn.Module) -> None:  # as `named_modules`, without a generator for each level
+    def walk(prefix: str, module: nn.Module) -> None:  # like `named_modules`, but without a generator for each level
         for child_name, child in module._modules.items():
             if child is None:
                 continue
@@ -201,7 +201,7 @@ def _uncalled_parts(module: nn.Module) -> list[nn.Module]:
     """Return a module and the modules in it that it never calls, such as containers and parametrisations."""
     parts = [module]
     weights = {id(module): False}
-    for part in parts:  # which grows
+    for part in parts:  # the list grows in the loop
         for name, child in _children(part):
             if id(child) not in weights:
                 is_weight = weights[id(part)] or (name in _WEIGHTS and _is_weight(part, name))

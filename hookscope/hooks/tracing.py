@@ -41,7 +41,7 @@ def eager(traced: dict[str, None] | None = None) -> Iterator[None]:
 def _forced_eager() -> Iterator[Any]:
     context = torch.compiler.set_stance("force_eager")
     with context:
-        yield context.prev  # the stance before
+        yield context.prev  # the previous stance
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def operators_left_to_torch(traced: dict[str, None] | None, stance: Any = None) 
     before = ours.stance, ours.traced
     try:
         torch.compile = cast("Any", ours)
-        ours.stance = ours.stance or stance  # that of the outermost block
+        ours.stance = ours.stance or stance  # the outermost block's stance
         ours.traced = ours.traced if traced is None else traced
         yield
     finally:

@@ -185,7 +185,7 @@ def _inputs(files: _Prefetcher, preprocessing: Preprocessing, refuse: _Refuse) -
         if loaded is None:
             return
         tensor, record = loaded
-        del loaded  # so that only the caller holds what is yielded
+        del loaded  # only the caller shall hold what is yielded
         if not holds_several(tensor.shape, record, preprocessing):
             yield _Input((tensor,), record)
             del tensor

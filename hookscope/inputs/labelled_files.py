@@ -105,7 +105,7 @@ def _with_equal_files_joined(labels: Mapping[str, tuple[str, ...]]) -> _Labels:
     for path in labels:
         try:
             sizes[Path(path).stat().st_size].append(path)
-        except OSError:  # it is reported when it is read
+        except OSError:  # reading reports it
             sizes[-1].append(path)
     digests = {
         path: _digest(path) if size >= 0 and len(paths) > 1 else path for size, paths in sizes.items() for path in paths

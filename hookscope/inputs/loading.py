@@ -254,7 +254,7 @@ def _sniff(file: BinaryIO, name: str) -> _Content:
     if is_recording(head):
         return "recording"
     is_legacy = head.startswith(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")  # torch's format before 1.6
-    header_bytes = int.from_bytes(head[:8], "little")  # of safetensors, whose header is JSON
+    header_bytes = int.from_bytes(head[:8], "little")  # safetensors begins with its length, then JSON
     is_safetensors = head[8:9] == b"{" and header_bytes < MAX_FILE_BYTES
     if head.startswith(b"PK\x03\x04") or is_legacy or is_safetensors:
         return "stored tensor"

@@ -131,7 +131,7 @@ def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
         return NamedInput(name, row, record, is_exact=numbers["dtype"] is not None)
     try:
         return NamedInput(name, ast.literal_eval(value.strip()))
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # no literal: a file
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # not a literal, so a file
         path = Path(value)
     try:
         return _named(name, *load_argument(path, preprocessing), preprocessing)

@@ -24,7 +24,7 @@ from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Photograph, Prep
 from hookscope.results.noise_shapes import NoiseShape
 from hookscope.statistics.storage import plain_array
 
-_NO_PICTURE = 205  # of 255: the grey in place of inputs that cannot be shown
+_NO_PICTURE = 205  # grey level, of 255, for inputs that cannot be shown
 
 
 @dataclass(frozen=True, slots=True)

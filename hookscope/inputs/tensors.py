@@ -177,5 +177,5 @@ def prepare_tensor(tensor: torch.Tensor, preprocessing: Preprocessing, name: str
             steps.append(f"{str(tensor.dtype).removeprefix('torch.')} converted to float32")
             tensor = tensor.to(torch.float32)
         return tensor.contiguous()
-    except RuntimeError as error:  # of an exotic dtype, or there is no memory
+    except RuntimeError as error:  # an exotic dtype, or no memory
         raise ImageError(f"Cannot use {name}: {one_line(error)}. Save it as float32.") from error

@@ -130,7 +130,7 @@ def inspect_gradients(
             )
             run_one, undo = partial(run_batch, run), partial(undo_batch, run)
             broken = run_batches(queue, run_one, run.records, on_batch, undo, takes_apart=options.mode == "eval")
-            with torch._C.DisableTorchFunction():  # which would see `.grad` read
+            with torch._C.DisableTorchFunction():  # it would see that `.grad` is read
                 named = named_parameters(network)
     run.end(broken)
     if not any(trainable):

@@ -342,7 +342,7 @@ def _read_arguments(text: str, position: int, operation: str) -> tuple[dict[str,
         return {}, empty.end()
     arguments: dict[str, Any] = {}
     is_named = False
-    while match := _ARGUMENT.match(text, position):  # which any text does
+    while match := _ARGUMENT.match(text, position):  # matches any text
         at, position, is_named = match.start("value"), match.end(), is_named or bool(match["name"])
         parameter = _parameter_of(text, match, operation, [*arguments], is_named=is_named)
         value = _read_value(text, at, match["value"], parameter, operation)
@@ -364,7 +364,7 @@ def _parameter_of(text: str, argument: re.Match[str], operation: str, before: Se
         _fail(text, argument.start("name"), message)
     if name in before:
         _fail(text, argument.start("name"), f"{name} is given twice")
-    if name or before[-1:] == ["channels"]:  # which take all numbers up to the next name
+    if name or before[-1:] == ["channels"]:  # channels take all numbers up to the next name
         return name or "channels"
     if is_named:
         _fail(text, at, "arguments after a named one need names")

@@ -18,7 +18,7 @@ from hookscope.inspection.network import as_batches, batch_of
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 
-_STORED_SUFFIXES = (".pt", ".pth", ".safetensors")  # of files that may hold several tensors
+_STORED_SUFFIXES = (".pt", ".pth", ".safetensors")  # files that may hold several tensors
 
 Images = str | Path | Image | Tensor | Batch | Sequence[str | Path | Image] | tuple[Tensor, ...] | Mapping[str, Tensor]
 

@@ -125,7 +125,7 @@ class BatchQueue:
     on_error: Callable[[UnfitInputError], None] | None
     _next: deque[Batch] = field(default_factory=deque)
     _apart: list[str] = field(default_factory=list)
-    indices: tuple[int, ...] = ()  # of the batch that was handed out last
+    indices: tuple[int, ...] = ()  # the batch handed out last
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class BatchQueue:
             self._next.popleft()
             self.indices = batch.indices
             yield batch
-            del batch  # it is the caller's alone
+            del batch  # only the caller holds it now
 
     def peek(self, ahead: int = 0) -> Batch | None:
         """Return the batch that comes next, or one further `ahead`, without handing it out; None if there is none."""

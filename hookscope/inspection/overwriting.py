@@ -41,7 +41,7 @@ class _OverwrittenError(Exception):
     """Ends the backward pass at the first saved tensor that has been overwritten."""
 
 
-class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own has no types
+class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
     """Records the tensors that a forward pass saves, and those that operations write to, in order."""
 
     supports_higher_order_operators = True

@@ -126,7 +126,7 @@ class ReceptiveFields:
         None if unknown: behind functions that move values, or whose places depend on values.
         """
         waiting = [node]
-        while waiting:  # no recursion: graphs are deep
+        while waiting:  # not recursive, because graphs are deep
             current = waiting[-1]
             before = [parent for parent, _ in current.next_functions if parent is not None]
             missing = [parent for parent in before if parent not in self._fields]
@@ -331,7 +331,7 @@ def _upsampled(node: Any, before: Sequence[int], of_map: ReceptiveField) -> Rece
     sizes = zip(before[_BATCH_AND_CHANNELS:], _shape(node)[_BATCH_AND_CHANNELS:], strict=True)
     names = ("scales",) if len(of_map.axes) == 1 else ("scales_d", "scales_h", "scales_w")[-len(of_map.axes) :]
     for (old, new), name in zip(sizes, names, strict=True):
-        scale = getattr(node, f"_saved_{name}")  # the factor that was given; None where a size was
+        scale = getattr(node, f"_saved_{name}")  # None if a size was given instead
         step = (old - 1) / (new - 1) if aligned and new > 1 else 1 / scale if scale else old / new
         first = 0.0 if aligned else step / 2 - 0.5
         whole = step.is_integer() and first.is_integer()  # then a place lies on another, and has no neighbours
@@ -414,4 +414,4 @@ _MOVING: Mapping[str, Callable[[Any, Sequence[int], ReceptiveField], ReceptiveFi
     "Squeeze": _squeezed,
     **dict.fromkeys(("Mm", "Addmm", "Linear"), _linear),
 }
-_INPUTS = {"Addmm": 1}  # which argument is the map, where it is not the first
+_INPUTS = {"Addmm": 1}  # position of the map argument, where it is not the first

@@ -88,7 +88,7 @@ class Recorder:
     axes: AxisReader = field(default_factory=AxisReader)
     operations: OperationChoice | None = None
     rules_only: frozenset[str] = frozenset()  # modules whose rows are not shown
-    rules_reducer: Reducer | None = None  # of what is not shown: without distributions and kept values
+    rules_reducer: Reducer | None = None  # for rows that are not shown: no distributions, no kept values
     on_call: OnCall | None = None
     maps: MapRecorder | None = None
     tokens: TokenRecorder | None = None

@@ -288,7 +288,7 @@ def run_batches(
             is_left_out = queue.set_aside(batch, broken.message, broken.error, takes_apart=takes_apart)
             if is_left_out and not records and first is None:
                 first = broken
-                if queue.peek() is None:  # no other input ran: nothing is to be undone
+                if queue.peek() is None:  # no other input ran, so nothing needs undoing
                     break
             undo()
         if finished is not None:

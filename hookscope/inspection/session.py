@@ -252,7 +252,7 @@ def _measured(
         raise
     notes, module = [*edited.notes, *made.notes], session.loaded.module
     has_parts = next(module.children(), None) is not None or type(module).__module__.startswith("torch.")
-    if not option.ops and not has_parts:  # no more than its output has a row
+    if not option.ops and not has_parts:  # only its output has a row
         notes.append(f"{type(module).__name__} has no modules inside: {arg('ops')} shows its operations.")
     edited = replace(edited, warnings=(*edited.warnings, *made.warnings), notes=tuple(notes))
     result = _compared(plain, edited, option.edit, repeats=option.repeats)

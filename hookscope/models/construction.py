@@ -164,7 +164,7 @@ def built_of_zeros(build: Callable[[], LoadedModel]) -> LoadedModel:
     try:
         with skipped_initialisation():
             loaded = build()
-    except ModelError:  # its builder computes with its parameters
+    except ModelError:  # the builder computes with the parameters
         return build()
     for parameter in loaded.module.parameters():
         parameter.detach().zero_()

@@ -49,7 +49,7 @@ _RECORDINGS = "input_values"
 _DROPPED = frozenset({"attn_implementation", "experts_implementation", "name_or_path", "use_kernels", "kernel_config"})
 _QUANTISED = "quantization_config"
 
-_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # as Pillow numbers them
+_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 # Below this length ConvNeXt's processor scales more and crops: `ConvNextImageProcessor.resize` of transformers.
 _UNCROPPED_SIDE = 384

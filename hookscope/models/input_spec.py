@@ -19,7 +19,7 @@ _IMAGE_PIXELS = 224
 _CLIP_FRAMES = 16
 _CLIP_PIXELS = 112
 _SIGNAL_LENGTH = 224
-_SAMPLES = 16_000  # of speech, a second
+_SAMPLES = 16_000  # one second of speech
 
 # Layers that, where they come first, tell the shape of the input.
 _Layer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear

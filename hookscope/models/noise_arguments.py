@@ -28,7 +28,7 @@ def noise_arguments(
     if not shapes:
         return ()
     parameters: list[Parameter] | None = None
-    with suppress(TypeError, ValueError):  # of compiled code
+    with suppress(TypeError, ValueError):  # compiled code has no signature
         parameters = [*signature(unwrap(module).forward).parameters.values()]
     if parameters is not None:
         _check_signature(shapes, parameters, type(unwrap(module)).__name__, named, others)

@@ -130,7 +130,7 @@ def load_model(
         UntrustedFileError: If reading the weights could run code, and they are not trusted.
         ModelError: If building the network raises.
     """
-    ModelOptions(weights=weights, arch=arch), RunOptions(seed=seed)  # which refuse other types
+    ModelOptions(weights=weights, arch=arch), RunOptions(seed=seed)  # these refuse other types
     weights, arch = os.fspath(weights), None if arch is None else os.fspath(arch)
     if not isinstance(model, str | Path):
         if weights != "auto" or arch is not None or model_arguments or options != FileOptions():

@@ -136,7 +136,7 @@ def _weights_file(config: Any) -> Path:
             raise
         except EntryNotFoundError:
             return Path(hf_hub_download(repository, asked, revision=revision or None))
-    except Exception as error:  # of several libraries below: no connection, no such file, no room on the disk
+    except Exception as error:  # several libraries: no connection, no such file, no room on the disk
         raise DownloadError(f"{address} cannot be downloaded: {exception_line(error)}. {download_remedy()}") from error
 
 

@@ -53,7 +53,7 @@ class _Tensors(UserDict[str, Tensor]):
     """A live view of a script module's parameters or buffers: either side sees what the other assigns."""
 
     def __init__(self, view: Any) -> None:
-        self.data = view  # torch's own, which lacks part of what a dictionary does
+        self.data = view  # torch's own attribute, which lacks methods of a dictionary
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.data.keys())
@@ -108,7 +108,7 @@ _layers: WeakValueDictionary[Any, ScriptLayer] = WeakValueDictionary()
 _raised: list[BaseException] = []
 """The exception of Python code called by a running script; the interpreter of scripts would turn it into text."""
 
-_operator_numbers = count()  # of our operators, one for each way of returning
+_operator_numbers = count()  # one operator for each way of returning
 
 
 def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:

@@ -95,7 +95,7 @@ def import_module(name: str) -> ModuleType:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise  # it was found, and itself imports something missing
+                raise  # it exists, but imports something missing
             missing = error
     raise ModelNotFoundError(
         f"No module '{missing.name}' in the current folder or among the installed packages; "

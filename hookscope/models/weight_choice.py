@@ -163,7 +163,7 @@ def load_named(
     if chosen.checkpoint is not None and chosen.checkpoint.categories:
         categories = chosen.checkpoint.categories
     elif categories and chosen.is_file and chosen.published is None and options.file.allow_missing:
-        categories = ()  # of a head that may be random
+        categories = ()  # the head may be random
     elif categories and chosen.is_file and chosen.published is None:
         notes.append(f"{chosen.origin}: has as many classes as ImageNet, and takes their names.")
     if options.input_channels is not None:

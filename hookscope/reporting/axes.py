@@ -85,7 +85,7 @@ def asinh(values: Sequence[float]) -> Axis:
         ticks += [sign * value for value in between if len(far) < 2 and value >= unit / 3]
     axis = Axis(scaled, scaled(low), scaled(high), [])
     apart: list[float] = []
-    for tick in ticks:  # the most useful first
+    for tick in ticks:  # the most useful ones come first
         if all(abs(axis.share(tick) - axis.share(other)) >= _NEAREST for other in apart):
             apart.append(tick)
     return replace(axis, round=_in_words(apart))

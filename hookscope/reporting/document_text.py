@@ -14,9 +14,9 @@ from hookscope.reporting.terminal import LEVEL_STYLES
 from hookscope.text import counted
 
 _MOST_FINDINGS, _MOST_LINES = 12, 10  # what a screen has room for
-_LEAST_ROWS, _OTHER_LINES = 12, 6  # of a table on a screen, and around it
+_LEAST_ROWS, _OTHER_LINES = 12, 6  # rows of a table, and lines left for everything else on the screen
 _LESS = "dim italic"
-_INDENT = "  "  # of inner documents, and of continued lines
+_INDENT = "  "  # for inner documents and continued lines
 
 
 def printed(document: Document, *, width: int, full: bool = False, height: int | None = None) -> RenderableType:
@@ -82,7 +82,7 @@ def finding_line(finding: FindingLine, answer: str = "") -> str:
     A message that the printed `answer` has is not repeated.
     """
     about = f" at {finding.where}" if finding.where and finding.where not in finding.message else ""
-    is_new = finding.message.lower() not in answer.lower()  # which begins otherwise: "At step 3, the loss is NaN."
+    is_new = finding.message.lower() not in answer.lower()  # the answer may add to it: "At step 3, the loss is NaN."
     return f"{finding.level.upper()} {finding.rule}{about} {finding.when}".rstrip() + f": {finding.message}" * is_new
 
 

@@ -55,7 +55,7 @@ from hookscope.text import counted, shape_text, some_of
 
 Inspection = Activations | Gradients
 
-_MOST_CALLS = 32  # of one module, listed in the details of each call: a list of all would grow with the square
+_MOST_CALLS = 32  # listed in the details of each call; all of them would grow with the square
 _OPEN_PICTURES = 4
 _THUMBNAIL = 448  # pixels a side
 _MOST_STEPS = 8  # ways in which inputs were prepared
@@ -197,7 +197,7 @@ class _Layer:
     gradient: GradientRow | None
     input_gradients: Sequence[GradientRow]
     parameters: Sequence[ParameterRow]
-    findings: Sequence[Finding]  # that name the layer or one of its parameters
+    findings: Sequence[Finding]  # those about the layer or one of its parameters
     cost: ModuleCost | None
     grids: Sequence[Grid]
 

@@ -27,7 +27,7 @@ _STRONGEST = 0.82
 _RISE = 0.75  # power of the share of the scale
 _LEVELS = 255  # on each side of zero
 _POSITIVE, _SIGNED = "inferno", "coolwarm"
-_FIRST_SHADE = 0.3  # of the colour map for values above zero: darker shades would look like shadows
+_FIRST_SHADE = 0.3  # values above zero start here: darker shades would look like shadows
 _NON_FINITE = (255, 0, 255)
 _GREYED = 5  # eighths of the photograph's colour that an overlay takes away
 _BAR_GREY = 150
@@ -38,9 +38,9 @@ _LINES_ACROSS = 400  # a box's line is the photograph's larger side divided by t
 _FINE = 64 * 64  # cells
 _FINE_QUANTILE = 0.995
 
-_ROWS_AT_ONCE = 256  # of a photograph, so that floating-point copies of it stay small
+_ROWS_AT_ONCE = 256  # rows of a photograph: keeps its floating-point copies small
 _OUTSIDE_GREY = 238
-_OUTSIDE_SHARE = 0.62  # of that grey where the network sees nothing
+_OUTSIDE_SHARE = 0.62  # how much of that grey is added where the network sees nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def overlay(photograph: Photograph, placed: PlacedMap, scale: ColourScale | None
     for rows, values in resampled(placed, photograph.region):
         base = photograph.pixels[rows, columns]
         levels, holes = _levels(values, scale)
-        shown = 256 - opacities[levels]  # of the photograph, in 256ths
+        shown = 256 - opacities[levels]  # share of the photograph, in 256ths
         grey = _grey(base).astype(np.uint16) * _GREYED
         for channel in range(3):
             faded = (base[..., channel].astype(np.uint16) * (8 - _GREYED) + grey) >> 3

@@ -43,9 +43,9 @@ LEVEL_COUNT = 241
 NON_FINITE = 241
 ALL_ZERO = 242
 BACKGROUND = 243
-TEXT = 255  # the entries from BACKGROUND to TEXT fade from one to the other, for smooth letters
+TEXT = 255  # entries from BACKGROUND to TEXT are shades between them, for smooth letters
 
-_BACKGROUND_COLOUR = (36, 40, 46)  # as in overviews
+_BACKGROUND_COLOUR = (36, 40, 46)  # the same as in overviews
 _TEXT_COLOUR = (236, 238, 241)
 _NON_FINITE_COLOURS = {
     "magenta": (255, 0, 255),

@@ -11,9 +11,9 @@ from hookscope.reporting.axes import Axis, Run, asinh, block_names, linear, log,
 from hookscope.reporting.document import Colour, DepthChart, Level, Series, StepChart, StepCharts
 from hookscope.reporting.steps import columns_of, kept_runs, round_steps
 
-MOST_COLUMNS = 900  # of a chart over steps, about one for each pixel of a picture and of a page
+MOST_COLUMNS = 900  # in a chart over steps: about one for each pixel
 _MOST_STEP_NAMES = 8
-_COLOURS: Sequence[Colour] = ("grey", "orange", "blue")  # of lines over steps; the main line is the last
+_COLOURS: Sequence[Colour] = ("grey", "orange", "blue")  # lines over steps; the last is the main line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ QUANTILE_ERROR = 0.03
 """Largest error of a quantile of counted values, relative to it, unless the quantile is within 0.5% of its rank."""
 
 PARTS = 32
-_LOWEST_EXPONENT = -1074  # of float64's smallest subnormal number
+_LOWEST_EXPONENT = -1074  # float64's smallest subnormal number is 2 to this
 _CHUNK = 2**18  # values that are split into exponent and mantissa at a time, in a few MB
 
 # An estimated value is at most this far from either edge of its bin, relative to the edge: a bin may be 3.1% wide. The

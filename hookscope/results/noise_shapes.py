@@ -23,7 +23,7 @@ WHOLE: Mapping[str, int] = {
     "bool": 2,
     "uint8": 2**8,
     **{f"int{bits}": 2 ** (bits - 1) for bits in (8, 16, 32)},
-    "int64": 2**63 - 1,  # the bound itself must fit int64
+    "int64": 2**63 - 1,  # the bound must fit int64
 }
 OTHER_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 

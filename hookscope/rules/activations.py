@@ -487,7 +487,7 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
 def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str) -> Iterator[RuleFinding]:
     top = GREATEST[dtype]
     rows = [row for row in forward_of(measured).rows if "float" in row.activation.dtype]
-    rows.sort(key=lambda row: row.owner is not None)  # of two equal values, a layer's is named
+    rows.sort(key=lambda row: row.owner is not None)  # of two equal values, name the layer's
     magnitudes = [(_magnitude(row, dtype), output_of(row), named(row)) for row in rows]
     magnitudes += [
         (values.max_abs or 0.0, stored_in(values), f"'{values.name}' ({values.kind})")

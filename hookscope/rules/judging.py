@@ -238,7 +238,7 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
         rule = term.rule
         # Without a search for its origin, the maker of NaN or Inf is uncertain, so here this rule silences none.
         causes = [cause for cause in rule.silenced_by if cause != "non-finite-activation"]
-        has_loss = gradients is not None and rule.identifier == "non-finite-loss"  # which needs no backward pass
+        has_loss = gradients is not None and rule.identifier == "non-finite-loss"  # this rule needs no backward pass
         is_possible = complete or has_loss or rule.needs != "gradients"
         if is_possible and not any(by_rule.get(cause) for cause in causes):
             by_rule[rule.identifier] = [*rule.evaluate(measured, term)]

@@ -11,7 +11,7 @@ from hookscope.results.findings import Finding, Level
 from hookscope.rules.settings import CheckSettings, RuleSettings
 from hookscope.text import counted, safe_text, some_of
 
-if TYPE_CHECKING:  # these load NumPy, which `hookscope grads --help` must not
+if TYPE_CHECKING:  # `hookscope grads --help` must not load NumPy
     from hookscope.results.activations import LayerRow
     from hookscope.results.check import CheckMeasurements, StoredValues
     from hookscope.results.gradients import GradientRow, Gradients, ParameterRow

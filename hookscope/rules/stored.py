@@ -42,7 +42,7 @@ def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ru
     fails at any level. Name the network with --arch, or allow differences with --allow-missing and --allow-unexpected;
     --arch none checks the file without a network.
     """
-    return iter(())  # as for `integrity`
+    return iter(())  # like `integrity`
 
 
 @rule("non-finite-parameter", "fail", "stored", followers="tensor")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LIBRARY = Path(__file__).parents[1] / "native.bin"  # not .so, which Python would take for a module
-SOURCES = Path(__file__).parent  # of the .c and .h files, which wheels leave out
+SOURCES = Path(__file__).parent  # holds the .c and .h files, which wheels leave out
 
 # Bits in the result of `reduce_tensor` in native.c, and the count of numbers that it writes.
 RARE, WITH_ZEROS = 1, 2
@@ -72,7 +72,7 @@ class _Pair(ctypes.Structure):
     )
 
 
-_SUMS, _COUNTS = ctypes.c_double * 5, ctypes.c_longlong * 3  # as `SUMS` and `COUNTS` there
+_SUMS, _COUNTS = ctypes.c_double * 5, ctypes.c_longlong * 3  # lengths are `SUMS` and `COUNTS` in C
 
 
 class _Channels(ctypes.Structure):

@@ -39,12 +39,12 @@ class Layout(library.Layout):
 
     shape: tuple[int, ...]
     channel_axis: int | None
-    count: int  # of elements
+    count: int  # number of elements
     all_nonzero: NDArray[np.float64] | None  # count per channel if no value is zero, (C,)
     kept_shape: tuple[int, ...]  # (N, K)
     kept_at: NDArray[np.int64]  # the array at address `kept`
     kept_on: dict[tuple[torch.device, int], Tensor]  # the same on accelerators, see tiles.py
-    address: int  # of this structure
+    address: int  # address of this structure
 
 
 @cache

@@ -90,7 +90,7 @@ class NonPatchTokens:
         if keys == token_count and (is_named if queries != token_count else not any(map(decoder.holds, tensors))):
             of_keys = of_keys or decoder.reason
         elif keys != token_count and not is_named and not self._has_looked_at(decoder, keys):
-            of_keys = of_keys or OTHERS  # its own tokens, which further queries attend to (Perceiver's decoder)
+            of_keys = of_keys or OTHERS  # tokens of its own that further queries attend to (Perceiver's decoder)
         elif any(tensor is decoder.memories[0] for tensor in tensors):
             of_keys = ""
         return of_queries, of_keys

@@ -18,8 +18,8 @@ from hookscope.statistics.reduction import SQUARABLE_EXPONENT, Reduction
 
 _TILE = 4096
 _WARPS = 16
-_WORDS = 9  # of a tile
-_MOST_VALUES = 2**30  # the kernel's places are int32
+_WORDS = 9  # words in a tile
+_MOST_VALUES = 2**30  # the kernel indexes with int32
 # Counters that are zeroed in one launch, in 4 MiB: for about 60 tensors with distributions.
 _COUNTERS = 2**20
 

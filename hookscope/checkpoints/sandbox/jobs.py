@@ -93,7 +93,7 @@ class _Team:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> "_Host":
-        with self.lock:  # so that none is started after the others have been killed
+        with self.lock:  # start none after the others have been killed
             if self.dismissed:
                 raise RuntimeError("the work was cancelled")
             arguments = sys.path, self.preload, astuple(self.limits), CAN_FORK
@@ -122,8 +122,8 @@ class _Host:
 
     process: "subprocess.Popen[bytes]"
     limits: Limits
-    is_ready: bool = False  # it has finished its imports
-    is_late: bool = False  # its worker has taken more time than it may
+    is_ready: bool = False  # imports are finished
+    is_late: bool = False  # the worker has exceeded its time
 
     @property
     def is_alive(self) -> bool:
@@ -162,7 +162,7 @@ class _Host:
         finally:
             clock.cancel()
             clock.join()  # a clock that has just gone off must not kill the host during the next item
-        if not CAN_FORK:  # the host has done what it can
+        if not CAN_FORK:  # the system cannot fork, so the host can do no more
             self.process.wait()
         return result
 

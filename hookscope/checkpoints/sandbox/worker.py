@@ -23,7 +23,7 @@ from hookscope.errors import HookscopeError, is_out_of_memory
 if sys.platform != "win32":
     import resource
 
-CAN_FORK = hasattr(os, "fork") and sys.platform != "darwin"  # whose libraries may crash in the child
+CAN_FORK = hasattr(os, "fork") and sys.platform != "darwin"  # macOS libraries may crash in a forked child
 
 _LENGTH_BYTES = 8
 
@@ -53,7 +53,7 @@ class Limits:
         if self.processor_seconds is not None:
             _set_limit(resource.RLIMIT_CPU, self.processor_seconds)
         if self.memory_bytes is not None and CAN_LIMIT_MEMORY:
-            with suppress(OSError):  # no /proc
+            with suppress(OSError):  # without /proc
                 limit_memory(self.memory_bytes)
 
 
@@ -77,7 +77,7 @@ def limit_memory(memory_bytes: int | None) -> None:
             resource.setrlimit(kind, (hard, hard))
         return
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()
-    mapped = [int(pages[field]) * resource.getpagesize() for field in (0, 5)]  # as the two kinds count it
+    mapped = [int(pages[field]) * resource.getpagesize() for field in (0, 5)]  # the two kinds of memory
 
     def allow(more: int) -> None:
         for kind, taken in zip(kinds, mapped, strict=True):
@@ -187,7 +187,7 @@ def _work_and_leave(work: Callable[[], Any], limits: Limits, writing: int, *, pr
     try:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, signal.SIG_DFL)
-        gc.freeze()  # so that this process does not finalise objects that the parent has thrown away
+        gc.freeze()  # do not finalise objects that the parent has dropped
         if not prints:
             nowhere = os.open(os.devnull, os.O_RDWR)
             for stream in range(3):  # a crash prints; the parent reports it better
@@ -214,7 +214,7 @@ def answer_to(work: Callable[[], Any], limits: Limits) -> bytes:
         raise
     except BaseException as error:  # noqa: BLE001 - the parent reports it
         if CAN_LIMIT_MEMORY:
-            limit_memory(None)  # the message needs some
+            limit_memory(None)  # the message needs memory
         answer: dict[str, Any] = {"raised": traceback.format_exc()}
         if isinstance(error, HookscopeError):
             answer["error"] = [type(error).__name__, str(error)]

@@ -66,7 +66,7 @@ def unseen_blocks(
         if name in has_seen or any(_inside(name, block) for block in seen):  # a part of one that was seen
             continue
         if any(other != name and _inside(other, name) for other in ran):
-            continue  # it is counted by what is inside
+            continue  # what is inside counts it
         around = [block for block in refused if _inside(block, name) or _inside(name, block)]
         reason = refused[around[0]].reason if around else CANNOT_BE_SEEN
         unseen[name] = UnseenBlock(name, type(candidates[name]).__name__, reason)

@@ -222,7 +222,7 @@ def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
                 yield {shape[0]}
             elif len(shape) == 3:
                 yield {shape[0] * shape[1]}
-            elif len(shape) > 3:  # of pictures, or of clips
+            elif len(shape) > 3:  # pictures or clips
                 sizes = {math.prod(shape[:-1]), shape[0] * math.prod(shape[2:])}
                 window = pair(attribute_of(frame.module, "window_size"))
                 if len(shape) == 4 and window is not None and all(window):  # SAM's global blocks have windows of 0

@@ -33,7 +33,7 @@ _SIGNAL_AXES = 2  # (C, L)
 
 _GAP = 16
 _TALLEST = 340
-_GREY = 205  # of 255: the ground where the volume itself is not known
+_GREY = 205  # grey level, of 255, where the volume itself is not known
 _AXES = ("plane", "row", "column")
 _COLOURS = 3
 

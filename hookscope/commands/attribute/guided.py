@@ -116,7 +116,7 @@ def ruled(score: Tensor, calls: ActivationCalls) -> Iterator[Mapping[str, str]]:
         UsageError: If there is a GELU, SiLU (Swish) or Mish, on which the rule is another method; if there is no ReLU
             at all, or some code cannot be looked into.
     """
-    nodes = sorted(graph_nodes(score), key=lambda node: node._sequence_nr())  # as they were called
+    nodes = sorted(graph_nodes(score), key=lambda node: node._sequence_nr())  # in the order of calls
     names = {node: _activation(node) or _written_out(node) for node in nodes}
     for node, name in names.items():
         if name in _SMOOTH.values():

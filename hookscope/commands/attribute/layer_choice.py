@@ -234,7 +234,7 @@ def sum_of(score: Tensor, target: BatchTarget) -> Tensor:
 
 def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
     """Tell whether a map holds class scores at each place: then only the target's channels have a gradient."""
-    if target.class_count is None:  # of a user's function: one channel alone has a gradient
+    if target.class_count is None:  # a user's function: its channel alone has a gradient
         return gradient.shape[1] > 1 and int((gradient != 0).any(0).flatten(1).any(1).sum()) == 1
     if gradient.shape[1] != target.class_count:
         return False

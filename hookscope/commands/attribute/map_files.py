@@ -28,9 +28,9 @@ from hookscope.text import counted, slug
 WIDE = 1144
 """Pixels, of drawings of signals and volumes: those of the overview."""
 
-_PAGE_SIDE = 1600  # of the photograph that the page shows; sharp on any screen
+_PAGE_SIDE = 1600  # pixels of the photograph in the page; sharp on any screen
 _AT_ONCE = 2  # overlays in memory: each is as large as the photograph
-_NO_PICTURE = 205  # of 255: the ground of maps without a picture
+_NO_PICTURE = 205  # grey level, of 255, behind maps without a picture
 
 
 def write_maps(

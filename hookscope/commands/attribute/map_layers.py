@@ -260,7 +260,7 @@ class MapLayers:
 
     def _given(self, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
         modules = {name: module for group in self.groups for name, module in group.layers.items()}
-        operations = self.groups[-1].operations  # of the patterns, which come last
+        operations = self.groups[-1].operations  # the patterns' group comes last
         captured = self._captured or self._watch(modules, operations)
         self._find_fields(captured, batch)
         targets, outputs = run_and_differentiate(self.passes, captured, batch)

@@ -352,7 +352,7 @@ class Checking:
         maps = _arrays(explained.maps[at], places)
 
         def again(other: nn.Module, its_target: BatchTarget) -> list[Map]:
-            with preserved(nn.Identity(), self.seed) as state:  # of random numbers alone: `other` is thrown away
+            with preserved(nn.Identity(), self.seed) as state:  # only of random numbers, because `other` is dropped
                 of_other = replace(passes, state=state)
                 repeated = explain_again(of_other, other, batch, explained.layers, self.method, its_target)
             return _arrays(repeated, places)
@@ -405,7 +405,7 @@ class Checking:
             ranking = [place for place in places if puts_places_in_order(maps[place].numpy())]
             if len(ranking) < len(places):
                 self.notes[_NO_ORDER] = None
-            if maps[0].dim() < len(layout.size):  # of words
+            if maps[0].dim() < len(layout.size):  # inputs are words
                 self.notes["Sanity: no deletion test of maps that rank no places of the input."] = None
             elif ranking:
                 whole = resized(maps, layout.size, extents)

@@ -63,7 +63,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
             raise UsageError(_JUDGED_ALONE)
         option = replace(option, arch=NO_NETWORK)
     elif not isinstance(checkpoint, str | Path):
-        loaded = load_model(checkpoint)  # which refuses other objects
+        loaded = load_model(checkpoint)  # it refuses other objects
         if any_given(option, options.PickleOptions):
             raise UsageError(needs_a_name())
         if loaded.module is not checkpoint:  # TorchScript and exported programs, as modules

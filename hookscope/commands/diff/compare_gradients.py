@@ -236,7 +236,7 @@ def _differentiate(
         gradients[label] = versions.of(gradient.detach() if gradient.requires_grad else gradient)
 
     options = replace(network.options, hooked=frozenset(network.hooked))
-    titled = replace(network.inspected, info=replace(network.inspected.info, name=network.title))  # for its errors
+    titled = replace(network.inspected, info=replace(network.inspected.info, name=network.title))  # named in errors
     with cpu_threads(network.cpu_threads):
         seen = inspect_gradients(titled, [network.batch_for(batch)], loss, options, on_tensor=keep)
     return seen, gradients

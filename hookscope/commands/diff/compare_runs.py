@@ -45,7 +45,7 @@ _ROUNDING_OF_SUMS = 1e-7
 class _OpenRun:
     run: StoredRun
     tensors: Any = None  # an open safetensors file, whose tensors are read one at a time; None without one
-    labels: frozenset[str] = frozenset()  # of the tensors in it
+    labels: frozenset[str] = frozenset()  # labels of its tensors
 
 
 @dataclass(slots=True)

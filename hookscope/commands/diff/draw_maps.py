@@ -10,7 +10,7 @@ from hookscope.reporting.overviews.maps import MOST_STAGES
 from hookscope.results.activations import FeatureMaps, MapSummary
 from hookscope.results.differences import Differences, spread
 
-_LONGEST_SIDE = 160  # of a map, as in `MapSummary`
+_LONGEST_SIDE = 160  # pixels of a map, as in `MapSummary`
 
 LEGEND = (
     "A-B for the first input. Above, the mean of |A-B| over channels; below, A-B in the channel where it is largest. "

@@ -308,7 +308,7 @@ def coarsest_precision(network: HookedNetwork) -> tuple[float, str]:
     epsilons = [(torch.finfo(kind).eps, str(kind).removeprefix("torch.")) for kind in kinds]
     cudnn: Any = torch.backends.cudnn
     if device.startswith("cuda") and torch.float32 in kinds and cudnn.conv.fp32_precision == "tf32":
-        epsilons.append((2.0**-10, "TF32"))  # its mantissa has 10 bits
+        epsilons.append((2.0**-10, "TF32"))  # TF32 has a mantissa of 10 bits
     return max(epsilons)
 
 

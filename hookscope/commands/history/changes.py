@@ -115,7 +115,7 @@ def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
         if now.role == "buffer" and _is_new(pair.before, now.layer):  # first update of statistics
             continue
         was, norm = before.norm, now.norm
-        if was is None or norm is None or math.isinf(was):  # its square overflows float64
+        if was is None or norm is None or math.isinf(was):  # the square would overflow float64
             continue
         gain = norm / max((1, *now.shape[:1])) ** 0.5
         factor = NORM_FACTOR**2 if now.name.endswith("running_var") else NORM_FACTOR  # variances are squares

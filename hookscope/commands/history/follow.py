@@ -265,7 +265,7 @@ def order_of(counters: Sequence[Mapping[str, int] | None]) -> tuple[list[int], s
     stored = [counter for counter in counters if counter is not None]
     shared = [name for name in (stored[0] if stored else {}) if all(name in counts for counts in stored)]
     distinct = {name: len({counts[name] for counts in stored}) for name in shared}
-    chosen = max(shared, key=lambda name: distinct[name], default="")  # the first of equals
+    chosen = max(shared, key=lambda name: distinct[name], default="")  # the first, if several are equal
     if not chosen or distinct[chosen] < 2:
         return [*range(len(counters))], "their names, as no stored epoch or step tells them apart"
     places: list[int] = []

@@ -94,7 +94,7 @@ class Merging:
     def _add_row(self, row: ChunkRow, input_count: int) -> None:
         if row.totals is not None:
             row.totals.top.renumber(self.place_count)
-            input_count = row.totals.input_count if row.totals.is_by_input else input_count  # of this layer
+            input_count = row.totals.input_count if row.totals.is_by_input else input_count  # inputs of this layer
         merged = self.rows.get(row.row.label)
         if merged is None:
             merged = self.rows[row.row.label] = _MergedRow(row.row, row.reduction, row.totals)

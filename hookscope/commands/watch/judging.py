@@ -85,7 +85,7 @@ class Judge:
         self._count_skips(arrived)
         idle = self._idle.without or self._idle.zero or self._idle.newly_frozen
         unusual = (arrived.is_broken, diverging, self._skips, arrived.step.unreset, idle, outside)
-        if any(unusual) or any(reasons.values()) or self.verdicts.count:  # as at hardly any step
+        if any(unusual) or any(reasons.values()) or self.verdicts.count:  # true at hardly any step
             by_rule = self._about_values(arrived, causes, loss_jump, norm_jump, diverging)
             if outside:
                 self._report(record.step, {"large-update": outside}, {finding.where for finding in outside})
@@ -294,7 +294,7 @@ class Judge:
                     ratio=(row.gradient_norm or 0.0) / row.weight_norm if is_reached and row.weight_norm else None,
                 )
             )
-        left_out = ["zero-gradient"] if network.prefix in self._counted else []  # it means that training converged
+        left_out = ["zero-gradient"] if network.prefix in self._counted else []  # zeros: it has converged
         left_out += ["gradient-imbalance"] if self._is_adaptive else []
         names = [name for name in rules.GRADIENT_RULES if name not in left_out]
         judged = rules.judged_parameters(inspected.info, layers, results, loss, network.prefix, names)

@@ -106,7 +106,7 @@ class OutsideWrites:
         if last is None:
             return None
         versions = _versions(last.weights)
-        if versions == last.versions and not is_measured:  # as at nearly every step
+        if versions == last.versions and not is_measured:  # true at nearly every step
             return None
         theirs = {id(tensor) for other in all_optimizers if other is not optimizer for tensor in parameters_of(other)}
         counts = zip(last.weights, versions, last.versions, strict=False)  # inference tensors have no counts
@@ -143,7 +143,7 @@ class OutsideWrites:
 def _versions(parameters: Sequence[Tensor]) -> list[int]:
     try:
         return [*map(_version_of, parameters)]
-    except RuntimeError:  # of inference tensors
+    except RuntimeError:  # inference tensors have no version
         return []
 
 

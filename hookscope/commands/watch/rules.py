@@ -45,7 +45,7 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
     "non-finite-weight": TrainingRule("fail", 0),
     "loss-jump": TrainingRule("warn", 12),  # robust deviations of the logarithm, over the last 200 steps
     "loss-diverges": TrainingRule("warn", 100),  # times the loss of the first step
-    "gradient-jump": TrainingRule("warn", 12),  # as for the loss
+    "gradient-jump": TrainingRule("warn", 12),  # the same as for the loss
     "unused-parameter": TrainingRule("warn", 20),  # steps
     "dead-gradient": TrainingRule("warn", 20),  # steps
     "frozen-parameter": TrainingRule("warn", None),

@@ -167,7 +167,7 @@ def _prepare_module(main: ModuleType, name: str) -> CodeType:
 def _found_spec(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:  # of the module or its package; any other error is the script's own
+    except ModuleNotFoundError as error:  # the module or its package; other errors are the script's
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             return None
         raise
@@ -195,7 +195,7 @@ def _call_after(loader: Loader, imported: Callable[[], None]) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        del loader.exec_module  # the method of the class remains
+        del loader.exec_module  # the class's method remains
         execute(module)
         imported()
 

@@ -71,7 +71,7 @@ class ScriptWatch:
         self._leaves: GraphLeaves | None = None
         self._backward_count = 0
         self._shards = Shards(option.every)
-        self._may_be_sharded = True  # until an unsharded network is found
+        self._may_be_sharded = True  # false once an unsharded network is found
         self._is_compiled = False
         self._said: set[str] = set()
         self._speaks = True

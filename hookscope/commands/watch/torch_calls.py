@@ -263,7 +263,7 @@ def before_first_forward(call: Callable[[], None]) -> None:
         made(optimizer, *args, **keywords)
         if not handles:
             handles.append(register_module_forward_pre_hook(forward_begins))
-            warnings.filters.insert(0, ignored)  # type: ignore[attr-defined]  # of `torch.compile`, about our hook
+            warnings.filters.insert(0, ignored)  # type: ignore[attr-defined]  # torch.compile warns about our hook
 
     Optimizer.__init__ = observed  # type: ignore[method-assign, assignment]
 
@@ -282,7 +282,7 @@ def _loss(tensors: Any, gradients: Any) -> Tensor | None:
     return tensors if is_loss else None
 
 
-_scalers: set[int] = set()  # that have scaled a loss; without one, graphs are not searched
+_scalers: set[int] = set()  # ids of those that scaled a loss; if empty, graphs are not searched
 
 
 def _mark(scaled: Any, scaler: GradScaler) -> None:

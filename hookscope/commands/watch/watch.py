@@ -77,9 +77,9 @@ _MOST_OUTSTANDING = 32
 class InScript:
     """What the watches of a script share."""
 
-    losses: list[PlacedLoss] = field(default_factory=list)  # that belong to the next step of an optimiser
-    graphs: dict[str, Node] = field(default_factory=dict)  # of the last losses, by place
-    last_step: int = 0  # of an earlier watch without a file
+    losses: list[PlacedLoss] = field(default_factory=list)  # for the next step of an optimiser
+    graphs: dict[str, Node] = field(default_factory=dict)  # last losses, by place
+    last_step: int = 0  # where an earlier watch without a file ended
     shards: Shards | None = None
     counts: Watched = field(default_factory=Watched)
     note: str = ""  # on what the next watch cannot see
@@ -172,7 +172,7 @@ class Watch:
             step: The loop's own number of this step, greater than the one before; None to count on, from 1.
         """
         for state in self._states.values():
-            state.depth = 0  # of a step that raised
+            state.depth = 0  # an earlier step raised
         if self._current.is_called_early and self._current.stepped:
             self._finish_belatedly()
         if self._last_call == "backward":

@@ -172,7 +172,7 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
     else:
         main = main_output(used)
         problem = "a nested tensor" if main.tensor.is_nested else ""
-        if main.tensor.is_complex() and "class" in LOSSES[name]:  # its real and imaginary parts are no classes
+        if main.tensor.is_complex() and "class" in LOSSES[name]:  # real and imaginary parts are not classes
             problem = "complex numbers"
         if problem:
             raise UsageError(f"{name} cannot compare {main.label}, {problem}: take {arg('loss')} projection or sum.")

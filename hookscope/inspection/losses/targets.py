@@ -53,8 +53,8 @@ class Task:
     loss: str
     target: Target
     seed: int
-    categories: tuple[str, ...]  # as far as known
-    input_count: int  # of the whole run
+    categories: tuple[str, ...]  # () if unknown
+    input_count: int  # in the whole run
     indices: tuple[int, ...]  # position in the run of each input of the batch
     inputs: tuple[Tensor, ...]  # the floating ones among the model's arguments
 
@@ -79,7 +79,7 @@ def read_target(
         return target
     if isinstance(requested, Tensor):
         values = requested.detach()
-        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values  # as outputs are taken
+        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values  # like outputs
         target = Target("tensor", tensor=values, name=safe_text(name) or f"tensor {shape_text(requested.shape)}")
     elif requested in ("zeros", "noise", "self"):
         target = Target(requested)  # type: ignore[arg-type] # one of the kinds, by the line above

@@ -103,7 +103,7 @@ class Access(NamedTuple):
     """How the state of an object is read and written: attribute by attribute with `delete`, else as a whole."""
 
     read: Callable[[Any], Any]
-    write: Callable[..., object]  # of an object and a state, or of an object, a name and a value
+    write: Callable[..., object]  # called with an object and a state, or an object, a name and a value
     delete: Callable[[Any, str], object] | None = None
 
 

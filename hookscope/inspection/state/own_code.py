@@ -44,7 +44,7 @@ _GRADIENTS = frozenset({"grad", "_grad", "zero_grad", "clip_grad_norm_", "clip_g
 # Methods of a module that run without being named.
 _OF_A_MODULE = ("forward", "train", "eval", "__call__", "__setattr__", "__getattr__", "__getattribute__")
 
-_STORES = frozenset({dis.opmap["STORE_SUBSCR"], dis.opmap.get("STORE_SLICE")})  # the second from Python 3.12 on
+_STORES = frozenset({dis.opmap["STORE_SUBSCR"], dis.opmap.get("STORE_SLICE")})  # STORE_SLICE exists from Python 3.12 on
 _BINARY = dis.opmap["BINARY_OP"]
 _AUGMENTED = range(13, 26)  # arguments of BINARY_OP that stand for +=, -= and so on; from Python 3.14 on, 26 is x[i]
 _IS, _FIXED = dis.opmap["IS_OP"], frozenset({dis.opmap["LOAD_CONST"], dis.opmap["LOAD_GLOBAL"]})
@@ -145,7 +145,7 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
             written.update(map(id, _named(modules, statement.owner, statement.names)))
     writers = {statement.owner for statement in statements if statement.writes} - {nn.Module}
     for module in modules:
-        if isinstance(module, ParametrizationList):  # its parts are given its parameters
+        if isinstance(module, ParametrizationList):  # calls its parts with its parameters
             bases = {base for part in module._modules.values() for base in type(part).__mro__}
             written.update(() if bases.isdisjoint(writers) else map(id, module._parameters.values()))
     gradients = any(
@@ -244,7 +244,7 @@ def _named(modules: Sequence[nn.Module], owner: type, names: AbstractSet[str]) -
     They belong to the owner's modules or to modules below. `self.head.weight` is the weight of `head`; if none of the
     modules with a `weight` is named, it may be the weight of any.
     """
-    if owner is nn.Module:  # it may be given any
+    if owner is nn.Module:  # may hold any type
         inner = {id(child) for module in modules for child in module._modules.values()}
         waiting = [(module, False) for module in modules if id(module) not in inner]
     else:

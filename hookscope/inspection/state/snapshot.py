@@ -282,8 +282,8 @@ class _Reachable:
     owners: list[Any] = field(default_factory=list)  # modules and other objects whose attributes may change
     registers: list[Any] = field(default_factory=list)  # what such modules keep parts and hooks in
     containers: list[tuple[type, Any]] = field(default_factory=list)  # others, with their kinds
-    parameters: dict[int, Tensor] = field(default_factory=dict)  # of all modules
-    buffers: dict[int, Tensor] = field(default_factory=dict)  # of modules that may change
+    parameters: dict[int, Tensor] = field(default_factory=dict)  # parameters of all modules
+    buffers: dict[int, Tensor] = field(default_factory=dict)  # buffers of modules that may change
     tensors: dict[int, Tensor] = field(default_factory=dict)  # others
     states: list[State] = field(default_factory=list)
 
@@ -316,7 +316,7 @@ def _reachable(modules: Sequence[nn.Module], *, closely: bool) -> _Reachable:
         for value in [
             candidate for candidate in waiting if type(candidate) not in _LEAVES and id(candidate) not in seen
         ]:
-            if type(value) is tuple and len(value) <= _SEARCHED_ENTRIES:  # of constants, nearly always
+            if type(value) is tuple and len(value) <= _SEARCHED_ENTRIES:  # nearly always holds constants
                 inner += value
                 continue
             seen.add(id(value))

@@ -50,7 +50,7 @@ _MOST_CELLS = 300_000
 
 _MOST_FINDINGS = 200
 _FEW_FINDINGS = 12  # visible at first
-_MOST_PLACES = 400  # of a finding
+_MOST_PLACES = 400  # places listed of one finding
 _MOST_LINES = 200
 _FEW_LINES = 12
 _MOST_PICTURES = 40

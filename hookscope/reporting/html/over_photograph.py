@@ -15,7 +15,7 @@ from hookscope.text import are, counted
 # Pixels a side: maps are smooth, and a browser draws them smoothly larger.
 _PHOTOGRAPH_SIDE = 1200
 _TINT_SIDE = 480
-_DRAWN_SIDE = 1600  # of the map of a signal or a volume
+_DRAWN_SIDE = 1600  # pixels of a drawn signal or volume
 
 
 def shown_maps(part: PhotographMaps, run: StoredRun) -> Shown:

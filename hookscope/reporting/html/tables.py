@@ -22,7 +22,7 @@ _ROW_BYTES, _LEAST = 2_000, 1_000_000
 _STRIPS, _STRIP_CHANNELS, _STRIP_SIDE, _LONE_MAP_SIDE = 5, 8, 112, 336
 
 _MOST_TABLE_ROWS = 5000  # above which a browser takes long to lay a table out
-_MOST_CHANNELS = 20_000  # their numbers take 3 MB
+_MOST_CHANNELS = 20_000  # these take 3 MB of the page
 _MANY_ROWS = 200  # above which the table lays out only rows near the window
 
 
@@ -105,7 +105,7 @@ def _shown_columns(part: DetailedTable, rows: Sequence[DetailedRow]) -> list[Sho
     return [
         {
             "column": column,
-            "name": (name := column.key or column.title),  # its class, and its name in the page's address
+            "name": (name := column.key or column.title),  # also its CSS class, and its name in the page's address
             "classes": f"c-{name}{'' if column.words else ' number'}",
             "is_seen": is_seen[column],
             "cells": cells,

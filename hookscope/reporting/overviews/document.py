@@ -61,10 +61,10 @@ _MOST_FINDINGS, _MOST_LINES, _MOST_PICTURES, _MOST_WARNINGS = 8, 3, 3, 6
 
 # Pixels.
 _INPUT = 200  # a side, beside the answer
-_TALLEST = 190  # of pictures side by side
+_TALLEST = 190  # pixels of pictures side by side
 _NAMES = 330  # left of a time line or a heat map, for the names
 _BAR = 12
-_MOST_ROWS = 36  # of a heat map
+_MOST_ROWS = 36  # in a heat map
 _ROW = 17
 _SCALE = 200  # width of a colour bar
 

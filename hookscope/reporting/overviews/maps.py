@@ -41,12 +41,12 @@ _STRIP = 40  # pixels: the height of a sequence
 _TALLEST = 1.4  # a map is drawn at most this many times as high as wide
 
 # Of small maps.
-_MOST_ROWS = 24  # the first, the last, and evenly between
+_MOST_ROWS = 24  # the first, the last, and others evenly spaced
 _MOST_COLUMNS = 24
 
 # Pixels.
 _NAMES = 230  # left of small maps
-_NUMBER = 11  # the size of letters below a small map
+_NUMBER = 11  # font size below a small map
 _LARGEST = 84  # a side of a small map, with the gap beside it
 _TWO_LINES = 40  # a higher row of small maps has room for a second line of text
 _BETWEEN = 12  # between the maps of a column

@@ -28,7 +28,7 @@ from hookscope.results.inputs import Region
 from hookscope.text import counted
 
 _TALLEST = 560  # pixels, of a photograph
-_MOST_MAPS = 24  # of one input; the others have their files
+_MOST_MAPS = 24  # drawn for one input; the other maps are files
 _MOST_DRAWN_MAPS = 12
 
 

@@ -43,7 +43,7 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
 
 def sync(path: Path) -> None:
     """Have the operating system write a file, or the names in a folder, to the disk."""
-    if sys.platform == "win32":  # which cannot open folders
+    if sys.platform == "win32":  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -341,7 +341,7 @@ def _is_abandoned(folder: Path) -> bool:
         return True
     try:
         return _got_lock(descriptor)
-    except OSError:  # no locks here
+    except OSError:  # this file system has no locks
         return False
     finally:
         os.close(descriptor)

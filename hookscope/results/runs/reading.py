@@ -207,7 +207,7 @@ def _wrong_arrays(_: RunRecord, result: Any) -> Iterator[str]:
             finite_count = statistics.element_count - (statistics.nan_count or 0) - (statistics.inf_count or 0)
             if (kept is not None and kept.ndim != 2) or (spread is not None and not spread.is_of(finite_count)):
                 yield f"its {ARRAYS} does not fit '{row.label[:_MOST_SHOWN]}' of its {name}"
-            if not all(map(math.isfinite, statistics.quantiles or ())):  # they describe finite values
+            if not all(map(math.isfinite, statistics.quantiles or ())):  # quantiles are of finite values
                 yield f"quantiles of '{row.label[:_MOST_SHOWN]}' of its {name} cannot be"
 
 

@@ -369,7 +369,7 @@ def _wanted(error: ErrorDetails) -> str:
 def _keys_at(table: type[_Table], location: Sequence[str | int]) -> Sequence[str]:
     for step in (step for step in location if isinstance(step, str)):
         annotation: Any = table.model_fields[step.replace("-", "_")].annotation
-        (table,) = get_args(annotation) or (annotation,)  # of a list, its tables
+        (table,) = get_args(annotation) or (annotation,)  # the type of a list's tables
     return table.keys()
 
 

@@ -26,7 +26,7 @@ from hookscope.rules.settings import CheckSettings
 from hookscope.text import counted, printable
 
 _WORST = 8  # wrong pictures kept with details: as many as a reader looks through
-_DIGEST_DIGITS = 16  # of a SHA-256: among a million pictures two are alike once in ten million times
+_DIGEST_DIGITS = 16  # of a SHA-256: a million pictures have a collision once in ten million times
 _THRESHOLD = 0.5  # a label is given if its probability is above this; torchmetrics' default
 
 Classes = Mapping[str, tuple[int, ...]]

@@ -65,7 +65,7 @@ SMOOTH = frozenset(
         *("SiLU", "SiLUActivation", "Swish", "Mish", "MishActivation", "Softplus"),
     }
 )
-_SMOOTH_OPERATIONS = frozenset({":gelu", ":silu", ":mish", ":softplus"})  # the ends of their labels
+_SMOOTH_OPERATIONS = frozenset({":gelu", ":silu", ":mish", ":softplus"})  # how their labels end
 
 
 def _smooth_labels(subject: InspectedNetwork) -> frozenset[str]:

@@ -107,7 +107,7 @@ def _measure(entry: _NamedTensor) -> StoredValues:
         totals.add(piece)
     filters = _filters(entry, values, shape)
     is_real = values.is_floating_point() and not totals.inf_count and not totals.nan_count
-    if values.is_complex() or values.dtype == torch.bool:  # which have no order
+    if values.is_complex() or values.dtype == torch.bool:  # neither has an order
         totals.min = totals.max = None
     measured = StoredValues(
         *(entry.name, type(entry.module).__name__, entry.role, shape, str(tensor.dtype).removeprefix("torch."), count),
@@ -162,7 +162,7 @@ class _Totals:
         if piece.is_complex():
             self.nan_count += int(piece.isnan().sum())
             self.inf_count += int((piece.isinf() & ~piece.isnan()).sum())
-            piece = piece[piece.isfinite()].to(torch.complex128).abs()  # whose modulus may be larger than its parts
+            piece = piece[piece.isfinite()].to(torch.complex128).abs()  # the modulus may be larger than both parts
         elif piece.dtype in _UNMEASURED_BY_TORCH:
             piece = piece.double()
         elif piece.is_floating_point() and piece.itemsize < 2:  # float8 has no arithmetic

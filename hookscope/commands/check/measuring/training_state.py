@@ -27,9 +27,9 @@ _FINITE = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "betas", "eps", "mo
 _NOT_NEGATIVE = _FINITE - {"min_lr"}
 
 _RATE_TOLERANCE = 1e-6  # relative difference of equal learning rates: a schedule may round differently
-_FEWEST_FOR_COSINE = 2048  # as for `spread_beyond_chance`
+_FEWEST_FOR_COSINE = 2048  # the same as in `spread_beyond_chance`
 _Range = tuple[float, float] | None
-_STARTS: tuple[_Range, _Range] = (1.0, 1.0), (0.0, 0.0)  # of a BatchNorm's variance and mean
+_STARTS: tuple[_Range, _Range] = (1.0, 1.0), (0.0, 0.0)  # initial variance and mean of a BatchNorm
 _PIECE_ELEMENTS = 2**18  # few enough to need little memory
 
 

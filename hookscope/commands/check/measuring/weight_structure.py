@@ -12,7 +12,7 @@ from hookscope.statistics.storage import plain_array
 _Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 _PIECE_ELEMENTS = 2**16  # they stay in a processor's cache, as in `stored`
-_SAMPLE_ELEMENTS = 4096  # so many evenly spaced values show about where the greatest thousandth begins
+_SAMPLE_ELEMENTS = 4096  # enough evenly spaced values to estimate where the greatest thousandth begins
 _FEWEST_FOR_OUTLIERS = 16  # with fewer values, the second greatest does not show the usual size
 
 # Filters of fewer values other than zero may be equal by chance, once they are rounded to eight bits.
@@ -35,7 +35,7 @@ _HEAVIEST_TAILS = 100.0
 _DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _LOOKED_UP = _DTYPES[:2]
 _FEWEST_MAGNITUDES = 6  # binary and ternary weights and blurs have fewer, and fit float8 by accident
-_FLOAT8_SAMPLE = 256  # so many evenly spaced values nearly always show that a weight was not rounded
+_FLOAT8_SAMPLE = 256  # enough evenly spaced values to show, nearly always, that a weight was not rounded
 
 
 def outlier_ratio(values: Tensor) -> float | None:
