@@ -319,7 +319,7 @@ def value_flags(statistics: TensorStatistics) -> list[Flag]:
         flags.append("non-finite")
     if is_finite and low is not None and low == high and statistics.element_count > 1:
         flags.append("all zero" if low == 0 else "constant")
-    elif statistics.dead_channel_count and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION:
+    elif statistics.has_enough_per_channel and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION:
         flags.append("dead channels")
     return flags
 

@@ -36,7 +36,7 @@ def depth_charts(
     yield sizes
     values = [row.activation for row in rows]
     zeros = Series("zeros, share of values", [value.zero_fraction for value in values], shape="area")
-    dead = [value.dead_channel_fraction or None for value in values]
+    dead = [value.dead_channel_fraction or None if value.has_enough_per_channel else None for value in values]
     shares = [zeros, Series("dead (all zero), share of channels", dead, "red", "dots")]
     if any(any(series.values) for series in shares):
         title = "Exact zeros and dead channels"

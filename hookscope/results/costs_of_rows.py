@@ -39,8 +39,9 @@ def dearest_part(cost: NetworkCost, rows: Sequence[LayerRow]) -> str:
     if not layer:
         return ""
     modules = ((row.layer if row.owner is None else row.owner, row.activation) for row in rows)
-    inside = [values for module, values in modules if f"{module}.".startswith(f"{layer}.")]
-    channels = sum(statistics.channel_count or 0 for statistics in inside if statistics.dead_channel_count is not None)
+    named = [values for module, values in modules if f"{module}.".startswith(f"{layer}.")]
+    inside = [values for values in named if values.has_enough_per_channel and values.dead_channel_count is not None]
+    channels = sum(statistics.channel_count or 0 for statistics in inside)
     dead = sum(statistics.dead_channel_count or 0 for statistics in inside)
     words = f"{_percent(share)} of the time in {layer}"
     if not channels:

@@ -1,5 +1,6 @@
 """The statistics of one tensor."""
 
+import math
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -12,6 +13,9 @@ from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.text import printable, shape_text
 
 QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+VALUES_PER_CHANNEL = 32
+"""A channel of fewer values is often zero by chance; one of 32, once in 2**32 behind a balanced ReLU."""
 
 
 class Quantiles(NamedTuple):
@@ -86,6 +90,11 @@ class TensorStatistics:
         if self.dead_channel_count is None or not self.channel_count:
             return None
         return self.dead_channel_count / self.channel_count
+
+    @property
+    def has_enough_per_channel(self) -> bool:
+        """Whether there are `VALUES_PER_CHANNEL`."""
+        return self.element_count >= VALUES_PER_CHANNEL * (self.channel_count or math.inf)
 
     @property
     @in_json

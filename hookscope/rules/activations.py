@@ -66,9 +66,6 @@ _MODULE_OF = (
 RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
 _RECTIFIER_FUNCTIONS = frozenset({"relu", "relu6", "hardswish", "threshold"})
 
-# A channel of fewer values is often zero by chance: with 32, once in 2**32 for a balanced ReLU.
-_VALUES_PER_CHANNEL = 32
-
 # On noise, the limit is raised by this share of the channels above it, from 0.8 to 0.88. The greatest share of three
 # trained networks, at five sizes and with one to eight noise images, is 0.847.
 _ALLOWANCE_ON_NOISE = 0.4
@@ -102,7 +99,7 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     forward = forward_of(measured)
     is_noise = bool(forward.inputs) and all(record.is_noise for record in forward.inputs)
     for row in forward.rows:
-        if acts_as(row) in RECTIFIERS and _has_enough_values(row.activation):
+        if acts_as(row) in RECTIFIERS and row.activation.has_enough_per_channel:
             on_noise = is_noise and _surveyed(measured, row) is None
             symptom = f"channels are 0 over {_inputs_words(measured, row)}{' of noise' if on_noise else ''}"
             share, most = row.activation.dead_channel_fraction or 0.0, terms.limit("max_fraction", output_of(row))
@@ -125,8 +122,9 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFi
     for row in forward.rows:
         is_rectifier = row.kind in (RECTIFIERS if row.owner is None else _RECTIFIER_FUNCTIONS)
         statistics = row.activation
-        enough = max(terms.limit("min_values", output_of(row)), _VALUES_PER_CHANNEL * (statistics.channel_count or 1))
-        if is_rectifier and statistics.element_count >= enough and statistics.dead_channel_fraction == 1:
+        is_large = statistics.element_count >= terms.limit("min_values", output_of(row))
+        is_dead = statistics.has_enough_per_channel and statistics.dead_channel_fraction == 1
+        if is_rectifier and is_large and is_dead:
             channels, inputs = counted(statistics.channel_count or 0, "channel"), _inputs_words(measured, row)
             message = f"{named(row)}: all {statistics.element_count:,} outputs of its {channels} are 0 over {inputs}."
             yield RuleFinding(output_of(row), message, "warn" if is_untrained(measured) else "fail")
@@ -169,7 +167,9 @@ def _constant_of(row: LayerRow) -> float | None:
     values = row.activation
     if values.min is None or values.min != values.max or "float" not in values.dtype or non_finite_count(values):
         return None
-    fewest = _VALUES_PER_CHANNEL if acts_as(row) in RECTIFIERS else 2
+    from hookscope.results.statistics import VALUES_PER_CHANNEL
+
+    fewest = VALUES_PER_CHANNEL if acts_as(row) in RECTIFIERS else 2
     return values.min if values.element_count >= fewest else None
 
 
@@ -243,7 +243,7 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     inputs = {row.label: row.activation.max for row in forward.rows}
     for row in forward.rows:
         peaks = _peaks(measured, row)
-        if peaks is None or not peaks.size or not _has_enough_values(row.activation):
+        if peaks is None or not peaks.size or not row.activation.has_enough_per_channel:
             continue
         below = terms.limit("below", output_of(row))
         symptom = f"channels stay below {below:g} in magnitude over {_inputs_words(measured, row)}"
@@ -327,10 +327,6 @@ def _share_beyond(statistics: TensorStatistics, low: float, high: float) -> floa
     below = max((level for level, value in levels if value <= low), default=0.0)
     above = min((level for level, value in levels if value >= high), default=1.0)
     return below + 1 - above
-
-
-def _has_enough_values(statistics: TensorStatistics) -> bool:
-    return statistics.element_count >= _VALUES_PER_CHANNEL * (statistics.channel_count or math.inf)
 
 
 def _above(limit: float, share: float, row: LayerRow, symptom: str) -> Iterator[RuleFinding]:

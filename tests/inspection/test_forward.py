@@ -53,7 +53,7 @@ def test_statistics_are_over_the_whole_input_however_it_is_batched(size: int) ->
 
 
 def test_flags_say_what_a_reader_should_know() -> None:
-    def forward(net: Any, x: Tensor) -> Tensor:  # x: (1, 4, 2, 2)
+    def forward(net: Any, x: Tensor) -> Tensor:  # x: (1, 4, 8, 8)
         net.same(x)
         net.clip(x.clone())
         net.zero(-x.abs())
@@ -64,9 +64,9 @@ def test_flags_say_what_a_reader_should_know() -> None:
         net.none(None)
         return x
 
-    parts = {"clip": nn.ReLU(inplace=True), "zero": nn.Hardtanh(0.0, 1.0), "ones": nn.Threshold(100.0, 1.0)}
+    parts = {"clip": nn.ReLU(inplace=True), "zero": nn.Hardtanh(0.0, 1.0), "ones": nn.Threshold(300.0, 1.0)}
     model = Written(forward, **parts, **{name: nn.Identity() for name in ("same", "partly", "bad", "mixed", "none")})
-    rows = {row.layer: row for row in inspect(model, torch.arange(1.0, 17.0).view(1, 4, 2, 2), ["name:/./"]).rows}
+    rows = {row.layer: row for row in inspect(model, torch.arange(1.0, 257.0).view(1, 4, 8, 8), ["name:/./"]).rows}
     assert rows["same"].flags == ("pass-through",)
     assert rows["clip"].flags == ("in-place",)
     assert rows["zero"].flags == ("all zero",)
@@ -75,6 +75,15 @@ def test_flags_say_what_a_reader_should_know() -> None:
     assert rows["bad"].flags == ("non-finite", "pass-through")
     assert rows["mixed"].flags == ("non-finite", "pass-through")
     assert rows["none"].flags == ("not a tensor",)
+
+
+def test_a_zero_of_one_picture_is_no_dead_channel_of_a_fully_connected_layer() -> None:
+    network = nn.Sequential(nn.Linear(8, 64), nn.ReLU())
+    torch.nn.init.zeros_(network[0].weight)
+    network[0].bias.data = torch.tensor([1.0, -1.0]).repeat(32)
+    few, many = (inspect(network, torch.ones(count, 8)).rows[1] for count in (31, 32))
+    assert few.activation.dead_channel_count == many.activation.dead_channel_count == 32
+    assert (few.flags, many.flags) == ((), ("dead channels",))
 
 
 @pytest.mark.parametrize("run", [hookscope.activations, hookscope.grads])
