@@ -72,15 +72,13 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
     if not measured.origin_searched:
         gradients, broken_weights = measured.gradients, []
         if gradients is not None:
-            is_finite = gradients.loss is not None and math.isfinite(gradients.loss.value)
-            result = "the loss"
+            result, is_finite = "the loss", None if gradients.loss is None else math.isfinite(gradients.loss.value)
             broken_weights = [weight for weight in gradients.parameters if not math.isfinite(weight.weight_l2 or 0)]
             all_rows = gradients.rows
         else:
-            returned = [row.activation for row in all_rows if not row.layer]
-            is_finite = bool(returned) and not any(map(non_finite_count, returned))
-            result = "what the network returns"
-        yield from _first_in_forward_order(all_rows, broken_weights, result if is_finite else "")
+            result, returned = "what the network returns", [row.activation for row in all_rows if not row.layer]
+            is_finite = not any(map(non_finite_count, returned)) if returned else None
+        yield from _first_in_forward_order(all_rows, broken_weights, result, is_finite)
     elif origin is None:
         yield from _unexplained(rows, measured.unmeasured.get("non-finite-activation", ""))
         yield from _in_survey(measured, rows)
@@ -119,31 +117,32 @@ def _first_output_words(row: LayerRow, name: str, which: str, remark: str) -> st
 
 
 def _first_in_forward_order(
-    rows: Sequence[LayerRow], broken_weights: Sequence[ParameterRow], finite: str
+    rows: Sequence[LayerRow], broken_weights: Sequence[ParameterRow], result: str, is_finite: bool | None
 ) -> Iterator[RuleFinding]:
-    """Report the first output with NaN or Inf; `finite` is the name of the pass's result if that is finite, else ""."""
+    """Report the first output with NaN or Inf; `is_finite` tells of the `result` of the pass, None if it is unknown."""
     broken = [row for row in rows if non_finite_count(row.activation)]
     in_modules = of_modules(broken)
+    meant, has_effect = _filled_on_purpose(broken), bool(in_modules) or not is_finite
     spread = {label for row in broken for label in row.inputs}
-    meant = _filled_on_purpose(broken)
-    # Inf of an operation that leads to no further Inf or NaN is a mask.
-    broken = [row for row in broken if row.owner is None or row.activation.nan_count or row.label in spread - meant]
-    has_effect = bool(in_modules) or not finite
+    spread |= {row.label for row in broken if row.owner in {module.layer for module in in_modules}}
+    # Inf of an operation that leads to no further Inf or NaN, also in its module's output, is a mask.
+    reported = [row for row in broken if row.owner is None or row.activation.nan_count or row.label in spread - meant]
     if not has_effect:  # operations discard the values, as `torch.where` does
-        broken = [row for row in broken if row.activation.nan_count]
+        reported = [row for row in reported if row.activation.nan_count]
+    broken = reported or [row for row in broken if is_finite is False and row.label not in meant]
     if not broken:
         return
     first = broken[0]
     culprits = [weight.name for weight in broken_weights if weight.layer == first.layer]
-    is_mask = len(in_modules) == 1 and not in_modules[0].activation.nan_count and bool(finite)
+    is_mask = len(in_modules) == 1 and not in_modules[0].activation.nan_count and is_finite
     first = in_modules[0] if is_mask else first
     if culprits:
         remark = f"its {listed(culprits)} {are(len(culprits))} not finite"
     elif is_mask:
-        remark = f"every other output and {finite} are finite, as with a mask"
+        remark = f"every other output and {result} are finite, as with a mask"
     else:
         remark = _later_words(len(broken) - 1)
-        remark += "" if has_effect else f"; the outputs of all layers and {finite} are finite"
+        remark += "" if has_effect else f"; the outputs of all layers and {result} are finite"
     message = _first_output_words(first, quoted(first), "in forward order with any", remark)
     yield RuleFinding(output_of(first), message, "warn" if is_mask or not has_effect else "fail")
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import hookscope
 from hookscope.commands.activations.describe import describe_activations
 from hookscope.reporting.overviews.document import draw_document
 from tests.cli.conftest import Run
+from tests.networks import Written
 from tests.reporting.test_overviews import writing
 
 NETWORKS = """
@@ -142,6 +144,14 @@ def test_a_sound_network_and_an_attention_mask_are_no_finding(
     with writing(monkeypatch) as written:
         draw_document(describe_activations(result))
     assert any(each.text.startswith("No problems found: no NaN, no Inf that spreads") for each in written)
+
+
+@pytest.mark.parametrize("run_of", [hookscope.activations, hookscope.grads])
+def test_inf_that_an_operation_returns_starts_at_that_operation(run_of: Any) -> None:
+    network = Written(lambda net, x: net.linear(x) / (x - x).norm(), linear=nn.Linear(4, 4))
+    causes = [verdict for verdict in run_of(network, torch.ones(3, 4)).verdicts if verdict.rule.endswith("activation")]
+    assert causes[0].message.startswith("Inf starts at '(model):div' (")
+    assert causes[0].level == "fail"
 
 
 def test_quiet_still_prints_the_verdicts(run: Run) -> None:
