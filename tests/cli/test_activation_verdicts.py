@@ -146,6 +146,13 @@ def test_a_sound_network_and_an_attention_mask_are_no_finding(
     assert any(each.text.startswith("No problems found: no NaN, no Inf that spreads") for each in written)
 
 
+def test_a_mask_and_constants_of_the_code_are_not_in_the_answer_even_with_rows_of_their_own(run: Run) -> None:
+    ended = run("activations", "faulty.py:build", "x.pt", "--model-arg", "case=masked", "--ops", "--no-grids")
+    assert "(model):masked_fill" in ended.stdout
+    answer = ended.stdout.partition("faulty.py:build")[0]
+    assert " ".join(answer.split()).endswith("a ReLU is dead if 80% of its channels are 0.")
+
+
 @pytest.mark.parametrize("run_of", [hookscope.activations, hookscope.grads])
 def test_inf_that_an_operation_returns_starts_at_that_operation(run_of: Any) -> None:
     network = Written(lambda net, x: net.linear(x) / (x - x).norm(), linear=nn.Linear(4, 4))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from hookscope.hooks.patterns import FILLING, NOT_JUDGED
 from hookscope.reporting.columns import SPARKLINE_MEANING, number_text
 from hookscope.reporting.cost_text import COST_LEGENDS, cost_lines, cost_sentences
 from hookscope.reporting.depth_charts import depth_charts
@@ -100,10 +101,15 @@ def no_findings(result: Activations) -> list[str]:
 
 
 def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> list[str]:
-    """Return a sentence on each flag that calls for a look, with the first layers that have it and no verdict."""
+    """Return a sentence on each flag that calls for a look, with the first layers that have it and no verdict.
+
+    Operations whose values are given, or are those of their input, are left out unless they show NaN.
+    """
     judged = {place for verdict in verdicts for place in verdict.places}
+    meant = {row.label for row in rows if row.owner is not None and row.kind in NOT_JUDGED | FILLING}
+    meant -= {row.label for row in rows if row.activation.nan_count}
     labels = {
-        words: [layer_words(row.label) for row in rows if flag in row.flags and row.label not in judged]
+        words: [layer_words(row.label) for row in rows if flag in row.flags and row.label not in judged | meant]
         for flag, (_, words) in NOTABLE_FLAGS.items()
     }
     return [f"{words} {some_of(flagged, _FEW)}." for words, flagged in labels.items() if flagged]
