@@ -80,6 +80,23 @@ def figure(value: float, digits: int = 2) -> str:
     return whole + (point + part).rstrip("0.") if point else whole
 
 
+def percent_text(fraction: float | None, decimals: int = 1) -> str:
+    """Return a percentage that is 0% or 100% only when that is exact: "86.0%", "<0.1%", ">99.9%"; "-" for None."""
+    if fraction is None or not math.isfinite(fraction):
+        return "-" if fraction is None else figure(fraction)
+    least = 10.0 ** -(2 + decimals)
+    if 0 < fraction < least:
+        return f"<{least:.{decimals}%}"
+    if 1 - least < fraction < 1:
+        return f">{1 - least:.{decimals}%}"
+    return f"{fraction:.{0 if fraction in (0, 1) else decimals}%}"
+
+
+def share_in_words(text: str) -> str:
+    """Return a percentage in words: "less than 0.1%" for "<0.1%"."""
+    return text.replace("<", "less than ").replace(">", "more than ")
+
+
 def are(count: int) -> str:
     """Return "is" for 1, else "are"."""
     return "is" if count == 1 else "are"

@@ -5,18 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hookscope.parameters import arg
-from hookscope.reporting.columns import (
-    REMARK_WIDTH,
-    Column,
-    machine_columns,
-    non_finite_text,
-    number_text,
-    percent_text,
-    statistics,
-)
+from hookscope.reporting.columns import REMARK_WIDTH, Column, machine_columns, non_finite_text, number_text, statistics
 from hookscope.reporting.document import Document, Listing, Part, Section, Table, Text
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
-from hookscope.text import counted, printable
+from hookscope.text import counted, percent_text, printable
 
 
 def describe_contents(contents: CheckpointContents) -> Document:

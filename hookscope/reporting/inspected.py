@@ -224,17 +224,17 @@ def _page_columns(result: Inspection) -> Iterator[tuple[Column, bool]]:
     """Yield each column of a page, and whether it is visible at first."""
     is_backward = isinstance(result, Gradients)
     row, gradient, cost = attrgetter("row"), attrgetter("gradient"), attrgetter("cost")
-    for column in layer_columns(result.rows)[:-1]:
-        if column.title and column.rank and column.key != "index":
-            is_seen = column.rank <= _VALUE_RANK and not (is_backward and column.key in _ROOM_FOR_GRADIENTS)
-            lifted = column.on(row)
-            if column.key == "shape":
-                lifted = replace(lifted, value=lambda layer: layer.row.activation.element_count)
-            yield lifted, is_seen
+    outputs = {column.title: column for column in layer_columns(result.rows)[1:-1] if column.title and column.rank}
+    for column in outputs.values():
+        is_seen = column.rank <= _VALUE_RANK and not (is_backward and column.key in _ROOM_FOR_GRADIENTS)
+        lifted = column.on(row)
+        if column.key == "shape":
+            lifted = replace(lifted, value=lambda layer: layer.row.activation.element_count)
+        yield lifted, is_seen
     if is_backward:
         status = Column("status", "gradient", "status", 1, words=True, usual="gradient")
         for column in (*GRADIENT[2:], status):
-            title = column.title if "g" in column.title or not column.title else f"{column.title} of g"
+            title = f"{column.title} of g" if column.title in outputs else column.title
             about = f"{column.meaning} of the gradient"
             lifted = column.on(gradient, key=f"gradient_{column.key}", title=title, meaning=about)
             yield lifted, column.rank <= _GRADIENT_RANK

@@ -14,7 +14,7 @@ from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import OutputRow, UncalledLayer, Verification
 from hookscope.results.cost import ReceptiveField
 from hookscope.results.failures import Failures
-from hookscope.results.headroom import Headroom
+from hookscope.results.headroom import FLOAT16, Headroom
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import NetworkResult
 from hookscope.results.renderers import rendered
@@ -268,6 +268,11 @@ class SurveyRow(OutputRow):
             return ()
         at = np.flatnonzero(arrays.duplicate_of >= 0)
         return tuple(map(Duplicate, at.tolist(), arrays.duplicate_of[at].tolist(), arrays.correlation[at].tolist()))
+
+    @property
+    def float16(self) -> Headroom | None:
+        """The headroom in float16; None without a finite value."""
+        return next((room for room in self.headroom if room.format == FLOAT16), None)
 
     @property
     def selectivity(self) -> tuple[float, int] | None:

@@ -16,7 +16,6 @@ from hookscope.commands.survey.columns import CHANNELS
 from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.draw_crops import GAP, HALVES_GAP, TILE, crop_box
 from hookscope.errors import InputError
-from hookscope.reporting.columns import percent_text, share_in_words
 from hookscope.reporting.html.document import document_html
 from hookscope.results.distribution import distribution_of
 from hookscope.results.headroom import FORMATS, headroom_of
@@ -25,6 +24,7 @@ from hookscope.results.runs.reading import StoredRun, read_run
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import Survey, TopInput, dead_bound
+from hookscope.text import percent_text, share_in_words
 from tests.reporting.chromium import needs_chromium, until
 from tests.results.same import assert_same
 

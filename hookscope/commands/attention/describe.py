@@ -1,6 +1,5 @@
 """What attention looks at as a document: the census, a finding, maps over the inputs, numbers of blocks and heads."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean
@@ -26,7 +25,7 @@ from hookscope.reporting.steps import as_floats
 from hookscope.results.attention import ROLLOUT, Attention, AttentionBlock, AttentionMap, HeadMaps, HeadRow
 from hookscope.results.concentration import concentration
 from hookscope.results.inputs import Photograph
-from hookscope.text import counted, layer_words, some_of
+from hookscope.text import counted, layer_words, percent_text, shape_text, some_of
 
 _MOST_FLAGGED = 6
 _MOST_REASONS = 2  # why there is no map, of the notes
@@ -68,7 +67,7 @@ def finding_of(first: AttentionMap, result: Attention) -> str:
     """Return where a map lies, in one sentence."""
     record = result.inputs[first.input_index]
     heads = "" if first.head is None else f" head {first.head}"
-    rest = f"; {first.elsewhere:.1%} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
+    rest = f"; {percent_text(first.elsewhere)} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
     box = concentration(first, record)
     subject = f"{input_names(result.inputs)[first.input_index]}, {first.query} at {layer_words(first.block)}{heads}: "
     if box is None:
@@ -99,11 +98,13 @@ def _mapped_input(index: int, result: Attention, photograph: Photograph | None) 
 
 def _map(number: int, heat_map: AttentionMap) -> InputMap:
     heads = "mean over heads" if heat_map.head is None else f"head {heat_map.head}"
-    elsewhere = f"{heat_map.elsewhere:.1%}" if math.isfinite(heat_map.elsewhere) else number_text(heat_map.elsewhere)
     return InputMap(
         title=heat_map.query,
         where=f"{heat_map.block}, {'through all blocks' if heat_map.block == ROLLOUT else heads}",
-        facts=[("cells", " × ".join(map(str, heat_map.values.shape))), ("on tokens without a place", elsewhere)],
+        facts=[
+            ("cells", shape_text(heat_map.values.shape)),
+            ("on tokens without a place", percent_text(heat_map.elsewhere)),
+        ],
         map=heat_map,
         number=number,
     )

@@ -15,7 +15,6 @@ from hookscope.reporting.run_facts import (
     first_name,
     input_names,
     making_of,
-    share_text,
     subject_of,
     where_words,
 )
@@ -29,7 +28,7 @@ from hookscope.results.attributions import (
 )
 from hookscope.results.concentration import Concentration, concentration
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
-from hookscope.text import layer_words, some_of, told_apart
+from hookscope.text import layer_words, percent_text, some_of, told_apart
 
 _MOST_LABELS = 6
 _LEVELS: dict[bool | None, Level] = {True: "", False: "fail", None: "warn"}
@@ -145,7 +144,7 @@ def check_text(check: SanityCheck) -> str:
         random = f", random places → {others[0]}" if others else ""
         return f"deletion: probability {before} → {after}{random}"
     if check.name == "completeness":
-        return f"completeness gap {check.value:.1%} (limit {SANITY_LIMITS[check.name]:.0%})"
+        return f"completeness gap {percent_text(check.value)} (limit {SANITY_LIMITS[check.name]:.0%})"
     changed = "weights shuffled" if check.name == "weights" else "class (runner-up)"
     return f"{changed}: rank correlation {check.value:.2f} (limit {SANITY_LIMITS[check.name]})"
 
@@ -196,7 +195,7 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
             "half of the heat",
             "the smallest part of the input that holds half of the map",
             4,
-            shown=lambda box: f"{share_text(box.share)} {box.words}",
+            shown=lambda box: f"{percent_text(box.share, 0)} {box.words}",
             words=True,
         ).on(half, blank=""),
     )

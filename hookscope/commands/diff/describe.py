@@ -41,7 +41,7 @@ from hookscope.results.differences import (
 )
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
-from hookscope.text import are, counted, layer_words, printable, shape_text, some_of
+from hookscope.text import are, counted, layer_words, percent_text, printable, shape_text, some_of
 
 _MOST_FIRST = 5  # differences that the answer names
 _FEW_INPUTS = 3
@@ -485,7 +485,7 @@ def _output_text(output: OutputDifference) -> str:
     if both_nan:
         parts.append(f"probabilities are NaN in A and in B for {both_nan} of {output.input_count} inputs")
     classes = [] if output.top1 is None else [_top1_text(output.top1, output.input_count)]
-    classes += [] if output.top5 is None else [f"top-5 overlap {output.top5:.0%}"]
+    classes += [] if output.top5 is None else [f"top-5 overlap {percent_text(output.top5, 0)}"]
     return f"{name}: {'; '.join(filter(None, [*classes, ', '.join(parts)]))}."
 
 
@@ -516,13 +516,14 @@ def _weights_answer(result: Differences) -> Iterator[str]:
         yield f"A and B hold the same values in {counted(len(comparable), 'tensor')}."
     elif changed:
         finite = _without_nan(_labelled_norms(changed))
-        most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
-        yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
+        amount = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
+        yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{amount}."
         if broken := sum(row.nonfinite is not None for row in changed):
             yield f"{_hold_nan(broken, 'tensor')}."
     flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
     if flips:
-        yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {max(flips)[1]}: {max(flips)[0]:.2%}."
+        most, name = max(flips)
+        yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {name}: {percent_text(most, 2)}."
     dtypes = Counter(f"{row.dtype} in A, {row.dtype_b} in B" for row in rows if row.dtype != row.dtype_b)
     for form, count in dtypes.most_common(3):
         yield f"{counted(count, 'tensor')} {are(count)} {form}."

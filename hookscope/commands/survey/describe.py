@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import PurePath
 
-from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, TIGHT, remarks_of
+from hookscope.commands.survey.columns import CHANNELS, LAYERS, TIGHT
 from hookscope.commands.survey.describe_failures import describe_failures
-from hookscope.reporting.columns import number_text, percent_text, share_in_words
+from hookscope.reporting.columns import number_text
 from hookscope.reporting.depth_charts import size_chart
 from hookscope.reporting.document import (
     ChannelSearch,
@@ -25,11 +25,11 @@ from hookscope.reporting.document import (
 from hookscope.reporting.inspected import uncalled_layers
 from hookscope.reporting.run_facts import model_facts, subject_of
 from hookscope.results.accuracy import accuracy_words, lowest_words
-from hookscope.results.headroom import FORMATS
+from hookscope.results.headroom import FLOAT16, FORMATS
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.survey import NONFINITE_OUTPUT, CropSheet, Survey, SurveyRow, WrongStrip, channel_counts
 from hookscope.results.table_rows import TableRows
-from hookscope.text import are, counted, figure, layer_words, printable, some_of
+from hookscope.text import are, counted, figure, layer_words, percent_text, printable, share_in_words, some_of
 
 _MOST_NAMES = 3
 _MOST_CLASSES = 8
@@ -131,8 +131,7 @@ def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
 
 def _level_of_row(row: SurveyRow) -> Level:
     """Return the level of a row; dead channels make a warning from the share that flags them elsewhere."""
-    remark = remarks_of(row)
-    if "NaN" in remark or FLOAT16 in remark:
+    if row.activation.nan_count or row.activation.inf_count or (row.float16 and row.float16.overflowing):
         return "fail"
     return "warn" if row.massive or any(flag in ("dead channels", "all zero") for flag in row.flags) else ""
 
@@ -193,7 +192,7 @@ def rows_used(table_rows: Sequence[TableRows], when: str) -> Iterator[str]:
 
 
 def _overflowing(result: Survey) -> Iterator[str]:
-    rows = [row for row in result.rows if any(room.format == FLOAT16 and room.overflowing for room in row.headroom)]
+    rows = [row for row in result.rows if row.float16 and row.float16.overflowing]
     if rows:
         worst = max(rows, key=lambda row: row.activation.max_abs or 0.0)
         more = f" So do values of {counted(len(rows) - 1, 'other output')}." if len(rows) > 1 else ""
@@ -240,7 +239,7 @@ def _massive(result: Survey) -> Iterator[str]:
 
 def _tight(result: Survey) -> Iterator[str]:
     finite = [row for row in result.rows if not (row.activation.nan_count or row.activation.inf_count)]
-    factors = [(room.factor, row) for row in finite for room in row.headroom if room.format == FLOAT16 and room.factor]
+    factors = [(row.float16.factor, row) for row in finite if row.float16 and row.float16.factor]
     least, row = min(factors, key=itemgetter(0), default=(0.0, None))
     if row is not None and least >= 1:
         which = "" if len(finite) == len(result.rows) else " without NaN or Inf"

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from hookscope.commands.survey import columns as survey_columns
-from hookscope.commands.survey.columns import FLOAT16, TIGHT, channel_rows
+from hookscope.commands.survey.columns import TIGHT, channel_rows
 from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.describe_failures import wrong_strips
 from hookscope.commands.survey.draw_crops import SCALE, crop_sheets
@@ -17,7 +17,7 @@ from hookscope.reporting.overviews.charts import BLUE
 from hookscope.reporting.overviews.document import draw_document
 from hookscope.reporting.overviews.sheet import AMBER, INK, INNER, PAPER, RED, SMALL, fitting
 from hookscope.reporting.tables import csv_text, write_tables
-from hookscope.results.headroom import FORMATS
+from hookscope.results.headroom import FLOAT16, FORMATS
 from hookscope.results.runs.directory import OVERVIEW, RunFiles
 from hookscope.results.survey import CropSheet, Survey, WrongStrip
 from hookscope.text import counted, figure, layer_words

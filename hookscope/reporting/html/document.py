@@ -15,7 +15,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookscope.reporting.columns import number_text, percent_text
+from hookscope.reporting.columns import number_text
 from hookscope.reporting.document import (
     ChannelSearch,
     DepthChart,
@@ -40,7 +40,7 @@ from hookscope.reporting.steps import HeatMap
 from hookscope.results.runs.reading import StoredRun
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.runs.reports import MARK
-from hookscope.text import counted, safe_text
+from hookscope.text import counted, percent_text, safe_text
 
 # Limits for a page of at most 6 MB: rows and columns of a heat map, and numbers in all heat maps.
 _MOST_ROWS = 800

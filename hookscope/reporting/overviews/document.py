@@ -6,7 +6,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from hookscope.reporting.axes import placed_names
-from hookscope.reporting.columns import number_text, percent_text
+from hookscope.reporting.columns import number_text
 from hookscope.reporting.document import (
     ChannelSearch,
     DepthChart,
@@ -55,7 +55,7 @@ from hookscope.reporting.palettes import BACKGROUND, colour_levels
 from hookscope.reporting.plots import depth_plot, step_plot
 from hookscope.reporting.steps import HeatMap
 from hookscope.results.survey import CropSheet
-from hookscope.text import counted
+from hookscope.text import counted, percent_text
 
 _MOST_FINDINGS, _MOST_LINES, _MOST_PICTURES, _MOST_WARNINGS = 8, 3, 3, 6
 
