@@ -167,6 +167,7 @@ class DepthChart:
         marks: A meaning, its level, and whether each layer has the mark, at the foot.
         ground: A highlight's meaning, and whether each layer has it.
         letters: Text above a layer in a picture, and the layer's position.
+        is_extra: Whether it is on the page only.
     """
 
     title: str
@@ -176,11 +177,21 @@ class DepthChart:
     marks: Sequence[tuple[str, Level, Sequence[bool]]] = ()
     ground: tuple[str, Sequence[bool]] = ("", ())
     letters: Sequence[tuple[str, int]] = ()
+    is_extra: bool = False
 
     @property
     def has_values(self) -> bool:
         """Whether a value is neither 0 nor NaN nor Inf."""
         return any(value and math.isfinite(value) for series in self.series for value in series.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars on one scale, in a picture only: the name of each, its level, its share of the scale 0-1, and words."""
+
+    title: str
+    legend: str
+    bars: Sequence[tuple[str, Level, float, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -417,6 +428,7 @@ Part = (
     | Table
     | StepCharts
     | DepthChart
+    | Bars
     | HeatMaps
     | DetailedTable
     | PhotographMaps
@@ -509,6 +521,7 @@ _CONTENT: Mapping[type, str] = {
     Pictures: "pictures",
     Maps: "maps",
     DepthChart: "has_values",
+    Bars: "bars",
 }
 
 

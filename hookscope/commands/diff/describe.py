@@ -316,7 +316,9 @@ def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool)
         line = f" ({row.source})" if row is not None and row.source else ""
         shows = f"{'its output' if is_own else f'{layer_words(first.row)}{line}'} is the first to show it, {amount}"
         alone = _called_on_one_side(first.layer, result)
-        return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
+        is_edited = any(way.startswith("edit ") for side in (result.a, result.b) for way in side.ways)
+        code = f"in its own code between the layers that it calls{', or by an edit' * is_edited}"
+        return f"{begins} {name}{kind}, {code}: {shows}.{alone}"
     inputs = "" if row is None else _inputs_text(row) if is_first else f", {row.arguments}" if row.arguments else ""
     channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."

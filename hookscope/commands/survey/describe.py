@@ -1,5 +1,6 @@
 """A survey as a document: the answer, what else deserves a look, layers over depth, channels by search."""
 
+import math
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import PurePath
@@ -9,14 +10,13 @@ from hookscope.commands.survey.describe_failures import describe_failures
 from hookscope.reporting.columns import number_text
 from hookscope.reporting.depth_charts import size_chart
 from hookscope.reporting.document import (
+    Bars,
     ChannelSearch,
     DepthChart,
     Document,
     Facts,
     Level,
     Listing,
-    Picture,
-    Pictures,
     Section,
     Series,
     Table,
@@ -35,6 +35,7 @@ _MOST_NAMES = 3
 _MOST_CLASSES = 8
 _MOST_NAME = 60
 _MOST_TABLES = 5
+_MOST_BARS = 10
 
 
 def describe_survey(
@@ -43,12 +44,8 @@ def describe_survey(
     *,
     crops: Sequence[CropSheet] = (),
     wrong: Sequence[WrongStrip] = (),
-    limit_bars: str = "",
 ) -> Document:
-    """Describe a survey. The run's `record` lists the pictures; `crops` and `wrong` do so before it exists.
-
-    `limit_bars` names a picture of the outputs nearest to float16's limit, which replaces the chart of the ranges.
-    """
+    """Describe a survey. The run's `record` lists the pictures; `crops` and `wrong` do so before it exists."""
     crops, wrong = (record.crops, record.wrong) if record is not None else (crops, wrong)
     channels = f"{counted(channel_counts(result.rows), 'channel')} of {counted(len(result.rows), 'output')}"
     search = ChannelSearch(
@@ -70,7 +67,7 @@ def describe_survey(
         facts=_facts(result),
         sections=[
             describe_failures(result.failures, wrong),
-            Section("depth", "Over depth", [*_charts(result, limit_bars)]),
+            Section("depth", "Over depth", [*_charts(result)]),
             Section("layers", "Layers", [layers if result.rows else Text(["No layer finished."])]),
             Section("channels", "Channels", [search]),
             Section("left-out", "Left out", [uncalled_layers(result.uncalled), unusable]),
@@ -103,7 +100,7 @@ def _making(result: Survey, record: RunRecord | None) -> list[tuple[str, str]]:
     return [("Layers", " ".join(record.patterns) or "all"), *made, ("Threads", str(record.threads or ""))]
 
 
-def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
+def _charts(result: Survey) -> Iterator[DepthChart | Bars]:
     if not any(row.channels for row in result.rows):
         return
     rows, labels = result.rows, [row.label or "(model)" for row in result.rows]
@@ -120,13 +117,27 @@ def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
             ],
             axis="percent",
         )
-    if not limit_bars or any(row.activation.nan_count or row.activation.inf_count for row in rows):
-        limit = Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red")
-        yield size_chart("Range of the values", rows, limit)
-    if limit_bars:
-        caption = f"On a logarithmic scale from 1 to the limit, {FORMATS[FLOAT16].greatest:,.0f}."
-        bars = Picture(name=caption, caption=caption, file=limit_bars)
-        yield Pictures("Nearest to float16's limit", "Largest magnitude of each output.", [bars])
+    bars = _nearest_to_limit(result)
+    has_nan = any(row.activation.nan_count or row.activation.inf_count for row in rows)
+    limit = Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red")
+    yield size_chart("Range of the values", rows, limit, is_extra=bool(bars.bars) and not has_nan)
+    yield bars
+
+
+def _nearest_to_limit(result: Survey) -> Bars:
+    """Return the largest magnitudes as bars from 1 to float16's limit."""
+    limit = FORMATS[FLOAT16].greatest
+    peaks = [(peak, layer_words(row.label)) for row in result.rows if (peak := row.activation.max_abs)]
+
+    def bar(peak: float, name: str) -> tuple[str, Level, float, str]:
+        level: Level = "fail" if peak > limit else "warn" if peak > limit / TIGHT else "good"
+        words = "above it" if peak > limit else f"{figure(limit / peak, 3)}\N{MULTIPLICATION SIGN} below it"
+        share = min(math.log(max(peak, 1.0)) / math.log(limit), 1.0)
+        return name, level, share, f"{number_text(peak, 3)}, {words}"
+
+    legend = f"Largest magnitude of each output, on a logarithmic scale from 1 to the limit, {limit:,.0f}."
+    largest = sorted(peaks, key=itemgetter(0), reverse=True)[:_MOST_BARS]
+    return Bars("Nearest to float16's limit", legend, [bar(*peak) for peak in largest])
 
 
 def _level_of_row(row: SurveyRow) -> Level:
