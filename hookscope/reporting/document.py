@@ -471,7 +471,6 @@ class Document:
         answer: The answer in sentences, the headline first; `level` is the headline's level.
         input: Returns an input at most so many pixels wide and high, to show next to the answer in a picture; None if
             it cannot be shown.
-        warnings: Sentences, each with a name in front or "".
         facts: What was looked at, and how.
         making: Terms and words that are needed to reproduce it, besides the entries of `RunRecord`.
         main: Key of the section that a keyboard user skips to; the answer if that section is left out.
@@ -486,7 +485,7 @@ class Document:
     answer: Sequence[str]
     level: Level = ""
     input: Callable[[int, int], Image.Image | None] | None = None
-    warnings: Sequence[tuple[str, str]] = ()
+    warnings: Sequence[str] = ()
     notes: Sequence[str] = ()
     facts: Facts = ()
     sections: Sequence[Section]

@@ -19,6 +19,7 @@ from hookscope.reporting.columns import (
     prediction_text,
     quantile_text,
     sparkline,
+    statistics,
 )
 from hookscope.reporting.comparison import comparison_parts
 from hookscope.reporting.cost_text import COSTS
@@ -129,7 +130,7 @@ def describe_inspection(
         answer=[f"{edited}{sentences[0]}", *sentences[1:]],
         level=level,
         input=partial(input_picture, result, shown) if inputs else None,
-        warnings=[("", warning) for warning in result.warnings],
+        warnings=result.warnings,
         notes=result.notes,
         facts=[*settings, rows, time, *edits],
         sections=[
@@ -320,9 +321,7 @@ def _detailed(
 ) -> DetailedRow:
     row, gradient = layer.row, layer.gradient
     kind = [row.kind, f"{shape_text(row.activation.shape)} {row.activation.dtype}"]
-    norms = [STATISTICS[key].on(attrgetter("gradient"), rank=2) for key in ("mean_abs", "l2")]
-    norms = [replace(column, title=title) for column, title in zip(norms, ("mean |g|", "‖g‖"), strict=True)]
-    shape = STATISTICS["shape"].on(attrgetter("gradient"), rank=2)
+    shape, *norms = statistics({"shape": 2, "mean_abs": 2, "l2": 2}, "gradient", mean_abs="mean |g|", l2="‖g‖")
     prefix = f"{layer.parameters[0].layer}." if layer.parameters else ""
     parameters = (
         Column(

@@ -82,7 +82,7 @@ def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
     ]
 
 
-def all_facts(result: Inspected, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
+def all_facts(result: Inspected | Survey, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
     """Return which network it is, `more`, where it ran, and how long in each phase."""
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.timings.items())
     return [

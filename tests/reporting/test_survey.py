@@ -129,7 +129,7 @@ def test_files_of_the_same_name_in_two_folders_are_told_apart(survey: Survey) ->
     assert most.cell((survey["0"], channel)) == "a/0.png 2.00; b/0.png 1.00"
 
 
-def test_the_page_rounds_as_the_terminal_does_and_once(survey: Survey, tmp_path: Path) -> None:
+def test_the_page_rounds_as_the_terminal_does_and_has_each_term_once(survey: Survey, tmp_path: Path) -> None:
     row = survey["0"]
     arrays = row.channels.arrays
     assert arrays is not None
@@ -137,8 +137,9 @@ def test_the_page_rounds_as_the_terminal_does_and_once(survey: Survey, tmp_path:
     means = np.array([-0.3642469769816864, 0.7127523422241211, 1.00149999, 0, 1e-45, np.nan])
     channels = replace(row.channels, arrays=replace(arrays, firing_positions=shares, firing_inputs=shares, mean=means))
     made = replace(survey, rows=(replace(row, channels=channels),))
-    record = RunRecord(verb="survey")
+    record = RunRecord(verb="survey", patterns=("0",), threads=3)
     page = document_html(describe_survey(made, record), StoredRun(tmp_path, record, made))
+    assert (page.count("<dt>Layers</dt><dd>0</dd>"), page.count("<dt>Threads</dt><dd>3</dd>")) == (1, 1)
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     at = [column["key"] for column in data["columns"]]
     texts = {key: [channel[at.index(key)] for channel in data["channels"]] for key in ("firing_positions", "mean")}

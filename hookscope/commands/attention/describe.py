@@ -29,10 +29,7 @@ from hookscope.text import counted, layer_words, percent_text, shape_text, some_
 
 _MOST_FLAGGED = 6
 _MOST_REASONS = 2  # why there is no map, of the notes
-_OVER_HEADS = (
-    *(("entropy", "entropy", 1), ("distance", "distance", 1)),
-    *(("class_share", "class %", 100), ("register_share", "registers %", 100)),
-)
+_share = partial(percent_text, decimals=2)
 _OF_HEADS = (("least of the heads", min), ("greatest of the heads", max), ("mean of the heads", fmean))
 _LEAST_WEIGHT = 0.001  # on places of the picture: a head with less is drawn as 0, not by its own scale
 
@@ -51,7 +48,7 @@ def describe_attention(result: Attention, only: int | None = None, photograph: P
         about=subject_of(result),
         answer=[*(reversed(answer) if result.unseen else answer), *_flagged_heads(result)],
         level="warn" if result.unseen else "",
-        warnings=[("", warning) for warning in result.warnings],
+        warnings=result.warnings,
         notes=result.notes,
         facts=all_facts(result, ("Blocks", result.census, bool(result.unseen))),
         sections=[
@@ -153,8 +150,7 @@ def _over_blocks(result: Attention) -> StepCharts:
     blocks = [[row for row in result.rows if row.index == index] for index in range(len(result.blocks))]
     one_token = np.array([any(row.is_one_token for row in rows) for rows in blocks])
     charts = []
-    keys = {key for key, *_ in _OVER_HEADS}
-    for column in (column for column in HEADS if column.key in keys):
+    for column in _OVER_HEADS:
         values = [[value for row in rows if (value := column.read(row)) is not None] for rows in blocks]
         if any(values):
             lines = [(name, as_floats(of(heads) if heads else None for heads in values)) for name, of in _OF_HEADS]
@@ -174,10 +170,8 @@ def block_columns(result: Attention) -> tuple[Column, ...]:
         Column("heads", "heads", "number of heads", 5, str),
         Column("", "queries x keys", "tokens that ask, and that are looked at", 7, shown=_sizes),
         *(
-            Column(
-                "", title, "least and greatest of its heads", rank, shown=partial(_range, rows, key, times), usual="-"
-            )
-            for rank, (key, title, times) in enumerate(_OVER_HEADS, 1)
+            Column("", head.title, "least and greatest of heads", rank, shown=partial(_range, rows, head), usual="-")
+            for rank, head in enumerate(_OVER_HEADS, 1)
         ),
         Column("", "remarks", "heads on one token", 6, shown=lambda block: _flagged(rows[block.label]), words=True),
     )
@@ -189,12 +183,15 @@ HEADS = (
     Column("head", "head", "number of the head", 1, str),
     Column("entropy", "entropy", "entropy of a query's weights", 2, unit="nats", usual="-"),
     Column("distance", "distance", "distance to what a query looks at", 3, unit="patches", usual="-"),
-    Column("class_share", "on class", "share of the weight on the class token", 4, usual="-"),
-    Column("register_share", "on registers", "share of the weight on registers", 5, usual="-"),
-    Column("top_share", "on one token", "largest share of the weight on a single token", 6, usual="-"),
+    Column("class_share", "on class", "share of the weight on the class token", 4, _share, usual="-"),
+    Column("register_share", "on registers", "share of the weight on registers", 5, _share, usual="-"),
+    Column("top_share", "on one token", "largest share of the weight on a single token", 6, _share, usual="-"),
     *machine_columns("top_token", "is_one_token"),
     Column("", "remarks", "what is unusual", 7, shown=lambda row: "one token" * row.is_one_token, words=True),
 )
+
+
+_OVER_HEADS = HEADS[3:7]  # numbers of which a block shows the least and the greatest
 
 
 def _sizes(block: AttentionBlock) -> str:
@@ -202,13 +199,11 @@ def _sizes(block: AttentionBlock) -> str:
     return f"{block.queries} x {block.keys}{windows}"
 
 
-def _range(rows: Mapping[str, Sequence[HeadRow]], name: str, times: int, block: AttentionBlock) -> str:
+def _range(rows: Mapping[str, Sequence[HeadRow]], column: Column, block: AttentionBlock) -> str:
     """Return the least and the greatest value over heads."""
-    values = [number * times for number in (getattr(row, name) for row in rows[block.label]) if number is not None]
-    if not values:
-        return "-"
-    low, high = number_text(min(values), 3), number_text(max(values), 3)
-    return low if low == high else f"{low} to {high}"
+    values = [number for number in map(column.read, rows[block.label]) if number is not None]
+    text = column.text or partial(number_text, digits=3)
+    return " to ".join(dict.fromkeys((text(min(values)), text(max(values))))) if values else "-"
 
 
 def _flagged(rows: Sequence[HeadRow]) -> str:

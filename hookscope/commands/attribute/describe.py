@@ -28,7 +28,7 @@ from hookscope.results.attributions import (
 )
 from hookscope.results.concentration import Concentration, concentration
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
-from hookscope.text import layer_words, percent_text, some_of, told_apart
+from hookscope.text import layer_words, percent_text, shape_text, some_of, told_apart
 
 _MOST_LABELS = 6
 _LEVELS: dict[bool | None, Level] = {True: "", False: "fail", None: "warn"}
@@ -50,7 +50,7 @@ def describe_attributions(
         page_title=f"{result.model.name} · where it looks · {first_name(result)}",
         about=subject_of(result),
         answer=[finding_of(maps[0], result) if maps else "No input has a map.", *_looked_at(result)],
-        warnings=[("", warning) for warning in result.warnings],
+        warnings=result.warnings,
         notes=[*result.notes, *left],
         facts=all_facts(
             result,
@@ -83,8 +83,7 @@ def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
 
 def _looked_at(result: Attributions) -> Iterator[str]:
     layers = {
-        f"{layer_words(layer.label)} ({layer.kind}, {'x'.join(map(str, layer.grid))})": layer.reason
-        for layer in result.layers
+        f"{layer_words(layer.label)} ({layer.kind}, {shape_text(layer.grid)})": layer.reason for layer in result.layers
     }
     for reason, labels in _by_reason(layers):
         yield f"Looked at {labels}: {reason}."
@@ -104,7 +103,7 @@ def _mapped_input(index: int, result: Attributions, photograph: Photograph | Non
 
 def _map(number: int, heat_map: AttributionMap, result: Attributions) -> InputMap:
     box = concentration(heat_map, result.inputs[heat_map.input_index])
-    facts = [("score", number_text(heat_map.target.score)), ("cells", " × ".join(map(str, heat_map.values.shape)))]
+    facts = [("score", number_text(heat_map.target.score)), ("cells", shape_text(heat_map.values.shape))]
     if box is not None:
         facts.append(("half of the heat is", where_words(box, result.inputs[heat_map.input_index])))
     values = result.input_values.get(heat_map.input_index)
@@ -186,7 +185,7 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
         Column("score", "score", "score of the target", 2).on(target),
         Column("probability", reading, "probability of the target", 1, probability_text, usual="-").on(target),
         Column("layer", "layer", "layer whose map it is", 3, lambda layer: layer or whole, words=True),
-        Column("shape", "grid", "cells of the map", 12, str, lambda row: "x".join(map(str, row.values.shape))),
+        Column("shape", "grid", "cells of the map", 12, str, lambda row: shape_text(row.values.shape)),
         *machine_columns("extent", "size"),
         *(Column(key, value=partial(_end, at)) for at, key in enumerate(("low", "high"))),
         *(Column(key).on(half, key=f"half_{name}") for name, key in (("share", "share"), ("where", "words"))),

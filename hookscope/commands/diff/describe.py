@@ -62,7 +62,7 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     letters = dict(zip([drawn.row for drawn in maps], _MARKS, strict=False))
     sides = (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
     random = [letter for letter, side, _ in sides if side.model.random]
-    untrained = [("Random weights", f"nothing in {' and '.join(random)} was learned.")] if random else []
+    untrained = [f"Random weights: nothing in {' and '.join(random)} was learned."] if random else []
     full = result.way != "weights"
     facts = [(letter, _side_text(side, inputs, full=full), side.model.random) for letter, side, inputs in sides]
     reference = [("Reference", result.reference, False)] if result.reference else []
@@ -73,7 +73,7 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
         answer=answer(result),
         level="fail" if result.exceeded else "",
         input=partial(input_picture, result, 0) if result.inputs else None,
-        warnings=[*(("", warning) for warning in result.warnings), *untrained],
+        warnings=[*result.warnings, *untrained],
         notes=result.notes,
         facts=[*facts, *reference],
         sections=[

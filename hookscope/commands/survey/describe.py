@@ -23,7 +23,7 @@ from hookscope.reporting.document import (
     Text,
 )
 from hookscope.reporting.inspected import uncalled_layers
-from hookscope.reporting.run_facts import model_facts, subject_of
+from hookscope.reporting.run_facts import all_facts, subject_of
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.headroom import FLOAT16, FORMATS
 from hookscope.results.runs.record import RunRecord
@@ -62,7 +62,7 @@ def describe_survey(
         about=subject_of(result),
         answer=answer(result),
         level=_level(result),
-        warnings=[("", warning) for warning in result.warnings],
+        warnings=result.warnings,
         notes=result.notes,
         facts=_facts(result),
         sections=[
@@ -72,32 +72,26 @@ def describe_survey(
             Section("channels", "Channels", [search]),
             Section("left-out", "Left out", [uncalled_layers(result.uncalled), unusable]),
         ],
-        making=_making(result, record),
+        making=_making(result),
         main="channels",
     )
 
 
 def _facts(result: Survey) -> Facts:
     left_out = f", {counted(len(result.unusable), 'other')} left out" if result.unusable else ""
-    facts = [
-        *model_facts(result.model),
+    named = ", ".join(f"{name} {count:,}" for name, count in [*result.classes.items()][:_MOST_CLASSES])
+    return all_facts(
+        result,
         ("Inputs", f"{result.input_count:,}{left_out}", bool(result.unusable)),
         ("Outputs", f"{len(result.rows):,} with {counted(channel_counts(result.rows), 'channel')}", False),
-        ("Device", f"{result.device}, {result.dtype}", False),
-    ]
-    if result.classes:
-        named = ", ".join(f"{name} {count:,}" for name, count in [*result.classes.items()][:_MOST_CLASSES])
-        facts.append(("Classes", f"{len(result.classes):,}: {named}", False))
-    return facts
+        *([("Classes", f"{len(result.classes):,}: {named}", False)] if named else []),
+    )
 
 
-def _making(result: Survey, record: RunRecord | None) -> list[tuple[str, str]]:
+def _making(result: Survey) -> list[tuple[str, str]]:
     digest = [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
     cut = f"{result.chunk_count:,} of {result.chunk_size:,} files at most"
-    made = [*digest, ("Batch size", str(result.batch_size)), ("Chunks", cut), ("Seed", str(result.seed))]
-    if record is None:
-        return made
-    return [("Layers", " ".join(record.patterns) or "all"), *made, ("Threads", str(record.threads or ""))]
+    return [*digest, ("Batch size", str(result.batch_size)), ("Chunks", cut), ("Seed", str(result.seed))]
 
 
 def _charts(result: Survey) -> Iterator[DepthChart | Bars]:

@@ -240,7 +240,8 @@ def _making(record: RunRecord, making: Sequence[tuple[str, str]]) -> list[tuple[
     command = [("Command", record.command)] if record.command else []
     layers = [("Layers", " ".join(record.patterns))] if record.patterns else []
     versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
-    return [*command, *layers, *making, ("Versions", versions), ("Platform", record.platform)]
+    threads = [("Threads", str(record.threads))] if record.threads else []
+    return [*command, *layers, *making, *threads, ("Versions", versions), ("Platform", record.platform)]
 
 
 def _visible(value: Any) -> Any:

@@ -88,12 +88,8 @@ def draw_document(document: Document, images: Mapping[str, Image.Image] | None =
     picture = document.input(_INPUT, _INPUT) if document.input else None
     drawn = [part for part in document.parts if type(part) in _BLOCKS]
     blocks = [block for part in drawn for block in _BLOCKS[type(part)](part, images or {})]
-    return draw_sheet([text_block(heading), text_block(answer, picture), *blocks, _warnings(document)])
-
-
-def _warnings(document: Document) -> Block:
-    lines = [f"{name}: {warning}" if name else warning for name, warning in document.warnings]
-    return text_block([(line, TEXT, AMBER) for line in lines[:_MOST_WARNINGS]])
+    warnings: list[Line] = [(line, TEXT, AMBER) for line in document.warnings[:_MOST_WARNINGS]]
+    return draw_sheet([text_block(heading), text_block(answer, picture), *blocks, text_block(warnings)])
 
 
 def _step_charts(part: StepCharts) -> list[Block]:
