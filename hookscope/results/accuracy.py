@@ -141,13 +141,8 @@ def accuracy_words(accuracy: Accuracy) -> str:
     how = "given exactly their labels" if accuracy.multi_label else "classified right"
     macro = "" if accuracy.macro_f1 is None else f", macro F1 {accuracy.macro_f1:.3f}"
     right = f"{accuracy.right:,} of {counted(accuracy.count, 'labelled picture')} ({percent_text(accuracy.share)})"
-    of_all = f"of all such pictures {interval_text(accuracy.interval)} (95% confidence)"
+    of_all = f"of all such pictures {accuracy.interval} (95% confidence)"
     return f"{right} are {how}, and {of_all}{macro}"
-
-
-def interval_text(interval: Interval) -> str:
-    """Return "73.3% to 94.2%"."""
-    return " to ".join(map(percent_text, interval))
 
 
 def class_words(entry: ClassAccuracy, *, multi_label: bool) -> str:

@@ -1,7 +1,9 @@
 """Fold rows that repeat an earlier row, because a module returned its input."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, MapSummary
@@ -16,6 +18,8 @@ Run = TypeVar("Run", Activations, Gradients)
 Row = TypeVar("Row", bound=LayerRow | GradientRow)
 Maps = TypeVar("Maps", FeatureMaps, MapSummary, TokenMap)
 
+
+_VALUES = attrgetter(*(f"activation.{name}" for name in ("shape", "min", "max", "mean", "l2", "nan_count")))
 
 # Operations that use the shape and dtype of their input but not its values, as for the first state of a recurrence.
 _CONSTANTS = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
@@ -57,19 +61,13 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
 def _from_modules(rows: Sequence[LayerRow], left_out: Collection[str]) -> Iterator[LayerRow]:
     """Yield rows; in inputs of later rows, a module replaces an operation, left out, whose values it returns."""
     returned_by: dict[str, str] = {}
-    made: dict[str, list[LayerRow]] = {}  # operations by the module whose code calls them
+    made: dict[str | None, list[LayerRow]] = defaultdict(list)  # operations by the module whose code calls them
     for row in rows:
         yield _with(row, inputs=tuple(returned_by.get(label, label) for label in row.inputs))
-        if row.owner is not None and row.label in left_out:
-            made.setdefault(row.owner, []).append(row)
-        elif row.label not in left_out:
-            alike = [entry.label for entry in made.get(row.layer, ()) if _values(entry) == _values(row)]
-            returned_by |= dict.fromkeys(alike, row.label)
-
-
-def _values(row: LayerRow) -> tuple[object, ...]:
-    stats = row.activation
-    return stats.shape, stats.min, stats.max, stats.mean, stats.l2, stats.nan_count, stats.inf_count
+        if row.label in left_out:
+            made[row.owner].append(row)
+        else:
+            returned_by |= {entry.label: row.label for entry in made[row.layer] if _VALUES(entry) == _VALUES(row)}
 
 
 def repeated(rows: Sequence[LayerRow], gradients: Sequence[GradientRow]) -> dict[Key, str]:

@@ -23,7 +23,7 @@ from hookscope.results.json_form import to_document
 from hookscope.results.runs.reading import StoredRun, read_run
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import Survey, TopInput, dead_bound
+from hookscope.results.survey import Survey, TopInput
 from hookscope.text import percent_text, share_in_words
 from tests.reporting.chromium import needs_chromium, until
 from tests.results.same import assert_same
@@ -240,8 +240,8 @@ def test_headroom_counts_what_overflows_and_what_vanishes() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 10, 50, 1000, 10**6])
-def test_the_bound_on_dead_channels_holds_the_exact_one(count: int) -> None:
-    exact = 1 - 0.05 ** (1 / count)
-    assert exact <= dead_bound(count)
-    assert dead_bound(count) <= 1.06 * exact or count < 50
-    assert math.isclose(dead_bound(1000), 0.003)
+def test_the_bound_on_dead_channels_holds_the_exact_one(count: int, survey: Survey) -> None:
+    exact, bound = 1 - 0.05 ** (1 / count), replace(survey, input_count=count).dead_bound
+    assert exact <= bound
+    assert bound <= 1.06 * exact or count < 50
+    assert math.isclose(replace(survey, input_count=1000).dead_bound, 0.003)

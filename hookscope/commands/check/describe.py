@@ -37,7 +37,7 @@ from hookscope.reporting.document import (
     line_of,
 )
 from hookscope.reporting.run_facts import model_facts, size_words
-from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture, interval_text
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
 from hookscope.results.binomial import interval
 from hookscope.results.check import CheckReport, OverviewParts, RuleOutcome
 from hookscope.results.findings import Finding
@@ -207,7 +207,7 @@ def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
         Column("right", "right", text=integer_text),
         Column("count", "of", text=integer_text),
         Column("share", "recall" if multi_label else "share", text=percent_text),
-        Column("", "95% interval", value=lambda row: interval(row.right, row.count), text=interval_text),
+        Column("", "95% interval", value=lambda row: interval(row.right, row.count), text=str),
         *([Column("f1", "F1", text="{:.3f}".format)] if multi_label else []),
         Column("", "instead, mostly" if multi_label else "mostly taken for", shown=_mistaken, words=True),
     ]

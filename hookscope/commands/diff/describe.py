@@ -306,9 +306,7 @@ def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool)
         gone = "the difference is gone at" if result.way == "networks" else "the rows agree again at"
         return f"{name}{kind} differs, {amount}, but {gone} {layer_words(first.gone_at)}."
     if result.way != "networks":  # runs do not store the inputs of layers
-        around = (
-            f"{_called_on_one_side(_callers(first.layer)[0], result)}{_not_compared_parts(result) if is_first else ''}"
-        )
+        around = _called_on_one_side(_callers(first.layer)[0], result) + _not_compared_parts(result) * is_first
         return f"The difference first shows at {name}{kind}: {amount}.{around}"
     begins = "First difference in" if is_first else "Another difference in"
     if first.in_own_code:
@@ -362,11 +360,8 @@ def _called_on_one_side(layer: str, result: Differences) -> str:
 def _not_compared_parts(result: Differences) -> str:
     """Return which layers were not compared, because one run only has rows of their parts."""
     left_out = [row for row in result.unmatched if row.reason.endswith(PARTS_ALONE)]
-    return (
-        f" {some_of([row.label for row in left_out], _FEW_ALONE)} not compared: {left_out[0].reason}."
-        if left_out
-        else ""
-    )
+    names = some_of([row.label for row in left_out], _FEW_ALONE)
+    return f" {names} not compared: {left_out[0].reason}." if left_out else ""
 
 
 def _callers(label: str) -> tuple[str, ...]:

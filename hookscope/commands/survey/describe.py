@@ -107,7 +107,7 @@ def _charts(result: Survey) -> Iterator[DepthChart | Bars]:
             labels=labels,
             series=[
                 Series("values that are not zero", firing, shape="area"),
-                Series("dead, share of channels", dead, "red", "dots"),
+                Series("0 on every input, share of channels", dead, "red", "dots"),
             ],
             axis="percent",
         )
