@@ -80,6 +80,40 @@ def figure(value: float, digits: int = 2) -> str:
     return whole + (point + part).rstrip("0.") if point else whole
 
 
+def percent_text(fraction: float | None, decimals: int = 1) -> str:
+    """Return a percentage that is 0% or 100% only when that is exact: "86.0%", "<0.1%", ">99.9%"; "-" for None."""
+    if fraction is None or not math.isfinite(fraction):
+        return "-" if fraction is None else figure(fraction)
+    least = 10.0 ** -(2 + decimals)
+    if 0 < fraction < least:
+        return f"<{least:.{decimals}%}"
+    if 1 - least < fraction < 1:
+        return f">{1 - least:.{decimals}%}"
+    return f"{fraction:.{0 if fraction in (0, 1) else decimals}%}"
+
+
+def scaled_text(value: float | None, unit: str = "") -> str:
+    """Return three digits with a decimal prefix: "1.81 G", "118 MB", "64 B"; "0" is exactly zero, "-" is None."""
+    if not value:
+        return "-" if value is None else "0"
+    prefixes = ("", "k", "M", "G", "T", "P")
+    power = 0
+    while power + 1 < len(prefixes) and value / 1000**power >= 999.5:
+        power += 1
+    digits = three_digits(value / 1000**power) if power else f"{value:.0f}"
+    return f"{digits} {prefixes[power]}{unit}".rstrip()
+
+
+def three_digits(number: float) -> str:
+    """Return a number from 1 to 999 in three digits."""
+    return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}"
+
+
+def share_in_words(text: str) -> str:
+    """Return a percentage in words: "less than 0.1%" for "<0.1%"."""
+    return text.replace("<", "less than ").replace(">", "more than ")
+
+
 def are(count: int) -> str:
     """Return "is" for 1, else "are"."""
     return "is" if count == 1 else "are"

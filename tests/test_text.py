@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from pathlib import PurePosixPath
 from typing import Any
@@ -8,7 +9,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hookscope.text import an, exception_line, figure, one_line, printable, safe_text, slug, strict_json, told_apart
+from hookscope.text import (
+    an,
+    exception_line,
+    figure,
+    one_line,
+    percent_text,
+    printable,
+    safe_text,
+    slug,
+    strict_json,
+    told_apart,
+)
 
 # All code points, lone surrogates included, which `st.text()` leaves out.
 anything = st.text(st.characters(exclude_categories=[]))
@@ -195,3 +207,25 @@ def test_a_number_is_written_as_people_write_it(value: float, digits: int, text:
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 6))
 def test_a_written_number_is_the_number_to_so_many_digits(value: float, digits: int) -> None:
     assert float(figure(value, digits).replace(",", "")) == float(f"{value:.{digits}g}")
+
+
+@pytest.mark.parametrize(
+    ("fraction", "decimals", "shown"),
+    [
+        (None, 1, "-"),
+        (math.nan, 1, "NaN"),
+        (0.0, 1, "0%"),
+        (1e-9, 1, "<0.1%"),
+        (0.0011, 1, "0.1%"),
+        (0.4375, 1, "43.8%"),
+        (0.99999, 1, ">99.9%"),
+        (1.0, 1, "100%"),
+        (1.25, 1, "125.0%"),  # of a gap, which may be larger than the whole
+        (0.004, 0, "<1%"),
+        (0.996, 0, ">99%"),
+        (0.125, 2, "12.50%"),
+        (0.00001, 2, "<0.01%"),
+    ],
+)
+def test_only_an_exact_fraction_is_called_nothing_or_all(fraction: float | None, decimals: int, shown: str) -> None:
+    assert percent_text(fraction, decimals) == shown

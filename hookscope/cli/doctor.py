@@ -15,7 +15,7 @@ from hookscope.cli.console import consoles
 from hookscope.cli.greeting import has_demo
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
 from hookscope.results.json_form import SCHEMA_VERSION
-from hookscope.text import counted, safe_text, some_of, strict_json
+from hookscope.text import counted, safe_text, scaled_text, some_of, strict_json
 
 # Extras, a package of each, and what they are for.
 _EXTRAS = {
@@ -146,13 +146,13 @@ def _weights() -> Fact:
     folder = Path(torch.hub.get_dir(), "checkpoints")
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix == ".pth")
-        size = sum(path.stat().st_size for path in files) / 2**20
+        size = sum(path.stat().st_size for path in files)
     except OSError:
-        files, size = [], 0.0
+        files, size = [], 0
     if not files:
         return Fact("weights", f"none cached in {folder}", "downloaded when a network is first run, else random")
     named = some_of([path.stem for path in files], _MOST_NAMED)
-    return Fact("weights", f"{named} · {size:.0f} MiB in {folder}")
+    return Fact("weights", f"{named} · {scaled_text(size, 'B')} in {folder}")
 
 
 def _pictures() -> Fact:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hookscope import options
 from hookscope.cli.console import print_path
 from hookscope.errors import UsageError
-from hookscope.text import safe_text
+from hookscope.text import safe_text, scaled_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,9 +41,7 @@ def check_exports(run: Path, option: options.OutputOptions) -> None:
 
 def print_page(page: Path, tables: "Console") -> None:
     """Print the line about a page that was written."""
-    megabytes = page.stat().st_size / 1e6
-    size = f"{megabytes:.1f}" if megabytes >= 0.05 else "under 0.1"
-    print_path(tables, "Report", page, f" ({size} MB)")
+    print_path(tables, "Report", page, f" ({scaled_text(page.stat().st_size, 'B')})")
 
 
 def open_file(path: Path, messages: "Console") -> None:

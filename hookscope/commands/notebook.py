@@ -4,7 +4,6 @@ A notebook keeps what it shows, so the pictures of other results are left to `ru
 loaded from elsewhere: a notebook shows it however little it trusts the file.
 """
 
-import base64
 from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from itertools import chain
@@ -23,6 +22,7 @@ from hookscope.commands.check.describe import describe_check, wrong_pictures
 from hookscope.reporting import terminal
 from hookscope.reporting.document import Document
 from hookscope.reporting.grids import draw_grid, encode_png
+from hookscope.reporting.html.pictures import data_uri
 from hookscope.reporting.overviews.document import draw_document
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.attention import Attention
@@ -77,8 +77,7 @@ def _overviews(result: conversion.Result) -> Iterator[str]:
 
 
 def _picture(png: bytes, text: str) -> str:
-    data = base64.b64encode(png).decode("ascii")
-    return f'<p><img alt="{escape(safe_text(text))}" src="data:image/png;base64,{data}" style="max-width:100%"></p>\n'
+    return f'<p><img alt="{escape(safe_text(text))}" src="{data_uri(png)}" style="max-width:100%"></p>\n'
 
 
 def _flat(renderables: Iterable[RenderableType]) -> Iterator[RenderableType]:

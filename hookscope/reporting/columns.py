@@ -18,7 +18,7 @@ from hookscope.results.contents import StoredTensor
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, Distribution, histogram
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.token_norms import TokenNorms
-from hookscope.text import figure, safe_text, shape_text
+from hookscope.text import figure, percent_text, safe_text, shape_text
 
 # A table with more rows than this is folded: the first and last rows stay, and all notable rows; about what
 # two screens hold.
@@ -266,20 +266,6 @@ def number_text(value: float | None, digits: int = 4) -> str:
 def quantile_text(value: float | None, count: int) -> str:
     """Return a quantile of `count` values: in four digits if it is exact, else in the two that its error leaves."""
     return number_text(value, 4 if count <= EXACT_LIMIT else 2)
-
-
-def share_in_words(text: str) -> str:
-    """Return a percentage in words: "less than 0.1%" for "<0.1%"."""
-    return text.replace("<", "less than ").replace(">", "more than ")
-
-
-def percent_text(fraction: float | None) -> str:
-    """Return a percentage that is 0% or 100% only when that is exact."""
-    if fraction is None:
-        return "-"
-    if fraction in (0, 1):
-        return f"{fraction:.0%}"
-    return "<0.1%" if fraction < 0.001 else ">99.9%" if fraction > 0.999 else f"{fraction:.1%}"
 
 
 def probability_text(probability: float) -> str:

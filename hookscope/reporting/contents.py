@@ -3,20 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from hookscope.parameters import arg
-from hookscope.reporting.columns import (
-    REMARK_WIDTH,
-    Column,
-    machine_columns,
-    non_finite_text,
-    number_text,
-    percent_text,
-    statistics,
-)
+from hookscope.reporting.columns import REMARK_WIDTH, Column, machine_columns, non_finite_text, number_text, statistics
 from hookscope.reporting.document import Document, Listing, Part, Section, Table, Text
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
-from hookscope.text import counted, printable
+from hookscope.text import counted, percent_text, printable, scaled_text
 
 
 def describe_contents(contents: CheckpointContents) -> Document:
@@ -29,7 +22,7 @@ def describe_contents(contents: CheckpointContents) -> Document:
         for entry in contents.entries
     ]
     parts: list[Part] = [
-        Listing(title=f"{contents.name} · {bytes_text(contents.byte_count)}", lines=facts),
+        Listing(title=f"{contents.name} · {scaled_text(contents.byte_count, 'B')}", lines=facts),
         Listing(title="In the file", lines=entries),
     ]
     for part in weights:
@@ -100,7 +93,7 @@ def _total(parts: Sequence[StoredPart]) -> str:
     bad = sum(part.nonfinite_count for part in parts)
     finite = [f"NaN or Inf: {counted(bad, 'value')}"] * bool(bad)
     finite += [f"values of {counted(uncounted, 'tensor')} not counted"] * bool(uncounted)
-    size = bytes_text(sum(storages.values()))
+    size = scaled_text(sum(storages.values()), "B")
     facts = (counted(len(tensors), "tensor"), size, ", ".join(dtypes))
     return " · ".join((*facts, "; ".join(finite) or "all values are finite"))
 
@@ -109,17 +102,11 @@ def _full(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def bytes_text(count: int) -> str:
-    """Return a number of bytes for people, in powers of 1024: "97.8 MiB"."""
-    power = min(max(0, math.floor(math.log(max(count, 1) / 1023.95, 1024)) + 1), 4)  # 1,023.95 KiB are 1.0 MiB
-    return f"{count / 1024**power:,.1f} {('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if power else counted(count, "byte")
-
-
 TENSORS = (
     Column("key", "tensor", "name of the tensor", 0, words=True),
     *statistics({"shape": 1}),
     Column("dtype", "dtype", "dtype of the tensor", 10, words=True),
-    Column("byte_count", "size", "bytes of the tensor", 11, bytes_text),
+    Column("byte_count", "size", "bytes of the tensor", 11, partial(scaled_text, unit="B")),
     *(replace(column, text=_value_text) for column in statistics({"mean": 12, "std": 6, "min": 4, "max": 5})),
     *machine_columns("zero_count", "nan_count", "inf_count", "tied_to"),
     Column("", "zeros", "share of exact zeros", 7, shown=_zeros_text),

@@ -9,22 +9,9 @@ from hookscope.reporting.columns import Column
 from hookscope.results.activations import LayerRow
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField
 from hookscope.results.costs_of_rows import dearest_part
-from hookscope.text import counted, printable, shape_text, some_of
+from hookscope.text import counted, printable, scaled_text, shape_text, some_of, three_digits
 
 _FEW = 6  # operations that a line lists
-
-
-def scaled_text(value: float | None, unit: str = "") -> str:
-    """Return three digits with a decimal prefix: "1.81 G", "118 MB", "64 B"; "0" is exactly zero."""
-    if value is None:
-        return "-"
-    prefixes = ("", "k", "M", "G", "T", "P")
-    power = 0
-    while power + 1 < len(prefixes) and value / 1000**power >= 999.5:
-        power += 1
-    number = value / 1000**power
-    digits = _three_digits(number) if power else f"{number:.0f}"
-    return f"{digits} {prefixes[power]}{unit}".rstrip() if value else "0"
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -32,12 +19,8 @@ def seconds_text(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     if seconds >= 0.9995:
-        return f"{_three_digits(seconds)} s"
-    return f"{seconds * 1e6:.1f} µs" if 0 < seconds < 5e-6 else f"{_three_digits(seconds * 1000)} ms"
-
-
-def _three_digits(number: float) -> str:
-    return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}"
+        return f"{three_digits(seconds)} s"
+    return f"{seconds * 1e6:.1f} µs" if 0 < seconds < 5e-6 else f"{three_digits(seconds * 1000)} ms"
 
 
 def field_text(field: ReceptiveField | None) -> str:

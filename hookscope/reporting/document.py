@@ -167,6 +167,7 @@ class DepthChart:
         marks: A meaning, its level, and whether each layer has the mark, at the foot.
         ground: A highlight's meaning, and whether each layer has it.
         letters: Text above a layer in a picture, and the layer's position.
+        is_extra: Whether it is on the page only.
     """
 
     title: str
@@ -176,11 +177,21 @@ class DepthChart:
     marks: Sequence[tuple[str, Level, Sequence[bool]]] = ()
     ground: tuple[str, Sequence[bool]] = ("", ())
     letters: Sequence[tuple[str, int]] = ()
+    is_extra: bool = False
 
     @property
     def has_values(self) -> bool:
         """Whether a value is neither 0 nor NaN nor Inf."""
         return any(value and math.isfinite(value) for series in self.series for value in series.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Bars on one scale, in a picture only: the name of each, its level, its share of the scale 0-1, and words."""
+
+    title: str
+    legend: str
+    bars: Sequence[tuple[str, Level, float, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -417,6 +428,7 @@ Part = (
     | Table
     | StepCharts
     | DepthChart
+    | Bars
     | HeatMaps
     | DetailedTable
     | PhotographMaps
@@ -459,7 +471,6 @@ class Document:
         answer: The answer in sentences, the headline first; `level` is the headline's level.
         input: Returns an input at most so many pixels wide and high, to show next to the answer in a picture; None if
             it cannot be shown.
-        warnings: Sentences, each with a name in front or "".
         facts: What was looked at, and how.
         making: Terms and words that are needed to reproduce it, besides the entries of `RunRecord`.
         main: Key of the section that a keyboard user skips to; the answer if that section is left out.
@@ -474,7 +485,7 @@ class Document:
     answer: Sequence[str]
     level: Level = ""
     input: Callable[[int, int], Image.Image | None] | None = None
-    warnings: Sequence[tuple[str, str]] = ()
+    warnings: Sequence[str] = ()
     notes: Sequence[str] = ()
     facts: Facts = ()
     sections: Sequence[Section]
@@ -509,6 +520,7 @@ _CONTENT: Mapping[type, str] = {
     Pictures: "pictures",
     Maps: "maps",
     DepthChart: "has_values",
+    Bars: "bars",
 }
 
 

@@ -19,6 +19,7 @@ from hookscope.reporting.columns import (
     prediction_text,
     quantile_text,
     sparkline,
+    statistics,
 )
 from hookscope.reporting.comparison import comparison_parts
 from hookscope.reporting.cost_text import COSTS
@@ -129,7 +130,7 @@ def describe_inspection(
         answer=[f"{edited}{sentences[0]}", *sentences[1:]],
         level=level,
         input=partial(input_picture, result, shown) if inputs else None,
-        warnings=[("", warning) for warning in result.warnings],
+        warnings=result.warnings,
         notes=result.notes,
         facts=[*settings, rows, time, *edits],
         sections=[
@@ -224,17 +225,17 @@ def _page_columns(result: Inspection) -> Iterator[tuple[Column, bool]]:
     """Yield each column of a page, and whether it is visible at first."""
     is_backward = isinstance(result, Gradients)
     row, gradient, cost = attrgetter("row"), attrgetter("gradient"), attrgetter("cost")
-    for column in layer_columns(result.rows)[:-1]:
-        if column.title and column.rank and column.key != "index":
-            is_seen = column.rank <= _VALUE_RANK and not (is_backward and column.key in _ROOM_FOR_GRADIENTS)
-            lifted = column.on(row)
-            if column.key == "shape":
-                lifted = replace(lifted, value=lambda layer: layer.row.activation.element_count)
-            yield lifted, is_seen
+    outputs = {column.title: column for column in layer_columns(result.rows)[1:-1] if column.title and column.rank}
+    for column in outputs.values():
+        is_seen = column.rank <= _VALUE_RANK and not (is_backward and column.key in _ROOM_FOR_GRADIENTS)
+        lifted = column.on(row)
+        if column.key == "shape":
+            lifted = replace(lifted, value=lambda layer: layer.row.activation.element_count)
+        yield lifted, is_seen
     if is_backward:
         status = Column("status", "gradient", "status", 1, words=True, usual="gradient")
         for column in (*GRADIENT[2:], status):
-            title = column.title if "g" in column.title or not column.title else f"{column.title} of g"
+            title = f"{column.title} of g" if column.title in outputs else column.title
             about = f"{column.meaning} of the gradient"
             lifted = column.on(gradient, key=f"gradient_{column.key}", title=title, meaning=about)
             yield lifted, column.rank <= _GRADIENT_RANK
@@ -320,9 +321,7 @@ def _detailed(
 ) -> DetailedRow:
     row, gradient = layer.row, layer.gradient
     kind = [row.kind, f"{shape_text(row.activation.shape)} {row.activation.dtype}"]
-    norms = [STATISTICS[key].on(attrgetter("gradient"), rank=2) for key in ("mean_abs", "l2")]
-    norms = [replace(column, title=title) for column, title in zip(norms, ("mean |g|", "‖g‖"), strict=True)]
-    shape = STATISTICS["shape"].on(attrgetter("gradient"), rank=2)
+    shape, *norms = statistics({"shape": 2, "mean_abs": 2, "l2": 2}, "gradient", mean_abs="mean |g|", l2="‖g‖")
     prefix = f"{layer.parameters[0].layer}." if layer.parameters else ""
     parameters = (
         Column(

@@ -3,7 +3,6 @@
 from collections import Counter
 from pathlib import PurePath
 
-from hookscope.reporting.columns import share_in_words
 from hookscope.reporting.document import Level
 from hookscope.reporting.terminal import inputs_words, model_words
 from hookscope.results.activations import Activations, Verification
@@ -14,7 +13,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.survey import Survey
-from hookscope.text import counted, input_shape_text, some_of
+from hookscope.text import counted, input_shape_text, percent_text, share_in_words, some_of
 
 Inspected = Activations | Gradients | Attributions | Attention
 
@@ -83,7 +82,7 @@ def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
     ]
 
 
-def all_facts(result: Inspected, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
+def all_facts(result: Inspected | Survey, *more: tuple[str, str, bool]) -> list[tuple[str, str, bool]]:
     """Return which network it is, `more`, where it ran, and how long in each phase."""
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.timings.items())
     return [
@@ -101,14 +100,9 @@ def making_of(result: Inspected) -> list[tuple[str, str]]:
     return [*weights, *inputs, ("Seed", str(result.seed))]
 
 
-def share_text(share: float) -> str:
-    """Return a share of an input in percent."""
-    return f"{share:.0%}" if share >= 0.01 else "<1%"
-
-
 def where_words(box: Concentration, record: InputRecord) -> str:
     """Return where half of a map lies: "in the central 33% of the crop", "in 6% of the picture, at the upper left"."""
-    share, seen = share_in_words(share_text(box.share)), record.region
+    share, seen = share_in_words(percent_text(box.share, 0)), record.region
     if isinstance(box.region, Box):
         noun = input_word(len(box.region.size))
         return f"spread over {share} of the {noun}" if box.words == "spread out" else f"in {box.words} ({share})"

@@ -107,8 +107,7 @@ def _steps(log: TrainingLog) -> Iterator[tuple[int, list[Entry]]]:
 def _survey(result: Survey) -> Iterator[Entry]:
     for tag, row in zip(_tags(row.label for row in result.rows), result.rows, strict=True):
         yield from _statistics("activation", tag, row.activation)
-        factors = {headroom.format: headroom.factor for headroom in row.headroom}
-        yield f"float16 headroom/{tag}", factors.get("float16")
+        yield f"float16 headroom/{tag}", row.float16.factor if row.float16 else None
         yield f"dead channels/{tag}", float(len(row.dead_channels))
     if result.accuracy is not None:
         yield "accuracy", result.accuracy.share

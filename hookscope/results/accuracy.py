@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hookscope.parameters import arg
 from hookscope.results.binomial import Interval, interval
 from hookscope.results.json_form import in_json
-from hookscope.text import counted, printable, some_of
+from hookscope.text import counted, percent_text, printable, some_of
 
 # A message names at most this many exchanged labels.
 _SHOWN = 3
@@ -138,18 +138,11 @@ def accuracy_words(accuracy: Accuracy) -> str:
     With several labels for each picture it is "… are given exactly their labels, and of all such pictures …, macro F1
     0.912".
     """
-    low, high = accuracy.interval
     how = "given exactly their labels" if accuracy.multi_label else "classified right"
     macro = "" if accuracy.macro_f1 is None else f", macro F1 {accuracy.macro_f1:.3f}"
-    return (
-        f"{accuracy.right:,} of {counted(accuracy.count, 'labelled picture')} ({_percent(accuracy.share)}) are {how}, "
-        f"and of all such pictures {_percent(low)} to {_percent(high)} (95% confidence){macro}"
-    )
-
-
-def _percent(share: float) -> str:
-    """Return a percentage that is 0.0% or 100.0% only when that is exact."""
-    return "<0.1%" if 0 < share < 0.0005 else ">99.9%" if 0.9995 <= share < 1 else f"{share:.1%}"
+    right = f"{accuracy.right:,} of {counted(accuracy.count, 'labelled picture')} ({percent_text(accuracy.share)})"
+    of_all = f"of all such pictures {accuracy.interval} (95% confidence)"
+    return f"{right} are {how}, and {of_all}{macro}"
 
 
 def class_words(entry: ClassAccuracy, *, multi_label: bool) -> str:

@@ -5,6 +5,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
+from hookscope.text import percent_text
+
 CONFIDENCE = 0.95
 """Confidence of every interval, the usual one; a test rules out chance at p of 1 minus this."""
 
@@ -17,6 +19,9 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+    def __str__(self) -> str:
+        return " to ".join(map(percent_text, self))
 
 
 def interval(right: int, count: int, confidence: float = CONFIDENCE) -> Interval:

@@ -6,6 +6,7 @@ from typing import TypeVar
 from hookscope.results.activations import LayerRow
 from hookscope.results.cost import ModuleCost, NetworkCost
 from hookscope.results.network import ModuleRow
+from hookscope.text import percent_text, share_in_words
 
 Row = TypeVar("Row", LayerRow, ModuleRow)
 
@@ -43,16 +44,11 @@ def dearest_part(cost: NetworkCost, rows: Sequence[LayerRow]) -> str:
     inside = [values for values in named if values.has_enough_per_channel and values.dead_channel_count is not None]
     channels = sum(statistics.channel_count or 0 for statistics in inside)
     dead = sum(statistics.dead_channel_count or 0 for statistics in inside)
-    words = f"{_percent(share)} of the time in {layer}"
+    words = f"{share_in_words(percent_text(share, 0))} of the time in {layer}"
     if not channels:
         return words
-    return f"{words}, {_percent(dead / channels) if dead else 'none'} of its channels dead"
-
-
-def _percent(fraction: float) -> str:
-    if fraction in (0, 1):
-        return f"{fraction * 100:.0f}%"
-    return "less than 1%" if fraction < 0.01 else "more than 99%" if fraction > 0.99 else f"{fraction * 100:.0f}%"
+    dead_share = share_in_words(percent_text(dead / channels, 0)) if dead else "none"
+    return f"{words}, {dead_share} of its channels dead"
 
 
 def rows_with_costs(rows: Sequence[Row], cost: NetworkCost | None) -> list[tuple[Row, ModuleCost | None]]:

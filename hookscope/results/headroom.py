@@ -35,8 +35,9 @@ class NumberFormat(NamedTuple):
     smallest: float
 
 
+FLOAT16 = "float16"
 FORMATS: Mapping[str, NumberFormat] = {
-    "float16": NumberFormat(65504.0, 2.0**-24),
+    FLOAT16: NumberFormat(65504.0, 2.0**-24),
     "bfloat16": NumberFormat((2 - 2.0**-7) * 2.0**127, 2.0**-133),
     "float8_e4m3fn": NumberFormat(448.0, 2.0**-9),
     "float8_e5m2": NumberFormat(57344.0, 2.0**-16),

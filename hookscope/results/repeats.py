@@ -1,7 +1,9 @@
 """Fold rows that repeat an earlier row, because a module returned its input."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, MapSummary
@@ -17,6 +19,8 @@ Row = TypeVar("Row", bound=LayerRow | GradientRow)
 Maps = TypeVar("Maps", FeatureMaps, MapSummary, TokenMap)
 
 
+_VALUES = attrgetter(*(f"activation.{name}" for name in ("shape", "min", "max", "mean", "l2", "nan_count")))
+
 # Operations that use the shape and dtype of their input but not its values, as for the first state of a recurrence.
 _CONSTANTS = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 
@@ -24,13 +28,13 @@ _CONSTANTS = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "ne
 def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, numbers: bool = False) -> Run:
     """Leave out the rows in `left_out`, which were measured for verdicts alone; fold and number the others on request.
 
-    In `inputs`, a row that was left out is replaced by its own inputs. Of the rows that repeat it, the first replaces
-    it in `duplicate_of`. Folding leaves out rows that repeat an earlier row, and lists their labels in `duplicates` of
-    that row; a second fold changes nothing. Rows keep their numbers unless `numbers`, which numbers them by position;
-    maps follow their rows, or are left out with them.
+    In `inputs`, a row that was left out is replaced by its own inputs; an operation, if its module returns the same
+    values, by the module. In `duplicate_of`, it is replaced by the first of the rows that repeat it. Folding leaves out
+    rows that repeat an earlier row, and lists their labels in `duplicates` of that row; a second fold changes nothing.
+    Rows keep their numbers unless `numbers`, which numbers them by position; maps follow their rows, or are left out.
     """
     left_out = frozenset(left_out)
-    rows, gone = _parted(run.rows, left_out)
+    rows, gone = _parted(_from_modules(run.rows, left_out), left_out)
     measured: Sequence[GradientRow] = run.gradients if isinstance(run, Gradients) else ()
     gradients, without = _parted(measured, left_out)
     constants = {label for label, row in gone.items() if row.owner is not None and row.kind in _CONSTANTS}
@@ -54,6 +58,18 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
     return replace(run, **changes)
 
 
+def _from_modules(rows: Sequence[LayerRow], left_out: Collection[str]) -> Iterator[LayerRow]:
+    """Yield rows; in inputs of later rows, a module replaces an operation, left out, whose values it returns."""
+    returned_by: dict[str, str] = {}
+    made: dict[str | None, list[LayerRow]] = defaultdict(list)  # operations by the module whose code calls them
+    for row in rows:
+        yield _with(row, inputs=tuple(returned_by.get(label, label) for label in row.inputs))
+        if row.label in left_out:
+            made[row.owner].append(row)
+        else:
+            returned_by |= {entry.label: row.label for entry in made[row.layer] if _VALUES(entry) == _VALUES(row)}
+
+
 def repeated(rows: Sequence[LayerRow], gradients: Sequence[GradientRow]) -> dict[Key, str]:
     """Return the outputs that `reduced` folds, each with the label of the row that it repeats.
 
@@ -67,7 +83,7 @@ def repeated(rows: Sequence[LayerRow], gradients: Sequence[GradientRow]) -> dict
     return {key: label for key, label in into.items() if label and key[:2] not in differing}
 
 
-def _parted(rows: Sequence[Row], left_out: Collection[str]) -> tuple[list[Row], dict[str, Row]]:
+def _parted(rows: Iterable[Row], left_out: Collection[str]) -> tuple[list[Row], dict[str, Row]]:
     """Return the rows that stay, and the left-out rows by label; the first duplicate of a left-out row replaces it."""
     first: dict[str, str] = {}
     stay: list[Row] = []

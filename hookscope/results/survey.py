@@ -14,7 +14,7 @@ from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import OutputRow, UncalledLayer, Verification
 from hookscope.results.cost import ReceptiveField
 from hookscope.results.failures import Failures
-from hookscope.results.headroom import Headroom
+from hookscope.results.headroom import FLOAT16, Headroom
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import NetworkResult
 from hookscope.results.renderers import rendered
@@ -28,18 +28,8 @@ NONFINITE_OUTPUT = "The network returns NaN or Inf, though none of the layers th
 
 _RULE_OF_THREE = 3.0  # -ln(0.05), rounded up
 
-
 # Above this, a channel that is 0 on all inputs may still fire on one input in ten. Ours.
 _HIGHEST_DEAD_BOUND = 0.1
-
-
-def dead_bound(input_count: int) -> float:
-    """Return an upper limit, with 95% confidence, of the share of inputs on which a channel fires that fired on none.
-
-    The rule of three: 1 - 0.05^(1/N) is below 3/N. Source: Hanley and Lippman-Hand, "If nothing goes wrong, is
-    everything all right?", JAMA 249 (1983), 1743-1745. The inputs must be drawn at random for it to hold.
-    """
-    return min(1.0, _RULE_OF_THREE / input_count) if input_count else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +260,11 @@ class SurveyRow(OutputRow):
         return tuple(map(Duplicate, at.tolist(), arrays.duplicate_of[at].tolist(), arrays.correlation[at].tolist()))
 
     @property
+    def float16(self) -> Headroom | None:
+        """The headroom in float16; None without a finite value."""
+        return next((room for room in self.headroom if room.format == FLOAT16), None)
+
+    @property
     def selectivity(self) -> tuple[float, int] | None:
         """The greatest selectivity of a channel, and its channel; None without classes."""
         arrays = self.channels.arrays
@@ -412,8 +407,12 @@ class Survey(NetworkResult[SurveyRow]):
     @property
     @in_json
     def dead_bound(self) -> float:
-        """Upper limit of the share of inputs on which a dead channel fires: see the function `dead_bound`."""
-        return dead_bound(self.input_count)
+        """Upper limit, with 95% confidence, of the share of inputs on which a channel fires that fired on none.
+
+        The rule of three: 1 - 0.05^(1/N) is below 3/N. Source: Hanley and Lippman-Hand, "If nothing goes wrong, is
+        everything all right?", JAMA 249 (1983), 1743-1745. The inputs must be drawn at random for it to hold.
+        """
+        return min(1.0, _RULE_OF_THREE / self.input_count) if self.input_count else 1.0
 
     @property
     def can_call_dead(self) -> bool:

@@ -12,7 +12,7 @@ from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, Interval, interval, mcnemar, pairs_needed, pictures_needed
 from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, required, rule
 from hookscope.rules.settings import RENEW
-from hookscope.text import are, counted, figure, printable, some_of
+from hookscope.text import are, counted, figure, percent_text, printable, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult
@@ -68,8 +68,8 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFind
 def _chance_words(bounds: Interval, guessing: float, how: str) -> str:
     """Compare an accuracy with guessing, whose share must lie in the accuracy's 95% interval or above it."""
     if bounds.high < guessing:
-        return f"worse than {how}, {guessing:.1%}. Are its classes in the order of the labels?"
-    return f"indistinguishable from {how}, {guessing:.1%}."
+        return f"worse than {how}, {percent_text(guessing)}. Are its classes in the order of the labels?"
+    return f"indistinguishable from {how}, {percent_text(guessing)}."
 
 
 @rule("class-accuracy", "fail", "labels", ("non-finite-activation",))
@@ -139,9 +139,9 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         before, now = pairs.before, pairs.before - lost + gained
         were = "was" if before == 1 else "were"
         words = (
-            f"{before:,} of {counted(count, 'picture')} of the baseline {were} right, {before / count:.1%}, and now "
-            f"{now:,} {are(now)}, {now / count:.1%}: {lost:,} lost and {gained:,} gained, a loss of {drop:.1%}"
-            f" (limit {_percent(most)}; McNemar's exact test: p = {figure(p)})"
+            f"{before:,} of {counted(count, 'picture')} of the baseline {were} right, {percent_text(before / count)}, "
+            f"and now {now:,} {are(now)}, {percent_text(now / count)}: {lost:,} lost and {gained:,} gained, a loss of "
+            f"{percent_text(drop)} (limit {_percent(most)}; McNemar's exact test: p = {figure(p)})"
         )
         most_lost = f" Most are lost with the label '{label}', {worst:,}."
         if p <= 1 - CONFIDENCE:

@@ -22,7 +22,7 @@ from hookscope.rules.rule import (
     stored_in,
 )
 from hookscope.rules.stored import is_untrained, is_weight, untrained_remark, worst_weight
-from hookscope.text import are, counted, figure, some_of
+from hookscope.text import are, counted, figure, percent_text, some_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -331,7 +331,7 @@ def _share_beyond(statistics: TensorStatistics, low: float, high: float) -> floa
 
 def _above(limit: float, share: float, row: LayerRow, symptom: str) -> Iterator[RuleFinding]:
     if share > limit:
-        yield RuleFinding(output_of(row), f"{named(row)}: {share:.1%} {symptom} (limit {limit:.0%}).")
+        yield RuleFinding(output_of(row), f"{named(row)}: {percent_text(share)} {symptom} (limit {limit:.0%}).")
 
 
 def _inputs_words(measured: CheckMeasurements, row: LayerRow) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hookscope.rules.activations import one_row_outputs
 from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, named, output_of, required, rule
 from hookscope.rules.stored import is_weight, is_zero
-from hookscope.text import counted, figure
+from hookscope.text import counted, figure, percent_text
 
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow
@@ -250,12 +250,12 @@ def _mismatch(
     ).rstrip()
     if judged is first or is_as_new(judged.layer):
         message += _preparation_words(measured, judged)
-    pruned = _pruned_share(measured)
-    if pruned:
-        message += f" {pruned:.0%} of the weights are 0, as pruning leaves them: the statistics may be older than that."
-    is_young = judged.layer.start_share > _MOST_OF_START
-    if is_young:
-        message += f" After so few batches {judged.layer.start_share:.0%} of its statistics are still the initial ones."
+    if pruned := _pruned_share(measured):
+        share = percent_text(pruned, 0)
+        message += f" {share} of the weights are 0, as pruning leaves them: the statistics may be older than that."
+    if is_young := judged.layer.start_share > _MOST_OF_START:
+        share = percent_text(judged.layer.start_share, 0)
+        message += f" After so few batches {share} of its statistics are still the initial ones."
     return RuleFinding(target if stray is None else stray.target, message, "warn" if pruned or is_young else "fail")
 
 

@@ -16,7 +16,7 @@ from hookscope.rules.stored import (
     weights_look_random,
     worst_weight,
 )
-from hookscope.text import counted, figure, some_of
+from hookscope.text import counted, figure, percent_text, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
@@ -428,7 +428,7 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         long_enough = math.prod(values.shape[1:]) >= _SHORTEST_ROW
         error = step / (math.sqrt(12) * float8.rms)
         if long_enough and share > (most := terms.limit("max_saturated_fraction", target)):
-            cut = f"{share:.1%} of its values are ±{greatest:g}, the greatest of {float8.dtype}"
+            cut = f"{percent_text(share)} of its values are ±{greatest:g}, the greatest of {float8.dtype}"
             yield about(values, f": {cut} (limit {most:.0%})")
         elif float8.saturated_count and not {_owner(values), values.name} & scaled:
             reaches = f"reaches {greatest:g}, the greatest of {float8.dtype}, as weights that are scaled for it do"

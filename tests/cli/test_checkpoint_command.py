@@ -35,13 +35,13 @@ def test_a_report_says_all_that_is_to_be_known(
     assert ["prefix", "of", "every", "name:", "net"] in lines
     assert "fits no network known to hookscope" in ended.stdout
     ones = ["1.000", "0", "1.000", "1.000", "0%"]  # mean, std, min, max, zeros
-    assert ["net.a", "4x6", "float32", "96", "bytes", *ones] in lines
-    assert ["net.b", "4x6", "float32", "96", "bytes", *ones, "shares", "storage", "with", "net.a"] in lines
-    assert ["net.bad", "4", "float32", "16", "bytes", *ones, "1", "NaN,", "2", "Inf"] in lines
-    assert ["net.half", "1024", "float16", "2.0", "KiB", "0", "0", "0", "0", "100%"] in lines
+    assert ["net.a", "4x6", "float32", "96", "B", *ones] in lines
+    assert ["net.b", "4x6", "float32", "96", "B", *ones, "shares", "storage", "with", "net.a"] in lines
+    assert ["net.bad", "4", "float32", "16", "B", *ones, "1", "NaN,", "2", "Inf"] in lines
+    assert ["net.half", "1024", "float16", "2.05", "kB", "0", "0", "0", "0", "100%"] in lines
     total = 96 + 16 + 2048  # what is tied counts once
     assert total == 2160
-    assert ended.stdout.splitlines()[0] == "4 tensors · 2.1 KiB · float16, float32 · NaN or Inf: 3 values"
+    assert ended.stdout.splitlines()[0] == "4 tensors · 2.16 kB · float16, float32 · NaN or Inf: 3 values"
 
 
 def test_an_entry_without_a_short_value_is_its_kind_alone(

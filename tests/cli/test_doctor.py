@@ -62,7 +62,7 @@ def test_weights_in_the_cache_are_named(run: Run, environment: dict[str, str]) -
         state = str(facts_of(run)["weights"]["state"])
     finally:
         (folder / "resnet18-f37072fd.pth").unlink()
-    assert state == f"resnet18-f37072fd · 1 MiB in {folder}"
+    assert state == f"resnet18-f37072fd · 1.05 MB in {folder}"
 
 
 # --- The greeting ----------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_the_page_lists_classes_and_wrong_pictures_in_words() -> None:
     [labels, _] = page.tables()
     assert labels[1:] == [
         ["lynx", "3", "8", "37.5%", "8.5% to 75.5%", "cat (4)"],
-        ["cat", "12", "12", "100%", "73.5% to 100.0%", ""],
+        ["cat", "12", "12", "100%", "73.5% to 100%", ""],
     ]
     said = page.said("p")
     assert WORDS in said
@@ -131,10 +131,10 @@ def test_the_page_lists_classes_and_wrong_pictures_in_words() -> None:
 @pytest.mark.parametrize(
     ("right", "share", "bounds"),
     [
-        (10_000, "100.0%", ">99.9% to 100.0%"),  # the lower end is 0.025 ** (1 / 10000) = 0.99963
-        (9_999, ">99.9%", "99.9% to >99.9%"),
-        (1, "<0.1%", "<0.1% to 0.1%"),
-        (0, "0.0%", "0.0% to <0.1%"),
+        (10_000, "100%", ">99.9% to 100%"),  # the lower end is 0.025 ** (1 / 10000) = 0.99963
+        (9_999, ">99.9%", ">99.9% to >99.9%"),
+        (1, "<0.1%", "<0.1% to <0.1%"),
+        (0, "0%", "0% to <0.1%"),
     ],
 )
 def test_a_percentage_is_0_or_100_only_where_that_is_exact(right: int, share: str, bounds: str) -> None:

@@ -21,7 +21,6 @@ from hookscope.reporting.columns import (
     fold_name,
     kept_positions,
     number_text,
-    percent_text,
     probability_text,
     sparkline,
     telling,
@@ -179,22 +178,6 @@ def test_a_shown_number_is_right_to_four_digits_and_never_zero_by_rounding(value
     assert (shown == "0") == (value == 0)
     assert float(shown) == float(f"{value:.3e}")
     assert len(shown) <= 11
-
-
-@pytest.mark.parametrize(
-    ("fraction", "shown"),
-    [
-        (None, "-"),
-        (0.0, "0%"),
-        (1e-9, "<0.1%"),
-        (0.0011, "0.1%"),
-        (0.4375, "43.8%"),
-        (0.99999, ">99.9%"),
-        (1.0, "100%"),
-    ],
-)
-def test_only_an_exact_fraction_is_called_nothing_or_all(fraction: float | None, shown: str) -> None:
-    assert percent_text(fraction) == shown
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from hookscope.reporting.cost_text import (
     cost_lines,
     cost_sentences,
     field_text,
-    scaled_text,
     seconds_text,
     trainable_text,
 )
@@ -26,6 +25,7 @@ from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveF
 from hookscope.results.costs_of_rows import dearest_part
 from hookscope.results.runs.store import checked, parse_json
 from hookscope.results.statistics import TensorStatistics
+from hookscope.text import scaled_text
 from tests.reporting.conftest import HOSTILE_NAME, INSPECTION
 
 LEAF = CostSums(2_000_000, 1000, 4000, 1000, 800)

@@ -16,7 +16,6 @@ from hookscope.commands.survey.columns import CHANNELS
 from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.draw_crops import GAP, HALVES_GAP, TILE, crop_box
 from hookscope.errors import InputError
-from hookscope.reporting.columns import percent_text, share_in_words
 from hookscope.reporting.html.document import document_html
 from hookscope.results.distribution import distribution_of
 from hookscope.results.headroom import FORMATS, headroom_of
@@ -24,7 +23,8 @@ from hookscope.results.json_form import to_document
 from hookscope.results.runs.reading import StoredRun, read_run
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import Survey, TopInput, dead_bound
+from hookscope.results.survey import Survey, TopInput
+from hookscope.text import percent_text, share_in_words
 from tests.reporting.chromium import needs_chromium, until
 from tests.results.same import assert_same
 
@@ -129,7 +129,7 @@ def test_files_of_the_same_name_in_two_folders_are_told_apart(survey: Survey) ->
     assert most.cell((survey["0"], channel)) == "a/0.png 2.00; b/0.png 1.00"
 
 
-def test_the_page_rounds_as_the_terminal_does_and_once(survey: Survey, tmp_path: Path) -> None:
+def test_the_page_rounds_as_the_terminal_does_and_has_each_term_once(survey: Survey, tmp_path: Path) -> None:
     row = survey["0"]
     arrays = row.channels.arrays
     assert arrays is not None
@@ -137,8 +137,9 @@ def test_the_page_rounds_as_the_terminal_does_and_once(survey: Survey, tmp_path:
     means = np.array([-0.3642469769816864, 0.7127523422241211, 1.00149999, 0, 1e-45, np.nan])
     channels = replace(row.channels, arrays=replace(arrays, firing_positions=shares, firing_inputs=shares, mean=means))
     made = replace(survey, rows=(replace(row, channels=channels),))
-    record = RunRecord(verb="survey")
+    record = RunRecord(verb="survey", patterns=("0",), threads=3)
     page = document_html(describe_survey(made, record), StoredRun(tmp_path, record, made))
+    assert (page.count("<dt>Layers</dt><dd>0</dd>"), page.count("<dt>Threads</dt><dd>3</dd>")) == (1, 1)
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     at = [column["key"] for column in data["columns"]]
     texts = {key: [channel[at.index(key)] for channel in data["channels"]] for key in ("firing_positions", "mean")}
@@ -239,8 +240,8 @@ def test_headroom_counts_what_overflows_and_what_vanishes() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 10, 50, 1000, 10**6])
-def test_the_bound_on_dead_channels_holds_the_exact_one(count: int) -> None:
-    exact = 1 - 0.05 ** (1 / count)
-    assert exact <= dead_bound(count)
-    assert dead_bound(count) <= 1.06 * exact or count < 50
-    assert math.isclose(dead_bound(1000), 0.003)
+def test_the_bound_on_dead_channels_holds_the_exact_one(count: int, survey: Survey) -> None:
+    exact, bound = 1 - 0.05 ** (1 / count), replace(survey, input_count=count).dead_bound
+    assert exact <= bound
+    assert bound <= 1.06 * exact or count < 50
+    assert math.isclose(replace(survey, input_count=1000).dead_bound, 0.003)

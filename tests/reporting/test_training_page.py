@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.commands.watch.describe import describe_training, heat_maps
+from hookscope.reporting.document import HeatMaps
 from hookscope.reporting.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH
 from hookscope.reporting.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE
 from hookscope.reporting.steps import columns_of, kept_places, kept_runs, round_steps
@@ -387,3 +388,12 @@ def test_the_last_steps_of_a_watch_make_a_page_though_the_verdict_is_older() -> 
     log = with_verdicts(train(40), [verdict(5, "a-rule", "0.weight")])
     bars = page_of(replace(log, steps=log.steps[20:], watched=log.watched[2:])).all("rect")
     assert [bar.attributes["x"] for bar in bars if "x" in bar.attributes] == ["0.0"]
+
+
+def test_the_details_of_a_row_count_its_nan_and_inf() -> None:
+    layer = WatchedLayer("fc", "Linear", None, None, None, None, 0.0, None, None, 12)
+    parameter = WatchedParameter("fc.weight", "gradient", 1.0, math.nan, math.nan, 0.0, 1234)
+    log = TrainingLog((START,), (), (WatchedStep(1, "every", (parameter,), (layer,)),), (), ())
+    [maps] = [part for part in describe_training(log).parts if isinstance(part, HeatMaps)]
+    assert dict(maps.details("fc").facts)["NaN, Inf"] == "12"
+    assert dict(maps.details("fc.weight").facts)["NaN, Inf of g"] == "1,234"

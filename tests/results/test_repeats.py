@@ -156,6 +156,42 @@ def test_what_a_constant_takes_only_its_shape_of_is_not_its_origin() -> None:
     assert run.verdicts == ()
 
 
+class Padded(nn.Conv2d):
+    """A convolution whose own code pads, with a module that returns its input."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2, 3)
+        self.pad = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(self.pad(x), self.weight, self.bias)
+
+
+def test_a_row_is_computed_from_the_module_whose_own_code_made_its_input() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 1), Padded(), nn.BatchNorm2d(2), nn.ReLU())
+    run = hookscope.activations(network, torch.rand(1, 1, 5, 5))
+    assert {row.label: row.inputs for row in run.rows} == {
+        "0": ("input",),
+        "1": ("0",),
+        "2": ("1",),
+        "3": ("2",),
+    }
+
+
+def test_what_passes_on_an_operation_inside_its_module_is_not_its_own_input() -> None:
+    class Activated(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.drop = nn.Dropout()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(torch.relu(super().forward(x)))
+
+    run = hookscope.activations(nn.Sequential(Activated(), nn.Tanh()), X, repeats=True)
+    assert [(row.label, row.inputs) for row in run.rows if row.label in row.inputs] == []
+    assert run["1"].inputs == ("0",)
+
+
 # --- over many networks ---
 
 

@@ -66,8 +66,8 @@ def test_thin_evidence_says_how_many_pictures_would_do() -> None:
     (finding,) = report_of(of(10, 10), accuracy=0.9).findings
     assert finding.level == "warn"
     assert finding.message == (
-        "10 of 10 labelled pictures (100.0%) are classified right, "
-        "and of all such pictures 69.2% to 100.0% (95% confidence); "
+        "10 of 10 labelled pictures (100%) are classified right, "
+        "and of all such pictures 69.2% to 100% (95% confidence); "
         "too few pictures to tell whether it is at least 90%. About 36 pictures would be enough, at this share."
     )
     (even,) = report_of(of(9, 10), accuracy=0.9).findings
@@ -87,8 +87,8 @@ def test_worse_than_guessing_is_not_called_indistinguishable_from_it() -> None:
     (finding,) = report_of(of(0, 60)).findings
     assert finding.level == "warn"
     assert finding.message == (
-        "0 of 60 labelled pictures (0.0%) are classified right, "
-        "and of all such pictures 0.0% to 6.0% (95% confidence), "
+        "0 of 60 labelled pictures (0%) are classified right, "
+        "and of all such pictures 0% to 6.0% (95% confidence), "
         "worse than guessing one of 6 classes, 16.7%. Are its classes in the order of the labels?"
     )
     # 5 of 60 reach up to 18.4 %, by Clopper and Pearson.

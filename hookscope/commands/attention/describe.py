@@ -1,6 +1,5 @@
 """What attention looks at as a document: the census, a finding, maps over the inputs, numbers of blocks and heads."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean
@@ -26,14 +25,11 @@ from hookscope.reporting.steps import as_floats
 from hookscope.results.attention import ROLLOUT, Attention, AttentionBlock, AttentionMap, HeadMaps, HeadRow
 from hookscope.results.concentration import concentration
 from hookscope.results.inputs import Photograph
-from hookscope.text import counted, layer_words, some_of
+from hookscope.text import counted, layer_words, percent_text, shape_text, some_of
 
 _MOST_FLAGGED = 6
 _MOST_REASONS = 2  # why there is no map, of the notes
-_OVER_HEADS = (
-    *(("entropy", "entropy", 1), ("distance", "distance", 1)),
-    *(("class_share", "class %", 100), ("register_share", "registers %", 100)),
-)
+_share = partial(percent_text, decimals=2)
 _OF_HEADS = (("least of the heads", min), ("greatest of the heads", max), ("mean of the heads", fmean))
 _LEAST_WEIGHT = 0.001  # on places of the picture: a head with less is drawn as 0, not by its own scale
 
@@ -52,7 +48,7 @@ def describe_attention(result: Attention, only: int | None = None, photograph: P
         about=subject_of(result),
         answer=[*(reversed(answer) if result.unseen else answer), *_flagged_heads(result)],
         level="warn" if result.unseen else "",
-        warnings=[("", warning) for warning in result.warnings],
+        warnings=result.warnings,
         notes=result.notes,
         facts=all_facts(result, ("Blocks", result.census, bool(result.unseen))),
         sections=[
@@ -68,7 +64,7 @@ def finding_of(first: AttentionMap, result: Attention) -> str:
     """Return where a map lies, in one sentence."""
     record = result.inputs[first.input_index]
     heads = "" if first.head is None else f" head {first.head}"
-    rest = f"; {first.elsewhere:.1%} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
+    rest = f"; {percent_text(first.elsewhere)} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
     box = concentration(first, record)
     subject = f"{input_names(result.inputs)[first.input_index]}, {first.query} at {layer_words(first.block)}{heads}: "
     if box is None:
@@ -99,11 +95,13 @@ def _mapped_input(index: int, result: Attention, photograph: Photograph | None) 
 
 def _map(number: int, heat_map: AttentionMap) -> InputMap:
     heads = "mean over heads" if heat_map.head is None else f"head {heat_map.head}"
-    elsewhere = f"{heat_map.elsewhere:.1%}" if math.isfinite(heat_map.elsewhere) else number_text(heat_map.elsewhere)
     return InputMap(
         title=heat_map.query,
         where=f"{heat_map.block}, {'through all blocks' if heat_map.block == ROLLOUT else heads}",
-        facts=[("cells", " × ".join(map(str, heat_map.values.shape))), ("on tokens without a place", elsewhere)],
+        facts=[
+            ("cells", shape_text(heat_map.values.shape)),
+            ("on tokens without a place", percent_text(heat_map.elsewhere)),
+        ],
         map=heat_map,
         number=number,
     )
@@ -152,8 +150,7 @@ def _over_blocks(result: Attention) -> StepCharts:
     blocks = [[row for row in result.rows if row.index == index] for index in range(len(result.blocks))]
     one_token = np.array([any(row.is_one_token for row in rows) for rows in blocks])
     charts = []
-    keys = {key for key, *_ in _OVER_HEADS}
-    for column in (column for column in HEADS if column.key in keys):
+    for column in _OVER_HEADS:
         values = [[value for row in rows if (value := column.read(row)) is not None] for rows in blocks]
         if any(values):
             lines = [(name, as_floats(of(heads) if heads else None for heads in values)) for name, of in _OF_HEADS]
@@ -173,10 +170,8 @@ def block_columns(result: Attention) -> tuple[Column, ...]:
         Column("heads", "heads", "number of heads", 5, str),
         Column("", "queries x keys", "tokens that ask, and that are looked at", 7, shown=_sizes),
         *(
-            Column(
-                "", title, "least and greatest of its heads", rank, shown=partial(_range, rows, key, times), usual="-"
-            )
-            for rank, (key, title, times) in enumerate(_OVER_HEADS, 1)
+            Column("", head.title, "least and greatest of heads", rank, shown=partial(_range, rows, head), usual="-")
+            for rank, head in enumerate(_OVER_HEADS, 1)
         ),
         Column("", "remarks", "heads on one token", 6, shown=lambda block: _flagged(rows[block.label]), words=True),
     )
@@ -188,12 +183,15 @@ HEADS = (
     Column("head", "head", "number of the head", 1, str),
     Column("entropy", "entropy", "entropy of a query's weights", 2, unit="nats", usual="-"),
     Column("distance", "distance", "distance to what a query looks at", 3, unit="patches", usual="-"),
-    Column("class_share", "on class", "share of the weight on the class token", 4, usual="-"),
-    Column("register_share", "on registers", "share of the weight on registers", 5, usual="-"),
-    Column("top_share", "on one token", "largest share of the weight on a single token", 6, usual="-"),
+    Column("class_share", "on class", "share of the weight on the class token", 4, _share, usual="-"),
+    Column("register_share", "on registers", "share of the weight on registers", 5, _share, usual="-"),
+    Column("top_share", "on one token", "largest share of the weight on a single token", 6, _share, usual="-"),
     *machine_columns("top_token", "is_one_token"),
     Column("", "remarks", "what is unusual", 7, shown=lambda row: "one token" * row.is_one_token, words=True),
 )
+
+
+_OVER_HEADS = HEADS[3:7]  # numbers of which a block shows the least and the greatest
 
 
 def _sizes(block: AttentionBlock) -> str:
@@ -201,13 +199,11 @@ def _sizes(block: AttentionBlock) -> str:
     return f"{block.queries} x {block.keys}{windows}"
 
 
-def _range(rows: Mapping[str, Sequence[HeadRow]], name: str, times: int, block: AttentionBlock) -> str:
+def _range(rows: Mapping[str, Sequence[HeadRow]], column: Column, block: AttentionBlock) -> str:
     """Return the least and the greatest value over heads."""
-    values = [number * times for number in (getattr(row, name) for row in rows[block.label]) if number is not None]
-    if not values:
-        return "-"
-    low, high = number_text(min(values), 3), number_text(max(values), 3)
-    return low if low == high else f"{low} to {high}"
+    values = [number for number in map(column.read, rows[block.label]) if number is not None]
+    text = column.text or partial(number_text, digits=3)
+    return " to ".join(dict.fromkeys((text(min(values)), text(max(values))))) if values else "-"
 
 
 def _flagged(rows: Sequence[HeadRow]) -> str:

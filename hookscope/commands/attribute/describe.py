@@ -15,7 +15,6 @@ from hookscope.reporting.run_facts import (
     first_name,
     input_names,
     making_of,
-    share_text,
     subject_of,
     where_words,
 )
@@ -29,7 +28,7 @@ from hookscope.results.attributions import (
 )
 from hookscope.results.concentration import Concentration, concentration
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
-from hookscope.text import layer_words, some_of, told_apart
+from hookscope.text import layer_words, percent_text, shape_text, some_of, told_apart
 
 _MOST_LABELS = 6
 _LEVELS: dict[bool | None, Level] = {True: "", False: "fail", None: "warn"}
@@ -51,7 +50,7 @@ def describe_attributions(
         page_title=f"{result.model.name} · where it looks · {first_name(result)}",
         about=subject_of(result),
         answer=[finding_of(maps[0], result) if maps else "No input has a map.", *_looked_at(result)],
-        warnings=[("", warning) for warning in result.warnings],
+        warnings=result.warnings,
         notes=[*result.notes, *left],
         facts=all_facts(
             result,
@@ -84,8 +83,7 @@ def finding_of(heat_map: AttributionMap, result: Attributions) -> str:
 
 def _looked_at(result: Attributions) -> Iterator[str]:
     layers = {
-        f"{layer_words(layer.label)} ({layer.kind}, {'x'.join(map(str, layer.grid))})": layer.reason
-        for layer in result.layers
+        f"{layer_words(layer.label)} ({layer.kind}, {shape_text(layer.grid)})": layer.reason for layer in result.layers
     }
     for reason, labels in _by_reason(layers):
         yield f"Looked at {labels}: {reason}."
@@ -105,7 +103,7 @@ def _mapped_input(index: int, result: Attributions, photograph: Photograph | Non
 
 def _map(number: int, heat_map: AttributionMap, result: Attributions) -> InputMap:
     box = concentration(heat_map, result.inputs[heat_map.input_index])
-    facts = [("score", number_text(heat_map.target.score)), ("cells", " × ".join(map(str, heat_map.values.shape)))]
+    facts = [("score", number_text(heat_map.target.score)), ("cells", shape_text(heat_map.values.shape))]
     if box is not None:
         facts.append(("half of the heat is", where_words(box, result.inputs[heat_map.input_index])))
     values = result.input_values.get(heat_map.input_index)
@@ -145,7 +143,7 @@ def check_text(check: SanityCheck) -> str:
         random = f", random places → {others[0]}" if others else ""
         return f"deletion: probability {before} → {after}{random}"
     if check.name == "completeness":
-        return f"completeness gap {check.value:.1%} (limit {SANITY_LIMITS[check.name]:.0%})"
+        return f"completeness gap {percent_text(check.value)} (limit {SANITY_LIMITS[check.name]:.0%})"
     changed = "weights shuffled" if check.name == "weights" else "class (runner-up)"
     return f"{changed}: rank correlation {check.value:.2f} (limit {SANITY_LIMITS[check.name]})"
 
@@ -187,7 +185,7 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
         Column("score", "score", "score of the target", 2).on(target),
         Column("probability", reading, "probability of the target", 1, probability_text, usual="-").on(target),
         Column("layer", "layer", "layer whose map it is", 3, lambda layer: layer or whole, words=True),
-        Column("shape", "grid", "cells of the map", 12, str, lambda row: "x".join(map(str, row.values.shape))),
+        Column("shape", "grid", "cells of the map", 12, str, lambda row: shape_text(row.values.shape)),
         *machine_columns("extent", "size"),
         *(Column(key, value=partial(_end, at)) for at, key in enumerate(("low", "high"))),
         *(Column(key).on(half, key=f"half_{name}") for name, key in (("share", "share"), ("where", "words"))),
@@ -196,7 +194,7 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
             "half of the heat",
             "the smallest part of the input that holds half of the map",
             4,
-            shown=lambda box: f"{share_text(box.share)} {box.words}",
+            shown=lambda box: f"{percent_text(box.share, 0)} {box.words}",
             words=True,
         ).on(half, blank=""),
     )

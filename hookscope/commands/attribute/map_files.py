@@ -17,6 +17,7 @@ from hookscope.commands.attribute.draw_maps import draw_given, given_remark, who
 from hookscope.reporting.document import Document
 from hookscope.reporting.overlays import overlay, shrunk
 from hookscope.reporting.overviews.document import draw_document
+from hookscope.reporting.overviews.sheet import INNER
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.attributions import AttributionMap, Attributions
@@ -24,9 +25,6 @@ from hookscope.results.inputs import PICTURE_AXES, Photograph
 from hookscope.results.runs.directory import OVERVIEW, RunFiles
 from hookscope.results.runs.record import StoredPicture
 from hookscope.text import counted, slug
-
-WIDE = 1144
-"""Pixels, of drawings of signals and volumes: those of the overview."""
 
 _PAGE_SIDE = 1600  # pixels of the photograph in the page; sharp on any screen
 _AT_ONCE = 2  # overlays in memory: each is as large as the photograph
@@ -72,7 +70,7 @@ def _write_map(
     drawn = f"overlays/{name}.png"
     if isinstance(heat_map, AttributionMap) and heat_map.values.ndim != PICTURE_AXES:
         data = result.input_values.get(heat_map.input_index) if isinstance(result, Attributions) else None
-        draw_given(data, heat_map, WIDE).save(folder / drawn)
+        draw_given(data, heat_map, INNER).save(folder / drawn)
     else:
         # Higher levels than 1 save a few hundredths of a photograph, and take several times as long.
         Image.fromarray(overlay(photograph, heat_map)).save(folder / drawn, compress_level=1)
@@ -83,7 +81,7 @@ def photograph_of(result: Activations | Attributions | Attention, index: int) ->
     """Return the photograph under an input's maps; grey where it is not known, a drawing of what is no picture."""
     data = result.input_values.get(index) if isinstance(result, Attributions) else None
     if data is not None:
-        return whole_photograph(np.asarray(draw_given(data, None, WIDE)), given_remark(data))
+        return whole_photograph(np.asarray(draw_given(data, None, INNER)), given_remark(data))
     provenance = result.provenance
     if provenance is not None and provenance.photographs is not None:
         return provenance.photographs(result.inputs, index)

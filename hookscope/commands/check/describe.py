@@ -20,7 +20,7 @@ from hookscope.reporting.check_report import (
     unreported_error,
     verdict,
 )
-from hookscope.reporting.columns import Column, integer_text, percent_text, probability_text
+from hookscope.reporting.columns import Column, integer_text, probability_text
 from hookscope.reporting.depth_charts import depth_charts
 from hookscope.reporting.document import (
     Document,
@@ -44,7 +44,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.grids import Grid
 from hookscope.results.runs.directory import OVERVIEW
 from hookscope.rules import RULES
-from hookscope.text import counted, shape_text, some_of
+from hookscope.text import counted, percent_text, shape_text, some_of
 
 _MOST_INPUTS = 32  # described one by one; the others are counted
 _FEW_RULES = 3
@@ -207,7 +207,7 @@ def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
         Column("right", "right", text=integer_text),
         Column("count", "of", text=integer_text),
         Column("share", "recall" if multi_label else "share", text=percent_text),
-        Column("", "95% interval", shown=lambda label: "{:.1%} to {:.1%}".format(*interval(label.right, label.count))),
+        Column("", "95% interval", value=lambda row: interval(row.right, row.count), text=str),
         *([Column("f1", "F1", text="{:.3f}".format)] if multi_label else []),
         Column("", "instead, mostly" if multi_label else "mostly taken for", shown=_mistaken, words=True),
     ]

@@ -3,7 +3,6 @@
 Pictures that cannot be shown are counted, and are no error. No file outside the folder is read, no link is followed.
 """
 
-import base64
 import io
 import os
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from hookscope.commands.check.describe import Evidence, describe_checks
 from hookscope.errors import InputError
 from hookscope.reporting.check_report import by_severity
 from hookscope.reporting.html.document import document_html
-from hookscope.reporting.html.pictures import BUDGET
+from hookscope.reporting.html.pictures import BUDGET, data_uri
 from hookscope.results.check import CheckReport
 from hookscope.results.runs.reading import read_inside
 from hookscope.results.runs.record import RunRecord
@@ -59,7 +58,7 @@ def read_evidence(folder: Path, room: int) -> Evidence:
             left_out += 1
         else:
             taken += len(png)
-            pictures[path] = f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+            pictures[path] = data_uri(png)
     remarks = (
         f"{counted(left_out, 'picture')} did not fit here and are in the folder only." if left_out else "",
         f"{counted(unreadable, 'picture')} of the folder cannot be read any more." if unreadable else "",

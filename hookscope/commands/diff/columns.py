@@ -9,7 +9,7 @@ from typing import Any
 
 from hookscope.reporting.columns import Column, machine_columns, number_text
 from hookscope.results.differences import DifferenceRow, Differences, NonFinite, WeightDifference
-from hookscope.text import counted, shape_text
+from hookscope.text import counted, percent_text, shape_text
 
 MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
 """How a partner was found, unless by an equal name."""
@@ -51,7 +51,7 @@ def _remarks(usual: tuple[str, str], row: DifferenceRow) -> str:
     if row.arguments:
         parts.append(row.arguments)
     if row.channel is not None:
-        parts.append(f"channel {row.channel.channel}: {row.channel.fraction:.0%}")
+        parts.append(f"channel {row.channel.channel}: {percent_text(row.channel.fraction, 0)}")
     return "; ".join([*parts, *_nonfinite_remarks(row), *([row.note] if row.note else [])])
 
 
@@ -147,7 +147,7 @@ WEIGHTS = (
     *_columns("shape", "shape", 6, shape_text),
     *_columns("dtype", "dtype", 7),
     *_measures({"relative_l2": 1}, relative_l2="‖Δ‖/‖w‖"),
-    Column("sign_flips", "sign flips", "share of opposite signs", 3, lambda share: f"{share:.2%}" if share else "-"),
+    Column("sign_flips", "sign flips", "share of opposite signs", 3, partial(percent_text, decimals=2), usual="0%"),
     *_measures({"max_abs": 2, "max_at": 0, "ulps": 5, "cosine": 8, "sqnr_db": 0} | _MORE),
     Column("note", value=lambda row: getattr(row, "note", None)),
     Column("", "remarks", "its partner, and why it is not compared", 4, shown=_weight_remarks, words=True),

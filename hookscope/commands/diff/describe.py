@@ -41,7 +41,7 @@ from hookscope.results.differences import (
 )
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
-from hookscope.text import are, counted, layer_words, printable, shape_text, some_of
+from hookscope.text import are, counted, layer_words, percent_text, printable, shape_text, some_of
 
 _MOST_FIRST = 5  # differences that the answer names
 _FEW_INPUTS = 3
@@ -62,7 +62,7 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
     letters = dict(zip([drawn.row for drawn in maps], _MARKS, strict=False))
     sides = (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
     random = [letter for letter, side, _ in sides if side.model.random]
-    untrained = [("Random weights", f"nothing in {' and '.join(random)} was learned.")] if random else []
+    untrained = [f"Random weights: nothing in {' and '.join(random)} was learned."] if random else []
     full = result.way != "weights"
     facts = [(letter, _side_text(side, inputs, full=full), side.model.random) for letter, side, inputs in sides]
     reference = [("Reference", result.reference, False)] if result.reference else []
@@ -73,7 +73,7 @@ def describe_differences(result: Differences, record: RunRecord | None = None) -
         answer=answer(result),
         level="fail" if result.exceeded else "",
         input=partial(input_picture, result, 0) if result.inputs else None,
-        warnings=[*(("", warning) for warning in result.warnings), *untrained],
+        warnings=[*result.warnings, *untrained],
         notes=result.notes,
         facts=[*facts, *reference],
         sections=[
@@ -306,9 +306,7 @@ def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool)
         gone = "the difference is gone at" if result.way == "networks" else "the rows agree again at"
         return f"{name}{kind} differs, {amount}, but {gone} {layer_words(first.gone_at)}."
     if result.way != "networks":  # runs do not store the inputs of layers
-        around = (
-            f"{_called_on_one_side(_callers(first.layer)[0], result)}{_not_compared_parts(result) if is_first else ''}"
-        )
+        around = _called_on_one_side(_callers(first.layer)[0], result) + _not_compared_parts(result) * is_first
         return f"The difference first shows at {name}{kind}: {amount}.{around}"
     begins = "First difference in" if is_first else "Another difference in"
     if first.in_own_code:
@@ -316,7 +314,9 @@ def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool)
         line = f" ({row.source})" if row is not None and row.source else ""
         shows = f"{'its output' if is_own else f'{layer_words(first.row)}{line}'} is the first to show it, {amount}"
         alone = _called_on_one_side(first.layer, result)
-        return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
+        is_edited = any(way.startswith("edit ") for side in (result.a, result.b) for way in side.ways)
+        code = f"in its own code between the layers that it calls{', or by an edit' * is_edited}"
+        return f"{begins} {name}{kind}, {code}: {shows}.{alone}"
     inputs = "" if row is None else _inputs_text(row) if is_first else f", {row.arguments}" if row.arguments else ""
     channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
@@ -360,11 +360,8 @@ def _called_on_one_side(layer: str, result: Differences) -> str:
 def _not_compared_parts(result: Differences) -> str:
     """Return which layers were not compared, because one run only has rows of their parts."""
     left_out = [row for row in result.unmatched if row.reason.endswith(PARTS_ALONE)]
-    return (
-        f" {some_of([row.label for row in left_out], _FEW_ALONE)} not compared: {left_out[0].reason}."
-        if left_out
-        else ""
-    )
+    names = some_of([row.label for row in left_out], _FEW_ALONE)
+    return f" {names} not compared: {left_out[0].reason}." if left_out else ""
 
 
 def _callers(label: str) -> tuple[str, ...]:
@@ -485,7 +482,7 @@ def _output_text(output: OutputDifference) -> str:
     if both_nan:
         parts.append(f"probabilities are NaN in A and in B for {both_nan} of {output.input_count} inputs")
     classes = [] if output.top1 is None else [_top1_text(output.top1, output.input_count)]
-    classes += [] if output.top5 is None else [f"top-5 overlap {output.top5:.0%}"]
+    classes += [] if output.top5 is None else [f"top-5 overlap {percent_text(output.top5, 0)}"]
     return f"{name}: {'; '.join(filter(None, [*classes, ', '.join(parts)]))}."
 
 
@@ -516,13 +513,14 @@ def _weights_answer(result: Differences) -> Iterator[str]:
         yield f"A and B hold the same values in {counted(len(comparable), 'tensor')}."
     elif changed:
         finite = _without_nan(_labelled_norms(changed))
-        most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
-        yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
+        amount = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
+        yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{amount}."
         if broken := sum(row.nonfinite is not None for row in changed):
             yield f"{_hold_nan(broken, 'tensor')}."
     flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
     if flips:
-        yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {max(flips)[1]}: {max(flips)[0]:.2%}."
+        most, name = max(flips)
+        yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {name}: {percent_text(most, 2)}."
     dtypes = Counter(f"{row.dtype} in A, {row.dtype_b} in B" for row in rows if row.dtype != row.dtype_b)
     for form, count in dtypes.most_common(3):
         yield f"{counted(count, 'tensor')} {are(count)} {form}."

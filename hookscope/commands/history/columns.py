@@ -6,9 +6,9 @@ from functools import partial
 from operator import attrgetter, methodcaller
 from statistics import median
 
-from hookscope.reporting.columns import Column, classes_text, machine_columns, number_text, percent_text, statistics
+from hookscope.reporting.columns import Column, classes_text, machine_columns, number_text, statistics
 from hookscope.results.history import History, HistoryFile, HistoryFinding, LayerPoint, WeightPoint, by_layer
-from hookscope.text import counted, shape_text
+from hookscope.text import counted, percent_text, shape_text
 
 _MOST_COUNTERS = 2
 _COUNTERS = attrgetter("counters")

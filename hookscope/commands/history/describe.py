@@ -95,7 +95,7 @@ def describe_history(result: History) -> Document:
         page_title=f"{first} to {last} · history",
         answer=answer(result),
         level=most.level if most else "" if result.unreadable else "good",
-        warnings=[*(("", warning) for warning in result.warnings), *((f.label, f.error) for f in result.unreadable)],
+        warnings=[*result.warnings, *(f"{file.label}: {file.error}" for file in result.unreadable)],
         notes=result.notes,
         facts=_facts(result),
         sections=[

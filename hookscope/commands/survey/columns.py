@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import PurePath
 
-from hookscope.reporting.columns import Column, integer_text, machine_columns, number_text, percent_text, statistics
+from hookscope.reporting.columns import Column, integer_text, machine_columns, number_text, statistics
+from hookscope.results.headroom import FLOAT16
 from hookscope.results.survey import Survey, SurveyChannel, SurveyRow
-from hookscope.text import counted
+from hookscope.text import counted, percent_text
 
-FLOAT16 = "float16"
 TIGHT = 10.0
 """Outputs with a smaller factor of headroom are close to the limit (our choice)."""
 _MOST_TOPS = 3  # inputs listed for a channel
@@ -18,7 +18,7 @@ def remarks_of(row: SurveyRow) -> str:
     """Return what deserves a look, in a few words; "" for nothing."""
     activation = row.activation
     words = ["NaN or Inf"] if activation.nan_count or activation.inf_count else []
-    words += [f"above {limit.format}" for limit in row.headroom if limit.format == FLOAT16 and limit.overflowing]
+    words += [f"above {FLOAT16}"] if row.float16 and row.float16.overflowing else []
     words += ["massive"] if row.massive else []
     words += [counted(len(row.duplicate_channels), "duplicate")] if row.duplicate_channels else []
     words += [flag for flag in row.flags if flag in ("all zero", "constant", "shape varies", "unmeasured")]
@@ -35,7 +35,7 @@ def _firing(row: SurveyRow) -> float | None:
 
 
 def _factor(row: SurveyRow) -> float | None:
-    return next((headroom.factor for headroom in row.headroom if headroom.format == FLOAT16), None)
+    return row.float16.factor if row.float16 else None
 
 
 def _followed(channel: SurveyChannel) -> str:

@@ -1,40 +1,41 @@
 """A survey as a document: the answer, what else deserves a look, layers over depth, channels by search."""
 
+import math
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import PurePath
 
-from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, TIGHT, remarks_of
+from hookscope.commands.survey.columns import CHANNELS, LAYERS, TIGHT
 from hookscope.commands.survey.describe_failures import describe_failures
-from hookscope.reporting.columns import number_text, percent_text, share_in_words
+from hookscope.reporting.columns import number_text
 from hookscope.reporting.depth_charts import size_chart
 from hookscope.reporting.document import (
+    Bars,
     ChannelSearch,
     DepthChart,
     Document,
     Facts,
     Level,
     Listing,
-    Picture,
-    Pictures,
     Section,
     Series,
     Table,
     Text,
 )
 from hookscope.reporting.inspected import uncalled_layers
-from hookscope.reporting.run_facts import model_facts, subject_of
+from hookscope.reporting.run_facts import all_facts, subject_of
 from hookscope.results.accuracy import accuracy_words, lowest_words
-from hookscope.results.headroom import FORMATS
+from hookscope.results.headroom import FLOAT16, FORMATS
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.survey import NONFINITE_OUTPUT, CropSheet, Survey, SurveyRow, WrongStrip, channel_counts
 from hookscope.results.table_rows import TableRows
-from hookscope.text import are, counted, figure, layer_words, printable, some_of
+from hookscope.text import are, counted, figure, layer_words, percent_text, printable, share_in_words, some_of
 
 _MOST_NAMES = 3
 _MOST_CLASSES = 8
 _MOST_NAME = 60
 _MOST_TABLES = 5
+_MOST_BARS = 10
 
 
 def describe_survey(
@@ -43,12 +44,8 @@ def describe_survey(
     *,
     crops: Sequence[CropSheet] = (),
     wrong: Sequence[WrongStrip] = (),
-    limit_bars: str = "",
 ) -> Document:
-    """Describe a survey. The run's `record` lists the pictures; `crops` and `wrong` do so before it exists.
-
-    `limit_bars` names a picture of the outputs nearest to float16's limit, which replaces the chart of the ranges.
-    """
+    """Describe a survey. The run's `record` lists the pictures; `crops` and `wrong` do so before it exists."""
     crops, wrong = (record.crops, record.wrong) if record is not None else (crops, wrong)
     channels = f"{counted(channel_counts(result.rows), 'channel')} of {counted(len(result.rows), 'output')}"
     search = ChannelSearch(
@@ -65,45 +62,39 @@ def describe_survey(
         about=subject_of(result),
         answer=answer(result),
         level=_level(result),
-        warnings=[("", warning) for warning in result.warnings],
+        warnings=result.warnings,
         notes=result.notes,
         facts=_facts(result),
         sections=[
             describe_failures(result.failures, wrong),
-            Section("depth", "Over depth", [*_charts(result, limit_bars)]),
+            Section("depth", "Over depth", [*_charts(result)]),
             Section("layers", "Layers", [layers if result.rows else Text(["No layer finished."])]),
             Section("channels", "Channels", [search]),
             Section("left-out", "Left out", [uncalled_layers(result.uncalled), unusable]),
         ],
-        making=_making(result, record),
+        making=_making(result),
         main="channels",
     )
 
 
 def _facts(result: Survey) -> Facts:
     left_out = f", {counted(len(result.unusable), 'other')} left out" if result.unusable else ""
-    facts = [
-        *model_facts(result.model),
+    named = ", ".join(f"{name} {count:,}" for name, count in [*result.classes.items()][:_MOST_CLASSES])
+    return all_facts(
+        result,
         ("Inputs", f"{result.input_count:,}{left_out}", bool(result.unusable)),
         ("Outputs", f"{len(result.rows):,} with {counted(channel_counts(result.rows), 'channel')}", False),
-        ("Device", f"{result.device}, {result.dtype}", False),
-    ]
-    if result.classes:
-        named = ", ".join(f"{name} {count:,}" for name, count in [*result.classes.items()][:_MOST_CLASSES])
-        facts.append(("Classes", f"{len(result.classes):,}: {named}", False))
-    return facts
+        *([("Classes", f"{len(result.classes):,}: {named}", False)] if named else []),
+    )
 
 
-def _making(result: Survey, record: RunRecord | None) -> list[tuple[str, str]]:
+def _making(result: Survey) -> list[tuple[str, str]]:
     digest = [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
     cut = f"{result.chunk_count:,} of {result.chunk_size:,} files at most"
-    made = [*digest, ("Batch size", str(result.batch_size)), ("Chunks", cut), ("Seed", str(result.seed))]
-    if record is None:
-        return made
-    return [("Layers", " ".join(record.patterns) or "all"), *made, ("Threads", str(record.threads or ""))]
+    return [*digest, ("Batch size", str(result.batch_size)), ("Chunks", cut), ("Seed", str(result.seed))]
 
 
-def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
+def _charts(result: Survey) -> Iterator[DepthChart | Bars]:
     if not any(row.channels for row in result.rows):
         return
     rows, labels = result.rows, [row.label or "(model)" for row in result.rows]
@@ -116,23 +107,36 @@ def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
             labels=labels,
             series=[
                 Series("values that are not zero", firing, shape="area"),
-                Series("dead, share of channels", dead, "red", "dots"),
+                Series("0 on every input, share of channels", dead, "red", "dots"),
             ],
             axis="percent",
         )
-    if not limit_bars or any(row.activation.nan_count or row.activation.inf_count for row in rows):
-        limit = Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red")
-        yield size_chart("Range of the values", rows, limit)
-    if limit_bars:
-        caption = f"On a logarithmic scale from 1 to the limit, {FORMATS[FLOAT16].greatest:,.0f}."
-        bars = Picture(name=caption, caption=caption, file=limit_bars)
-        yield Pictures("Nearest to float16's limit", "Largest magnitude of each output.", [bars])
+    bars = _nearest_to_limit(result)
+    has_nan = any(row.activation.nan_count or row.activation.inf_count for row in rows)
+    limit = Series("float16's limit", [FORMATS[FLOAT16].greatest] * len(rows), "red")
+    yield size_chart("Range of the values", rows, limit, is_extra=bool(bars.bars) and not has_nan)
+    yield bars
+
+
+def _nearest_to_limit(result: Survey) -> Bars:
+    """Return the largest magnitudes as bars from 1 to float16's limit."""
+    limit = FORMATS[FLOAT16].greatest
+    peaks = [(peak, layer_words(row.label)) for row in result.rows if (peak := row.activation.max_abs)]
+
+    def bar(peak: float, name: str) -> tuple[str, Level, float, str]:
+        level: Level = "fail" if peak > limit else "warn" if peak > limit / TIGHT else "good"
+        words = "above it" if peak > limit else f"{figure(limit / peak, 3)}\N{MULTIPLICATION SIGN} below it"
+        share = min(math.log(max(peak, 1.0)) / math.log(limit), 1.0)
+        return name, level, share, f"{number_text(peak, 3)}, {words}"
+
+    legend = f"Largest magnitude of each output, on a logarithmic scale from 1 to the limit, {limit:,.0f}."
+    largest = sorted(peaks, key=itemgetter(0), reverse=True)[:_MOST_BARS]
+    return Bars("Nearest to float16's limit", legend, [bar(*peak) for peak in largest])
 
 
 def _level_of_row(row: SurveyRow) -> Level:
     """Return the level of a row; dead channels make a warning from the share that flags them elsewhere."""
-    remark = remarks_of(row)
-    if "NaN" in remark or FLOAT16 in remark:
+    if row.activation.nan_count or row.activation.inf_count or (row.float16 and row.float16.overflowing):
         return "fail"
     return "warn" if row.massive or any(flag in ("dead channels", "all zero") for flag in row.flags) else ""
 
@@ -193,7 +197,7 @@ def rows_used(table_rows: Sequence[TableRows], when: str) -> Iterator[str]:
 
 
 def _overflowing(result: Survey) -> Iterator[str]:
-    rows = [row for row in result.rows if any(room.format == FLOAT16 and room.overflowing for room in row.headroom)]
+    rows = [row for row in result.rows if row.float16 and row.float16.overflowing]
     if rows:
         worst = max(rows, key=lambda row: row.activation.max_abs or 0.0)
         more = f" So do values of {counted(len(rows) - 1, 'other output')}." if len(rows) > 1 else ""
@@ -240,7 +244,7 @@ def _massive(result: Survey) -> Iterator[str]:
 
 def _tight(result: Survey) -> Iterator[str]:
     finite = [row for row in result.rows if not (row.activation.nan_count or row.activation.inf_count)]
-    factors = [(room.factor, row) for row in finite for room in row.headroom if room.format == FLOAT16 and room.factor]
+    factors = [(row.float16.factor, row) for row in finite if row.float16 and row.float16.factor]
     least, row = min(factors, key=itemgetter(0), default=(0.0, None))
     if row is not None and least >= 1:
         which = "" if len(finite) == len(result.rows) else " without NaN or Inf"

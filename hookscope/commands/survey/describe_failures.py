@@ -10,7 +10,7 @@ from hookscope.reporting.columns import number_text
 from hookscope.reporting.document import Picture, Pictures, Section, Text
 from hookscope.results.failures import FailedInput, Failures, OutsideRange
 from hookscope.results.survey import Survey, WrongStrip
-from hookscope.text import counted, printable
+from hookscope.text import counted, percent_text, printable
 
 TILE, GAP = 96, 4
 _WHITE = (255, 255, 255)
@@ -60,7 +60,8 @@ def _heading(miss: FailedInput) -> str:
     label, other = printable(miss.label, _MOST_NAME), printable(miss.taken_for, _MOST_NAME)
     if miss.probability is None or miss.label_probability is None:
         return f"{printable(miss.name)}: {label}, scores with NaN"
-    return f"{printable(miss.name)}: {label} ({miss.label_probability:.1%}), taken for {other} ({miss.probability:.1%})"
+    has, taken = percent_text(miss.label_probability), percent_text(miss.probability)
+    return f"{printable(miss.name)}: {label} ({has}), taken for {other} ({taken})"
 
 
 def _reasons(miss: FailedInput, failures: Failures) -> list[str]:
@@ -95,7 +96,7 @@ def _method_words(failures: Failures) -> list[str]:
     words = []
     if failures.range_rate <= failures.departure_rate:
         words.append(
-            f"At most {failures.range_rate:.1%} of ordinary inputs lie outside a range of the "
+            f"At most {percent_text(failures.range_rate)} of ordinary inputs lie outside a range of the "
             f"{failures.compared_count:,} that are classified right."
         )
     if failures.sampled_count:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hookscope.commands.survey.describe import rows_used
 from hookscope.commands.watch.closing import Watched, not_judged
-from hookscope.reporting.columns import Column, integer_text, number_text, percent_text
+from hookscope.reporting.columns import STATISTICS, Column, integer_text, number_text
 from hookscope.reporting.document import (
     DetailedRow,
     Document,
@@ -31,7 +31,7 @@ from hookscope.reporting.document import (
 )
 from hookscope.reporting.steps import Floats, HeatMap, as_floats, heat_map
 from hookscope.results.training import TrainingFinding, TrainingLog, TrainingStep, WatchedLayer, WatchedParameter
-from hookscope.text import are, counted, figure, some_of
+from hookscope.text import are, counted, figure, percent_text, some_of
 
 CLOSED = "closed"
 PROCESS_ENDED = "the process ended"
@@ -349,14 +349,14 @@ _PARAMETER = (
     Column("weight_norm", "‖w‖"),
     Column("gradient_norm", "‖g‖"),
     Column("gradient_max", "max |g|"),
-    Column("gradient_zero_fraction", "exact zeros of g", text=percent_text),
+    Column("gradient_zero_fraction", "zeros of g", text=percent_text),
+    Column("gradient_nonfinite_count", "NaN, Inf of g", text=integer_text),
     Column("update_norm", "‖Δw‖"),
 )
 _LAYER = (
-    *(Column(key, key) for key in ("mean", "std", "min", "max")),
-    Column("zero_fraction", "exact zeros", text=percent_text),
-    Column("dead_channel_fraction", "dead channels", text=percent_text),
+    *(STATISTICS[key] for key in ("mean", "std", "min", "max", "zero_fraction", "dead_channel_fraction")),
     Column("saturated_fraction", "saturated", text=percent_text),
+    STATISTICS["nonfinite_count"],
 )
 
 

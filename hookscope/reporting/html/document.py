@@ -15,7 +15,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookscope.reporting.columns import number_text, percent_text
+from hookscope.reporting.columns import number_text
 from hookscope.reporting.document import (
     ChannelSearch,
     DepthChart,
@@ -40,7 +40,7 @@ from hookscope.reporting.steps import HeatMap
 from hookscope.results.runs.reading import StoredRun
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.runs.reports import MARK
-from hookscope.text import counted, safe_text
+from hookscope.text import counted, percent_text, safe_text
 
 # Limits for a page of at most 6 MB: rows and columns of a heat map, and numbers in all heat maps.
 _MOST_ROWS = 800
@@ -240,7 +240,8 @@ def _making(record: RunRecord, making: Sequence[tuple[str, str]]) -> list[tuple[
     command = [("Command", record.command)] if record.command else []
     layers = [("Layers", " ".join(record.patterns))] if record.patterns else []
     versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
-    return [*command, *layers, *making, ("Versions", versions), ("Platform", record.platform)]
+    threads = [("Threads", str(record.threads))] if record.threads else []
+    return [*command, *layers, *making, *threads, ("Versions", versions), ("Platform", record.platform)]
 
 
 def _visible(value: Any) -> Any:

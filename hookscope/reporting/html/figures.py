@@ -7,11 +7,11 @@ import numpy as np
 from rich.cells import cell_len
 
 from hookscope.reporting.axes import Axis, Run, placed_names
-from hookscope.reporting.columns import fold_name, number_text, percent_text
+from hookscope.reporting.columns import fold_name, number_text
 from hookscope.reporting.document import DepthChart, Series, StepChart, StepCharts
 from hookscope.reporting.plots import MOST_COLUMNS, Plot, depth_plot, step_plot
 from hookscope.reporting.steps import Floats, columns_of
-from hookscope.text import figure, safe_text
+from hookscope.text import figure, percent_text, safe_text
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26

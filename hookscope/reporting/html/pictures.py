@@ -224,7 +224,12 @@ def png_uri(picture: Image.Image, **options: int | bytes) -> str:
 def _uri(picture: Image.Image, kind: str, **options: int | bytes) -> str:
     file = io.BytesIO()
     picture.save(file, kind, **options)
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+    return data_uri(file.getvalue(), kind)
+
+
+def data_uri(content: bytes, kind: str = "png") -> str:
+    """Return the file of a picture as a data URI."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def _read_grid(png: bytes, grid: Grid) -> tuple[NDArray[np.uint8], bytes]:

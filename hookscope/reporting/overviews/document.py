@@ -6,8 +6,9 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from hookscope.reporting.axes import placed_names
-from hookscope.reporting.columns import number_text, percent_text
+from hookscope.reporting.columns import number_text
 from hookscope.reporting.document import (
+    Bars,
     ChannelSearch,
     DepthChart,
     Document,
@@ -55,15 +56,15 @@ from hookscope.reporting.palettes import BACKGROUND, colour_levels
 from hookscope.reporting.plots import depth_plot, step_plot
 from hookscope.reporting.steps import HeatMap
 from hookscope.results.survey import CropSheet
-from hookscope.text import counted
+from hookscope.text import counted, percent_text
 
 _MOST_FINDINGS, _MOST_LINES, _MOST_PICTURES, _MOST_WARNINGS = 8, 3, 3, 6
 
 # Pixels.
 _INPUT = 200  # a side, beside the answer
 _TALLEST = 190  # pixels of pictures side by side
-_NAMES = 330  # left of a time line or a heat map, for the names
-_BAR = 12
+_NAMES, _WORDS = 330, 200  # left of bars or a heat map, for the names; right of bars, for words
+_BAR, _STEP = 12, line_height(SMALL) + 8  # the height of a bar, and from one to the next
 _MOST_ROWS = 36  # in a heat map
 _ROW = 17
 _SCALE = 200  # width of a colour bar
@@ -87,12 +88,8 @@ def draw_document(document: Document, images: Mapping[str, Image.Image] | None =
     picture = document.input(_INPUT, _INPUT) if document.input else None
     drawn = [part for part in document.parts if type(part) in _BLOCKS]
     blocks = [block for part in drawn for block in _BLOCKS[type(part)](part, images or {})]
-    return draw_sheet([text_block(heading), text_block(answer, picture), *blocks, _warnings(document)])
-
-
-def _warnings(document: Document) -> Block:
-    lines = [f"{name}: {warning}" if name else warning for name, warning in document.warnings]
-    return text_block([(line, TEXT, AMBER) for line in lines[:_MOST_WARNINGS]])
+    warnings: list[Line] = [(line, TEXT, AMBER) for line in document.warnings[:_MOST_WARNINGS]]
+    return draw_sheet([text_block(heading), text_block(answer, picture), *blocks, text_block(warnings)])
 
 
 def _step_charts(part: StepCharts) -> list[Block]:
@@ -128,26 +125,46 @@ def _more(count: int, noun: str) -> list[Line]:
 
 
 def _time_line(part: Findings) -> Block:
-    findings, step = part.first(_MOST_FINDINGS), line_height(SMALL) + 8
-    left, unit = MARGIN + _NAMES, (INNER - _NAMES) / 1000
+    findings = part.first(_MOST_FINDINGS)
 
     def draw(image: Image.Image, top: int) -> None:
-        pen = ImageDraw.Draw(image)
-        for finding in findings:
-            words = fitting(f"{finding.rule}  {finding.where}", SMALL, _NAMES - 16)
-            write(pen, [(words, SMALL, _COLOURS[finding.level])], top, MARGIN, _NAMES)
-            upper, lower = top + line_height(SMALL) // 2 - _BAR // 2, top + line_height(SMALL) // 2 + _BAR // 2
-            pen.rectangle([left, upper, MARGIN + INNER, lower], _GROUND)
-            for start, length in finding.spans:
-                begin = left + start * unit
-                pen.rectangle([begin, upper, begin + max(3, length * unit), lower], _COLOURS[finding.level])
-            top += step
+        for place, finding in enumerate(findings):
+            line = (f"{finding.rule}  {finding.where}", SMALL, _COLOURS[finding.level])
+            _draw_bar(image, top + place * _STEP, line, finding.spans, finding.level, MARGIN + INNER)
+        pen, top = ImageDraw.Draw(image), top + len(findings) * _STEP
         write(pen, _more(len(part.findings) - _MOST_FINDINGS, "finding"), top, MARGIN, _NAMES)
         for share, end in enumerate(part.ends):
             words = fitting(end, SMALL, INNER // 3)
-            write_line(pen, words, SMALL, DIM, top, left + share * (INNER - _NAMES), share)
+            write_line(pen, words, SMALL, DIM, top, MARGIN + _NAMES + share * (INNER - _NAMES), share)
 
-    return Block(len(findings) * step + line_height(SMALL), draw)
+    return Block(len(findings) * _STEP + line_height(SMALL), draw)
+
+
+def _bars(part: Bars) -> list[Block]:
+    right = MARGIN + INNER - _WORDS
+
+    def draw(image: Image.Image, top: int) -> None:
+        for name, level, share, words in part.bars:
+            _draw_bar(image, top, (name, SMALL, INK), [(0, 1000 * share)], level, right)
+            shown = fitting(words, SMALL, _WORDS - 12)
+            write_line(ImageDraw.Draw(image), shown, SMALL, INK, top, right + 12)
+            top += _STEP
+
+    heading = text_block([(part.title, NAME, INK), (part.legend, SMALL, DIM)])
+    return [heading, Block(len(part.bars) * _STEP, draw)]
+
+
+def _draw_bar(
+    image: Image.Image, top: int, name: Line, spans: Sequence[tuple[float, float]], level: Level, right: int
+) -> None:
+    """Draw a name, and spans, in thousandths, of a ground that ends at `right`."""
+    pen, left = ImageDraw.Draw(image), MARGIN + _NAMES
+    write(pen, [(fitting(name[0], SMALL, _NAMES - 16), *name[1:])], top, MARGIN, _NAMES)
+    upper, unit = top + (line_height(SMALL) - _BAR) // 2, (right - left) / 1000
+    pen.rectangle([left, upper, right, upper + _BAR], _GROUND)
+    for start, length in spans:
+        begin = left + start * unit
+        pen.rectangle([begin, upper, begin + max(3, length * unit), upper + _BAR], _COLOURS[level])
 
 
 def _heat_block(heat: HeatMap) -> Block:
@@ -247,7 +264,8 @@ def _captioned(lines: Sequence[str], picture: Image.Image) -> Block:
 _BLOCKS: Mapping[type, Callable[[Any, Mapping[str, Image.Image]], list[Block]]] = {
     Findings: lambda part, _: [_time_line(part) if part.ends else _finding_lines(part)],
     StepCharts: lambda part, _: _step_charts(part),
-    DepthChart: lambda part, _: [Chart(plot).block] if (plot := depth_plot(part)) else [],
+    DepthChart: lambda part, _: [Chart(plot).block] if not part.is_extra and (plot := depth_plot(part)) else [],
+    Bars: lambda part, _: _bars(part),
     HeatMaps: lambda part, _: _heat_maps(part),
     Maps: lambda part, _: _maps(part),
     PhotographMaps: lambda part, _: [block for mapped in part.inputs for block in map_blocks(mapped)],

@@ -87,8 +87,8 @@ def _nearest_runs(folder: Path) -> str:
     """Return a sentence with runs of similar names, next to the folder or in `RUNS`; "" if there are none."""
     for place in (folder.parent, RUNS):
         try:
-            files = [file for name in ("run.json", "watch.jsonl") for file in sorted(place.glob(f"*/{name}"))]
-            runs = [str(file.parent) for file in files]
+            names = ("run.json", "watch.jsonl")
+            runs = [str(file.parent) for name in names for file in sorted(place.glob(f"*/{name}"))]
         except (OSError, ValueError):  # a name with a null byte
             continue
         if hint := nearest(str(place / folder.name), runs, prefix=f"{place}/"):

@@ -136,6 +136,9 @@ def test_an_edited_input_is_a_difference_of_its_layer_alone(shadow: bool) -> Non
     result = hookscope.diff(network, "same", x, edit_b="/^1$/:input:scale(-1)", shadow=shadow)
     assert answer(result)[0] == f"First difference in layer 1: relative L2 {number_text(block, 3)}."
     assert [difference.layer for difference in result.first_differences] == ["1"]
+    result = hookscope.diff(network, "same", x, edit_b="/^1$/:output:scale(2)", shadow=shadow)
+    where = "in its own code between the layers that it calls, or by an edit: its output is the first to show it"
+    assert answer(result)[0] == f"First difference in layer 1, {where}, relative L2 1.00."
 
 
 _collected: ContextVar[list[Tensor]] = ContextVar("collected")
