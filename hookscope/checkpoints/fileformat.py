@@ -280,6 +280,11 @@ def _foreign(start: bytes) -> str:
     )
 
 
+def looks_like_file(name: str | os.PathLike[str]) -> bool:
+    """Return whether a name means a weights file: it has such a file's suffix, or something of that name exists."""
+    return os.fspath(name).lower().endswith(WEIGHTS_SUFFIXES) or os.path.lexists(name)
+
+
 def is_distributed(path: Path) -> bool:
     """Return whether a path is a folder that `torch.distributed.checkpoint` has written."""
     is_folder = os.path.isdir(path)  # noqa: PTH112 never raises, for a name too long either

@@ -30,7 +30,7 @@ from hookscope.checkpoints.fileformat import (
     open_regular,
 )
 from hookscope.checkpoints.global_names import is_data, is_forbidden, refused_names
-from hookscope.checkpoints.isolation import run_isolated, unchanged
+from hookscope.checkpoints.isolation import run_isolated
 from hookscope.checkpoints.nested import tensors_in
 from hookscope.checkpoints.pickle_scan import PickleSurvey, survey_pickle
 from hookscope.checkpoints.sandbox.worker import CAN_FORK
@@ -128,8 +128,8 @@ def read_verified(
             )
 
     contents: dict[Path, ScanResult] = {}
-    with unchanged(files):
-        scans = inspect_isolated(files, look, rules)
+    scans = inspect_isolated(files, look, rules)
+    with files.unchanged():
         for (path, kind), scan in zip(files.kinds.items(), scans, strict=True):
             run = rules.read_trusted if scan.how == "runs code" else None
             contents[path] = scan._replace(content=run(path, kind) if run else read_content(path, kind, scan.how))

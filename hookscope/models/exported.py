@@ -38,10 +38,12 @@ def load_program(files: WeightsFiles, seed: int) -> LoadedModel:
     rules = ReadingRules("", partial(read_program, seed=seed))
     module, remarks, only = read_verified(files, lambda *_: None, rules)[files.path].content
     sha256, packed = files.sha256(), packed_classes(files.path)
-    loaded, name = loaded_module(module), printable(files.path.name)
-    categories, note = _class_names(packed, module) if files.kind == "torchscript" else ((), "")
-    info = replace(loaded.info, name=name, weights=name, sha256=sha256, categories=categories)
-    loaded = replace(loaded, info=info, notes=(f"{name}: {note}",) if note else ())
+    name = printable(files.path.name)
+    loaded = loaded_module(module, name, sha256)
+    if files.kind == "torchscript":
+        categories, note = _class_names(packed, module)
+        info = replace(loaded.info, categories=categories)
+        loaded = replace(loaded, info=info, notes=(f"{name}: {note}",) if note else ())
     return _completed(loaded, remarks, only)
 
 

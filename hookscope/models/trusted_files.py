@@ -36,7 +36,7 @@ def read_trusted(path: Path, kind: FileKind) -> object:
     shown = printable(str(path))
     try:
         # By its name alone, torch would take some file for safetensors.
-        with open_regular(path) as file, importable(Path.cwd(), is_file=False), silenced_known_warnings():
+        with open_regular(path) as file, importable(), silenced_known_warnings():
             if kind == "pickle":
                 return pickle.load(file)  # noqa: S301 - trusted
             return torch.load(file, map_location="cpu", weights_only=False)

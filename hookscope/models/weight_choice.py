@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions, looks_like_file
+from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions
+from hookscope.checkpoints.fileformat import looks_like_file
 from hookscope.errors import MisfitError, ModelError, UsageError
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import (

@@ -26,7 +26,8 @@ from hookscope.errors import (
 )
 from hookscope.inputs.batches import load_batches
 from hookscope.models.input_spec import example_shape
-from hookscope.models.spec import load_model, parse_model
+from hookscope.models.names import parse_model
+from hookscope.models.spec import load_model
 from tests.cli.conftest import CAT
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -11,7 +11,8 @@ import hookscope
 from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.errors import CheckpointError, InputError, ModelNotFoundError, UsageError
 from hookscope.models.construction import seeded
-from hookscope.models.spec import ModelSpec, build_on_meta, load_model, parse_model
+from hookscope.models.names import ModelSpec, parse_model
+from hookscope.models.spec import build_on_meta, load_model
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".safetensors.index.json", ".bin.index.json")
 
