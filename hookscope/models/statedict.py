@@ -1,7 +1,7 @@
 """Load a state dict into a network, strictly, without wrapping prefixes of its names."""
 
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from fnmatch import fnmatchcase
@@ -16,7 +16,7 @@ from hookscope.checkpoints.weight_sets import COUNTER, is_averaged, listed
 from hookscope.checkpoints.wrapped_names import stripped_forms
 from hookscope.errors import MisfitError
 from hookscope.parameters import arg
-from hookscope.text import printable
+from hookscope.text import counted, printable
 
 _LISTED = 3  # names in a message
 
@@ -52,7 +52,8 @@ def load_into(
     missing for a BatchNorm's `num_batches_tracked`, for tensors in the memory of loaded tensors (tied weights, views),
     and where `options` allows it; a name of another shape must match both of its patterns.
 
-    Returns sentences about what is unused, missing, not needed, or given twice. `notes` gets one about the prefix.
+    Returns sentences about what is unused, missing, not needed, or given twice. `notes` gets those about a prefix and
+    about other dtypes.
     Raises MisfitError if names or shapes do not fit, or fit in several ways; the module is then overwritten in part.
     """
     target = module.state_dict()
@@ -101,7 +102,11 @@ def load_into(
     prefix = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
     prefix += [f"{origin}: all {len(mapping)} names fit with the prefix '{printable(added, 80)}'."] if added else []
     remarks: list[str] = []
-    (remarks if notes is None else notes).extend(prefix)
+    tensors = (
+        (key, value) for key, value in fitting.items() if isinstance(value, Tensor) and not key.endswith(COUNTER)
+    )
+    dtypes = ((value.dtype, target[key].dtype) for key, value in tensors if key in formed)
+    (remarks if notes is None else notes).extend([*prefix, *converted(origin, dtypes)])
     remarks += [*unfit, *_twice_given(memory, fitting, original, origin)]
     remarks += _unneeded(
         options.allow_missing, [*not_given, *reshaped], arg("allow_missing"), "no name that is missing"
@@ -146,6 +151,13 @@ def unfit_names(
     kept = "of the network's tensors are not in it and keep their initial values"
     remarks = _sentence(origin, "of its tensors are not used", unused), _sentence(origin, kept, absent + both)
     return [*filter(None, remarks)]
+
+
+def converted(origin: str, dtypes: Iterable[tuple[torch.dtype, torch.dtype]]) -> list[str]:
+    """Return a sentence about the tensors whose dtype in the file is not the network's; [] if there are none."""
+    counts = Counter((stored, own) for stored, own in dtypes if stored != own)
+    parts = [f"{counted(count, 'tensor')} from {stored} to {own}" for (stored, own), count in counts.items()]
+    return [f"{origin}: loading converted {', '.join(parts)}.".replace("torch.", "")] if parts else []
 
 
 def _without_transient(module: nn.Module, target: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -172,7 +172,8 @@ def test_values_lose_precision_at_most(inputs: torch.dtype, own: torch.dtype, co
     module.register_buffer("values", torch.zeros(2, dtype=own))
     state = {"values": torch.tensor([1, 2]).to(inputs)}
     if copied:
-        load_into(module, state, "model.pt")
+        dtypes = f"from {inputs} to {own}".replace("torch.", "")
+        assert load_into(module, state, "model.pt") == (f"model.pt: loading converted 1 tensor {dtypes}.",)
         assert module.values.tolist() == [1, 2]
     else:
         shown = f"{str(inputs).removeprefix('torch.')}, network {str(own).removeprefix('torch.')}"
