@@ -195,16 +195,15 @@ def history(files: str, images: Sequence[str] = (), *, option: options.History) 
     hookscope history 'ckpt/*.pt' photos/ --arch resnet34 --report history.html
     hookscope history 'ckpt/*.safetensors' --arch net.py:build --json
     """
-    from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, is_distributed, is_hugging_face
+    from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, is_weights_folder
     from hookscope.commands.history.run import history as run_history
 
-    def is_folder(name: str) -> bool:
-        return is_distributed(Path(name)) or is_hugging_face(Path(name))
-
     several: str | list[str] = files
-    if os.path.isfile(files) or is_folder(files):  # noqa: PTH113 never raises
+    if os.path.isfile(files) or is_weights_folder(Path(files)):  # noqa: PTH113 never raises
         # A glob that the shell has expanded.
-        further = [*takewhile(lambda name: name.lower().endswith(WEIGHTS_SUFFIXES) or is_folder(name), images)]
+        further = [
+            *takewhile(lambda name: name.lower().endswith(WEIGHTS_SUFFIXES) or is_weights_folder(Path(name)), images)
+        ]
         if not further:
             raise UsageError(
                 f"A history takes several files, and '{printable(files)}' is one: name more, a folder, or a glob."

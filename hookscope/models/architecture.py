@@ -91,11 +91,10 @@ def declared_network(names: Sequence[str], candidates: Sequence[Candidate], shap
     """Return the first network that fits of those that a file names; None if none fits."""
     for name in names:
         fitting = [candidate for candidate in candidates if candidate.model.removeprefix("timm:") == name]
-        models = [name] if name in torchvision_names() else []
+        models = [name]
         models += [f"timm:{name}"] if find_spec("timm") and f"timm:{name}" in network_table("timm").networks else []
-        for candidate in (*fitting, *(adapt(model, shapes) for model in models if not fitting)):
-            if candidate is not None:
-                return candidate
+        if fitting := fitting or [*filter(None, (adapt(model, shapes) for model in models))]:
+            return fitting[0]
     return None
 
 

@@ -195,7 +195,9 @@ def _built(
         if chosen.checkpoint is None:
             return kind(config).eval(), [], []
         tensors = {key: value for key, value in chosen.checkpoint.state.items() if isinstance(value, Tensor)}
-        state = _own_part(kind, tensors)
+        has_text = any(name.startswith("text_model.") for name in tensors)
+        own = "vision_model." if has_text and kind.__name__.endswith("VisionModel") else ""
+        state = {name: value for name, value in tensors.items() if name.startswith(own)}
         module, info = kind.from_pretrained(
             None,
             config=config,
@@ -219,12 +221,6 @@ def _built(
     unfit = unfit_names(names, missing, unexpected, differing, options.file)
     dtypes = [(value.dtype, torch.float32) for value in state.values() if value.is_floating_point()]
     return module.eval(), unfit, converted(chosen.origin, dtypes)
-
-
-def _own_part(kind: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if kind.__name__.endswith("VisionModel") and any(name.startswith("text_model.") for name in state):
-        return {name: value for name, value in state.items() if name.startswith("vision_model.")}
-    return dict(state)
 
 
 def _preprocessing(

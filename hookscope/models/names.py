@@ -56,10 +56,10 @@ def model_names(pattern: str | None = None) -> list[str]:
 class ModelSpec:
     """A parsed MODEL, before anything is loaded: a registry name, a path, or a dotted module name.
 
-    `factory` is the callable or Module in a "file" or "module". A "weights" file may hold the network too.
+    `factory` is the callable or Module in a Python file or module. A "weights" file may hold the network too.
     """
 
-    form: Literal["demo", "torchvision", "timm", "file", "module", "weights", "hugging face"]
+    form: Literal["demo", "torchvision", "timm", "python", "weights", "hugging face"]
     source: str
     factory: str = ""
 
@@ -73,9 +73,16 @@ def parse_model(text: str) -> ModelSpec:
     anything else, UsageError for a Python file without a factory, and for a picture.
     """
     _refuse_by_form(text)
-    spec = _by_form(text)
-    if spec is not None:
-        return spec
+    source, colon, factory = text.rpartition(":")
+    if text == DEMO:
+        return ModelSpec("demo", text)
+    if text.startswith("timm:"):
+        return ModelSpec("timm", text.removeprefix("timm:"))
+    if text.lower().endswith(WEIGHTS_SUFFIXES):
+        return ModelSpec("weights", text)
+    is_module = source != "torchvision" and all(part.isidentifier() for part in source.split("."))
+    if is_module or (colon and source.endswith(".py")):
+        return ModelSpec("python", source, factory)
     name = text.removeprefix("torchvision:")
     names = model_names()
     if name.lower() in names[1:]:  # [0] is demo
@@ -98,23 +105,9 @@ def check_model(text: str) -> None:
         WeightsFiles.at(Path(spec.source))
     elif spec.form == "timm":
         published(spec.source)
-    elif spec.factory:
+    elif spec.form == "python":
         with importable(spec.source):
             imported(spec.source, spec.factory)
-
-
-def _by_form(text: str) -> ModelSpec | None:
-    source, colon, factory = text.rpartition(":")
-    if text == "demo":
-        return ModelSpec("demo", text)
-    if text.startswith("timm:"):
-        return ModelSpec("timm", text.removeprefix("timm:"))
-    if text.lower().endswith(WEIGHTS_SUFFIXES):
-        return ModelSpec("weights", text)
-    if colon and source.endswith(".py"):
-        return ModelSpec("file", source, factory)
-    is_module = source != "torchvision" and all(part.isidentifier() for part in source.split("."))
-    return ModelSpec("module", source, factory) if is_module else None
 
 
 def _refuse_by_form(text: str) -> None:

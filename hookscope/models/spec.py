@@ -137,7 +137,7 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         _refuse_arguments(files.path, options)
         if options.file.key is not None:
             raise UsageError(f"{printable(files.path.name)} is a program, so it takes no {arg('key')}.")
-        return exported.load_program(files, options.seed)
+        return exported.load_program(files)
     checkpoint = read_checkpoint(files, options.file)
     if is_adapter(checkpoint.state):
         settings = adapter_settings(checkpoint, files.adapter_config, has_network=network is not None)
@@ -171,7 +171,7 @@ def _network_of(
 
     `named` is the network of --arch, None to recognise it; `arguments` of --model-arg win.
     """
-    if named is not None and named.form in ("file", "module"):
+    if named is not None and named.form == "python":
         return named, {}, None, ()
     shapes = state_shapes(checkpoint.state)
     if named is not None:
@@ -243,7 +243,7 @@ def _refuse_arguments(path: Path, options: BuildOptions) -> None:
 
 
 def _load_network(spec: ModelSpec, options: BuildOptions) -> LoadedModel:
-    if spec.form in ("file", "module"):
+    if spec.form == "python":
         return load_python(spec.source, spec.factory, options)
     if spec.form == "hugging face":
         from hookscope.models import hugging_face  # noqa: PLC0415 (an optional package, slow to import)

@@ -59,11 +59,9 @@ class BuildOptions:
     def file_weights(self) -> "ChosenWeights | None":
         """Return the weights of the file that `weights` names or is; None for "auto" and "none"."""
         read = self.weights
-        if isinstance(read, str):
-            if read in ("auto", "none"):
-                return None
-            read = read_checkpoint(Path(read), self.file)
-        return ChosenWeights.of_file(read)
+        if read in ("auto", "none"):
+            return None
+        return ChosenWeights.of_file(read_checkpoint(Path(read), self.file) if isinstance(read, str) else read)
 
     def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]", others: str = "") -> "ChosenWeights":
         """Return the weights for "auto", "none" and a file.

@@ -13,7 +13,7 @@ import transformers
 from PIL import Image
 
 from hookscope.checkpoints.checkpoint import FileOptions
-from hookscope.checkpoints.fileformat import is_hugging_face
+from hookscope.checkpoints.fileformat import is_weights_folder
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.errors import (
     CheckpointError,
@@ -178,7 +178,7 @@ def test_weights_that_do_not_fit_are_refused_unless_allowed(vit: Path) -> None:
 
 def test_a_folder_of_checkpoints_of_a_trainer_counts_each_once(vit: Path, tmp_path: Path) -> None:
     torch.save({}, vit / "optimizer.pt")
-    assert is_hugging_face(vit)
+    assert is_weights_folder(vit)
     assert find_checkpoints([str(tmp_path)]) == find_checkpoints([str(tmp_path / "v*")]) == [str(vit)]
     assert parse_model(str(vit)).form == "hugging face"
 
