@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,6 @@ from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, looks_like_file, 
 from hookscope.checkpoints.folders import HEIF_SUFFIXES, PICTURE_SUFFIXES
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import ModelNotFoundError, NothingMatchedError, UsageError, nearest
-from hookscope.models.network_table import network_table
 from hookscope.models.user_code import importable, imported
 from hookscope.parameters import arg
 from hookscope.regular_files import read_bounded
@@ -93,6 +93,8 @@ def parse_model(text: str) -> ModelSpec:
     is_python = module.isidentifier() and factory.isidentifier()
     if is_python and os.path.isfile(f"{module}.py"):  # noqa: PTH113 never raises
         raise ModelNotFoundError(f"No model is called '{name}'. {module}.py is here: give {module}.py:{factory}.")
+    from hookscope.models.network_table import network_table  # noqa: PLC0415 - only for this message
+
     is_timms = f"timm:{name}" in network_table("timm").networks
     others = f" timm has it: give timm:{name}." if is_timms else nearest_file(Path(text)) or nearest(name, names)
     raise ModelNotFoundError(f"No model is called '{printable(name)}'.{others} List them with `hookscope models`.")
@@ -132,6 +134,7 @@ def _defined_in(file: Path) -> list[str]:
     return [node.name for node in reversed(body) if isinstance(node, kinds) and not node.name.startswith("_")]
 
 
+@cache
 def torchvision_names() -> list[str]:
     """Return the names of `torchvision.models.list_models()`, from torchvision's source where it is installed."""
     package = find_spec("torchvision")

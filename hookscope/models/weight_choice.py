@@ -147,15 +147,14 @@ def load_named(
     `describe` is given the network; `quantised`: building calibrates on what the parameters hold, and the network must
     stay on the CPU.
     """
-    notes: list[str] = []
-    misfits: tuple[str, ...] = ()
+    misfits, notes = list[str](), list[str]()
     keeps_initial_values = chosen.random or quantised or options.file.allow_missing
     with seeded(options.seed), silenced_known_warnings():
         with nullcontext() if keeps_initial_values else skipped_initialisation():
             module = build()
         if chosen.checkpoint and chosen.published is None:
             state, plain = chosen.checkpoint.state, name.removeprefix("timm:")
-            misfits = load_into(module, state, chosen.origin, options.file, name=plain, notes=notes)
+            misfits, notes = load_into(module, state, chosen.origin, options.file, name=plain)
     if options.on_meta and not quantised:
         module = module.to("meta")
     preprocessing, categories, warnings = describe(module)
@@ -167,7 +166,7 @@ def load_named(
         notes.append(f"{chosen.origin}: has as many classes as ImageNet, and takes their names.")
     if options.input_channels is not None:
         preprocessing = with_channels(preprocessing, options.input_channels)
-    warnings = misfits + warnings
+    warnings = (*misfits, *warnings)
     return chosen.loaded(name, module, preprocessing, categories, options.arguments, warnings=warnings, notes=notes)
 
 
