@@ -78,6 +78,14 @@ def change(folder: Path, name: str = "config.json", /, **settings: Any) -> Path:
     return folder
 
 
+def test_weights_of_half_precision_are_said_to_be_converted(vit: Path) -> None:
+    state = safetensors.torch.load_file(vit / "model.safetensors")
+    half = {name: value.half() for name, value in state.items()}
+    safetensors.torch.save_file(half, vit / "model.safetensors", {"format": "pt"})
+    (note,) = load_model(str(vit)).notes
+    assert note == f"model.safetensors: loading converted {len(state)} tensors from float16 to float32."
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.sample("ViT")
 def test_the_network_is_the_one_that_transformers_loads(tmp_path: Path, name: str) -> None:
