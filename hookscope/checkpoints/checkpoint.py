@@ -1,7 +1,6 @@
 """Read the weights out of a file without running anything that comes with it, unless it is trusted."""
 
 import json
-import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from hookscope.checkpoints.class_names import stored_classes
 from hookscope.checkpoints.deepspeed import model_parallel_remark
-from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, config_in, safetensors_metadata
+from hookscope.checkpoints.fileformat import config_in, safetensors_metadata
 from hookscope.checkpoints.locate_state_dict import weights_in
 from hookscope.checkpoints.reading import (
     RESAVE_REMEDY,
@@ -94,11 +93,6 @@ class Checkpoint:
     architectures: tuple[str, ...] = ()
     is_refused_by_torch: bool = False
     files: WeightsFiles | None = None
-
-
-def looks_like_file(name: str | os.PathLike[str]) -> bool:
-    """Return whether a name means a weights file: it has such a file's suffix, or something of that name exists."""
-    return os.fspath(name).lower().endswith(WEIGHTS_SUFFIXES) or os.path.lexists(name)
 
 
 def read_weights(files: WeightsFiles, options: FileOptions, read_trusted: TrustedReader | None = None) -> Checkpoint:

@@ -280,6 +280,11 @@ def _foreign(start: bytes) -> str:
     )
 
 
+def looks_like_file(name: str | os.PathLike[str]) -> bool:
+    """Return whether a name means a weights file: it has such a file's suffix, or something of that name exists."""
+    return os.fspath(name).lower().endswith(WEIGHTS_SUFFIXES) or os.path.lexists(name)
+
+
 def is_distributed(path: Path) -> bool:
     """Return whether a path is a folder that `torch.distributed.checkpoint` has written."""
     is_folder = os.path.isdir(path)  # noqa: PTH112 never raises, for a name too long either
@@ -316,9 +321,9 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     return held if isinstance(held.get("model_type"), str) else None
 
 
-def is_hugging_face(path: Path) -> bool:
-    """Return whether a path is a folder with weights and transformers' configuration of their network."""
-    return weights_file(path) != path and read_config(path) is not None
+def is_weights_folder(path: Path) -> bool:
+    """Return whether a folder counts as one weights file: it is distributed, or has transformers' configuration."""
+    return is_distributed(path) or (weights_file(path) != path and read_config(path) is not None)
 
 
 def is_utf8(path: Path) -> bool:

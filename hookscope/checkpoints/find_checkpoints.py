@@ -9,8 +9,7 @@ from pathlib import Path
 from hookscope.checkpoints.fileformat import (
     STATES_OF_OPTIMISERS,
     WEIGHTS_SUFFIXES,
-    is_distributed,
-    is_hugging_face,
+    is_weights_folder,
     open_regular,
     read_weight_map,
 )
@@ -34,7 +33,7 @@ def find_checkpoints(sources: Sequence[str]) -> list[str]:
 
 
 def _expand(source: str) -> list[str]:
-    files = files_of(source, WEIGHTS_SUFFIXES, whole=lambda folder: is_distributed(folder) or is_hugging_face(folder))
+    files = files_of(source, WEIGHTS_SUFFIXES, whole=is_weights_folder)
     if files is None:  # kept as it is; loading reports errors
         return [source]
     if not files:

@@ -1,7 +1,6 @@
 """Work on files in a separate process with limits, so that a crash or a hang stays in that process. No torch."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from hookscope.checkpoints.sandbox.worker import Limits, WorkerFailure, run_forked
@@ -30,7 +29,7 @@ def run_isolated(work: Callable[[], Any], files: WeightsFiles) -> Any:
     its reader, takes too much, or has changed since it was found.
     """
     name = files.name
-    with unchanged(files):
+    with files.unchanged():
         byte_count = sum(size for _, size, _ in files.versions)
         seconds = _SPARE_SECONDS + byte_count // _BYTES_PER_SECOND
         limits = Limits(_PATIENCE * seconds, 2 * byte_count + _SPARE_BYTES, seconds)
@@ -48,14 +47,3 @@ def run_isolated(work: Callable[[], Any], files: WeightsFiles) -> Any:
                 why = _ENDINGS.get(ending, "the file is damaged, or made to crash its reader")
                 raise CheckpointError(f"{name} cannot be read: the process that read it ended with {ending}; {why}.")
     return result
-
-
-@contextmanager
-def unchanged(files: WeightsFiles) -> Iterator[None]:
-    """Raise CheckpointError if a file has changed afterwards, or needs more memory than there is."""
-    try:
-        yield
-    except MemoryError as error:
-        raise CheckpointError(f"{files.name} needs more memory than there is.") from error
-    if files.current_versions() != files.versions:
-        raise CheckpointError(f"{files.name} was changed while it was read; read it again when it is complete.")

@@ -59,14 +59,14 @@ def weights_in(content: object, name: str, key: str | None = None, *, may_trust:
     if part := part_of_zero(content):
         raise CheckpointError(f"{name} {part}.")
     keys, prefix, copies = place_of_weights(content, key, name)
-    stored, ignored = entries_at(content, keys, prefix)
+    stored, others = entries_at(content, keys, prefix)
     around, _ = entries_at(content, keys, "")
     where = ".".join(filter(None, [dotted(keys), printable(prefix.rstrip("."), 80)]))
     module = stored if isinstance(stored, nn.Module) else None
     holds = f"{name} has at '{where}'" if where else f"{name} holds"
     state = _checked_state(_state_dict(module, name) if module else stored, holds)
     state, copy = _without_dotless_copy(around, prefix, state)
-    rest = f"; ignored: {listed(ignored)}" if ignored else ""
+    rest = f"; other entries: {listed(others)}" if others else ""
     taken = f"{name}: weights taken from its key '{where}'{rest}."
     notes: tuple[str, ...] = (taken,) if where else ()
     for place in (*copies, *([copy.place(dotted(keys))] if copy else [])):

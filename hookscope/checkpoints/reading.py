@@ -30,11 +30,12 @@ from hookscope.checkpoints.fileformat import (
     open_regular,
 )
 from hookscope.checkpoints.global_names import is_data, is_forbidden, refused_names
-from hookscope.checkpoints.isolation import run_isolated, unchanged
+from hookscope.checkpoints.isolation import run_isolated
 from hookscope.checkpoints.nested import tensors_in
 from hookscope.checkpoints.pickle_scan import PickleSurvey, survey_pickle
 from hookscope.checkpoints.sandbox.worker import CAN_FORK
 from hookscope.checkpoints.unknown_classes import read_bytes_past_unknown, read_past_unknown
+from hookscope.checkpoints.weight_sets import listed
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
 from hookscope.text import printable
@@ -128,8 +129,8 @@ def read_verified(
             )
 
     contents: dict[Path, ScanResult] = {}
-    with unchanged(files):
-        scans = inspect_isolated(files, look, rules)
+    scans = inspect_isolated(files, look, rules)
+    with files.unchanged():
         for (path, kind), scan in zip(files.kinds.items(), scans, strict=True):
             run = rules.read_trusted if scan.how == "runs code" else None
             contents[path] = scan._replace(content=run(path, kind) if run else read_content(path, kind, scan.how))
@@ -212,9 +213,8 @@ def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRul
 
 
 def _refusal(name: str, reason: str, imports: Sequence[str], remedy: str) -> UntrustedFileError:
-    named = [printable(symbol, 80) for symbol in imports[:_LISTED_NAMES]]
-    more = ", …" if imports[_LISTED_NAMES:] else ""
-    would = f"would import {', '.join(named)}{more}, which " if imports else ""
+    named = listed([printable(symbol, 80) for symbol in imports[: _LISTED_NAMES + 1]], _LISTED_NAMES)
+    would = f"would import {named}, which " if imports else ""
     return UntrustedFileError(f"{name} {reason}: reading it {would}can run code; {remedy}.")
 
 

@@ -179,16 +179,16 @@ def _joined(keys: Keys) -> str:
 
 def entries_at(content: object, keys: Keys, prefix: str) -> tuple[object, list[str]]:
     """Return the entries at `keys` whose names start with `prefix`, and the other keys for a message."""
-    entries, ignored = content, []
+    entries, others = content, []
     if keys and isinstance(content, dict):
-        ignored = [shown_key(key) for key in dict.keys(content) if key is not keys[0]]
+        others = [shown_key(key) for key in dict.keys(content) if key is not keys[0]]
     for key in keys:
         entries = dict.__getitem__(entries, key) if isinstance(entries, dict) else None
     if not (prefix and isinstance(entries, dict)):
-        return entries, ignored
+        return entries, others
     inner = {key for key in dict.keys(entries) if isinstance(key, str) and key.startswith(prefix)}
-    ignored += [shown_key(key) for key in dict.keys(entries) if key not in inner]
-    return {key.removeprefix(prefix): value for key, value in dict.items(entries) if key in inner}, ignored
+    others += [shown_key(key) for key in dict.keys(entries) if key not in inner]
+    return {key.removeprefix(prefix): value for key, value in dict.items(entries) if key in inner}, others
 
 
 def weight_candidates(content: dict[Any, Any]) -> tuple[list[tuple[Keys, object]], list[Keys]]:

@@ -3,7 +3,8 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -71,6 +72,16 @@ class WeightsFiles:
         """Return the files on disk that hold the tensors."""
         folders = (distributed_files(path) if kind == "distributed" else [path] for path, kind in self.kinds.items())
         return [file for files in folders for file in files]
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raise CheckpointError if a file has changed afterwards, or needs more memory than there is."""
+        try:
+            yield
+        except MemoryError as error:
+            raise CheckpointError(f"{self.name} needs more memory than there is.") from error
+        if self.current_versions() != self.versions:
+            raise CheckpointError(f"{self.name} was changed while it was read; read it again when it is complete.")
 
     def current_versions(self) -> list[FileVersion]:
         """Return the versions of the files on disk as they are now."""

@@ -181,25 +181,30 @@ def check_early(option: options.PictureOptions, images: Sequence[str], *models: 
     """
     from hookscope.inputs.find_files import check_input_file, find_inputs
     from hookscope.inputs.preprocessing_options import preprocessing_from_options
-    from hookscope.models.names import refuse_by_form
+    from hookscope.models.names import check_model, parse_model
     from hookscope.results.inputs import Preprocessing
     from hookscope.results.noise_shapes import parse_noise_shapes
 
     for name in models:
-        refuse_by_form(name)
+        parse_model(name)
     # The others depend on how many channels there are.
     preprocessing_from_options(Preprocessing(), options.taken(options.PictureOptions, option, mean=None, std=None))
     if isinstance(option, options.NoiseOption) and option.input_shape is not None:
         parse_noise_shapes(option.input_shape)
     unreadable: list[HookscopeError] = []
-    paths = find_inputs(images)
-    for path in paths:
-        try:
-            check_input_file(path, repr(str(path)), arguments=isinstance(option, options.NamedInputs))
-        except ImageError as error:
-            unreadable.append(error)
-    if unreadable and len(unreadable) == len(paths):  # else the others are finished
-        raise unreadable[0]
+    try:
+        paths = find_inputs(images)
+        for path in paths:
+            try:
+                check_input_file(path, repr(str(path)), arguments=isinstance(option, options.NamedInputs))
+            except ImageError as error:
+                unreadable.append(error)
+        if unreadable and len(unreadable) == len(paths):  # else the others are finished
+            raise unreadable[0]
+    except HookscopeError:
+        for name in models:  # people hear of MODEL first
+            check_model(name)
+        raise
 
 
 def command_line() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -113,12 +113,14 @@ def _over_inputs(
 ) -> int:
     """Run a function of `hookscope.commands`; show and save its result, a partial one too if the network raised."""
     from hookscope.commands.opening import images_or_demo
+    from hookscope.models.names import check_model
 
     verb, takes_noise = function.__name__, isinstance(option, options.Grads)
     images = images_or_demo(model, images, option)
     if not (takes_noise or images or option.input or option.input_shape):
+        check_model(model)
         how = "name a picture, a tensor file or a folder, or give --input-shape for noise"
-        _refuse_without_inputs(model, option, f"Missing IMAGE: {how}. See `hookscope {verb} --help`.")
+        raise UsageError(f"Missing IMAGE: {how}. See `hookscope {verb} --help`.")
     check_early(option, images, model)
     run = start_run(
         verb, [model], option, images, "noise" if takes_noise or (option.input_shape and not option.input) else "named"
@@ -146,15 +148,6 @@ def _over_inputs(
     return run.end(result, folder, EXIT_CHECK_FAILED if failed else EXIT_DONE)
 
 
-def _refuse_without_inputs(model: str, option: options.ModelOptions, message: str) -> NoReturn:
-    """Raise what is wrong with MODEL, if anything is, else that inputs are missing."""
-    from hookscope.commands.opening import file_options
-    from hookscope.models.spec import build_on_meta
-
-    build_on_meta(model, arch=option.arch, model_arguments=option.model_arg, options=file_options(option))
-    raise UsageError(message)
-
-
 def diff(a: str, b: str, images: Sequence[str] = (), *, option: options.Diff) -> int:
     """Run A, then B, on the same IMAGEs; report where they begin to differ and how the difference grows.
 
@@ -171,7 +164,7 @@ def diff(a: str, b: str, images: Sequence[str] = (), *, option: options.Diff) ->
     from hookscope.commands.diff.run import diff as run_diff
 
     has_inputs = bool(images or option.input or option.input_shape)
-    check_early(option, images, a, b)
+    check_early(option, images, a, a if b == "same" else b)
     otherwise = ("inputs" if option.input else "noise") if has_inputs else Path(b).stem
     models = [a, b] if has_inputs else [a]
     ci = ci_output(option)
@@ -202,16 +195,15 @@ def history(files: str, images: Sequence[str] = (), *, option: options.History) 
     hookscope history 'ckpt/*.pt' photos/ --arch resnet34 --report history.html
     hookscope history 'ckpt/*.safetensors' --arch net.py:build --json
     """
-    from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, is_distributed, is_hugging_face
+    from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, is_weights_folder
     from hookscope.commands.history.run import history as run_history
 
-    def is_folder(name: str) -> bool:
-        return is_distributed(Path(name)) or is_hugging_face(Path(name))
-
     several: str | list[str] = files
-    if os.path.isfile(files) or is_folder(files):  # noqa: PTH113 never raises
+    if os.path.isfile(files) or is_weights_folder(Path(files)):  # noqa: PTH113 never raises
         # A glob that the shell has expanded.
-        further = [*takewhile(lambda name: name.lower().endswith(WEIGHTS_SUFFIXES) or is_folder(name), images)]
+        further = [
+            *takewhile(lambda name: name.lower().endswith(WEIGHTS_SUFFIXES) or is_weights_folder(Path(name)), images)
+        ]
         if not further:
             raise UsageError(
                 f"A history takes several files, and '{printable(files)}' is one: name more, a folder, or a glob."
@@ -257,6 +249,7 @@ def survey(model: str | None = None, images: Sequence[str] = (), *, option: opti
     """
     from hookscope.commands.opening import images_or_demo
     from hookscope.commands.survey.run import survey as run_survey
+    from hookscope.models.names import check_model
 
     if option.merge is not None:
         return _merge(option.merge, option, takes_inputs=bool(model or images))
@@ -264,7 +257,8 @@ def survey(model: str | None = None, images: Sequence[str] = (), *, option: opti
     if not model:
         raise UsageError("Missing MODEL and INPUT, or --merge DIR. See `hookscope survey --help`.")
     if not images:
-        _refuse_without_inputs(model, option, "Missing INPUT: name a folder or files. See `hookscope survey --help`.")
+        check_model(model)
+        raise UsageError("Missing INPUT: name a folder or files. See `hookscope survey --help`.")
     if option.shard is not None and (option.page or option.show or option.json or option.tensorboard):
         raise UsageError("--shard only measures a part: give --report, --show, --tensorboard and --json with --merge.")
     check_early(option, [] if option.by_class else images, model)

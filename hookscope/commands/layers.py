@@ -48,7 +48,8 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
     """
     from hookscope.inspection.device import fits_into_memory, placement
     from hookscope.models.construction import built_of_zeros
-    from hookscope.models.spec import build_on_meta, load_model, parse_model
+    from hookscope.models.names import parse_model
+    from hookscope.models.spec import build_on_meta, load_model
     from hookscope.results.noise_shapes import parse_noise_shapes
 
     shapes = () if option.input_shape is None else parse_noise_shapes(option.input_shape)

@@ -44,9 +44,8 @@ def open_inputs(
 def images_or_demo(model: object, images: T, option: options.InputOptions | options.Survey) -> T | list[str]:
     """Return the inputs; for "demo" without any, the bundled photograph of a cat."""
     by_name = isinstance(option, options.InputOptions) and (option.input or option.input_shape)
-    is_given = by_name or are_given(cast("Images", images))
-    is_demo = isinstance(model, str) and model == DEMO  # anything else may have an `__eq__` of its own
-    return [str(DEMO_PICTURE)] if is_demo and not (is_given or isinstance(option, options.Grads)) else images
+    is_demo = isinstance(model, str) and model == DEMO and not isinstance(option, options.Grads)
+    return [str(DEMO_PICTURE)] if is_demo and not (by_name or are_given(cast("Images", images))) else images
 
 
 def load(model: Model, option: options.ModelOptions, run: options.RunOptions) -> LoadedModel:

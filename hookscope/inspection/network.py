@@ -66,7 +66,7 @@ def inspected_network(model: nn.Module | LoadedModel | InspectedNetwork) -> Insp
     """
     if isinstance(model, InspectedNetwork):
         return model
-    loaded = model if isinstance(model, LoadedModel) else loaded_module(model)
+    loaded = loaded_module(model)
     network = unwrap(loaded.module)
     modules, aliases = module_index(network)
     counts = count_parameters(modules)

@@ -101,7 +101,7 @@ def adapter_remark(name: str, tensors: Iterable[NamedShape]) -> str:
     if not whole:
         return f"{printable(name)}: {lack}."
     ranks = sorted({down[key].shape[0] for key in whole})
-    targets = sorted({printable(path.rpartition(".")[2], 40) for path, _ in whole if path})
+    targets = sorted({printable(_target(path), 40) for path, _ in whole if path})
     layers = f" for {some_of(targets, _LISTED_TARGETS)}" if targets else ""
     base = "" if adapters.other_count else "; it needs the network that it was trained on"
     untrained = "; every lora_B is 0 (untrained)" if all(half.is_zero for half in up.values()) else ""
@@ -109,3 +109,10 @@ def adapter_remark(name: str, tensors: Iterable[NamedShape]) -> str:
         f"{printable(name)}: {counted(len(whole), 'LoRA adapter')} of rank {', '.join(map(str, ranks))}{layers}"
         f"{base}{untrained}{lack and f'; {lack}'}."
     )
+
+
+def _target(layer: str) -> str:
+    """Return the end of a layer's name that says which it is: "q_proj", but "mlp.0", and "layer 0" for a number."""
+    *_, last = parts = layer.split(".")
+    named = next((at for at in reversed(range(len(parts))) if not parts[at].isdigit()), None)
+    return f"layer {last}" if named is None else ".".join(parts[named:])

@@ -18,7 +18,7 @@ from typing import Any
 
 from hookscope.checkpoints.weight_sets import COUNTER, listed
 from hookscope.checkpoints.wrapped_names import stripped_forms
-from hookscope.models.names import DEMO, timm_names, torchvision_names
+from hookscope.models.names import DEMO, published, timm_names, torchvision_names
 from hookscope.models.network_table import (
     COLOURS,
     Free,
@@ -85,6 +85,17 @@ def adapt(model: str, shapes: Shapes) -> Candidate | None:
     pattern = _pattern_named(model)
     candidates = _best_candidates([pattern], _readings(shapes)) if pattern else []
     return replace(candidates[0], remarks=candidates[0].remarks[1:]) if candidates else None
+
+
+def declared_network(names: Sequence[str], candidates: Sequence[Candidate], shapes: Shapes) -> Candidate | None:
+    """Return the first network that fits of those that a file names; None if none fits."""
+    for name in names:
+        fitting = [candidate for candidate in candidates if candidate.model.removeprefix("timm:") == name]
+        models = [name]
+        models += [f"timm:{name}"] if find_spec("timm") and f"timm:{name}" in network_table("timm").networks else []
+        if fitting := fitting or [*filter(None, (adapt(model, shapes) for model in models))]:
+            return fitting[0]
+    return None
 
 
 def _readings(shapes: Shapes) -> list[Shapes]:
@@ -265,7 +276,7 @@ def _timm_patterns(forms: Sequence[Shapes]) -> Iterator[NetworkPattern]:
     for name in timm_names():
         network = table.networks.get(f"timm:{name}")
         if not network:
-            first = timm_zoo.names_in(timm_zoo.published(name).first_conv)
+            first = timm_zoo.names_in(published(name).first_conv)
             network = _built(f"timm:{name}") if all(f"{layer}.weight" in names for layer in first) else None
         if network:
             yield network
@@ -281,9 +292,7 @@ def _pattern_named(model: str) -> NetworkPattern | None:
 
 def _tagged(network: NetworkPattern, model: str) -> NetworkPattern:
     """Return a network of timm's with as many classes as the weights that `model` names."""
-    from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
-
-    classes = timm_zoo.published(model.removeprefix("timm:")).num_classes
+    classes = published(model.removeprefix("timm:")).num_classes
     return NetworkPattern(model, {**network.facts, "classes": classes}, network.counts, lambda: network.sizes)
 
 

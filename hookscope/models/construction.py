@@ -45,19 +45,23 @@ class LoadedModel:
     multi_label: bool = False
 
 
-def loaded_module(module: nn.Module) -> LoadedModel:
-    """Return a module that a caller has built, with what its first layer implies about its input.
+def loaded_module(
+    model: object, name: str = "", sha256: str | None = None, categories: tuple[str, ...] = ()
+) -> LoadedModel:
+    """Return a module that was built elsewhere, with what its first layer implies about its input.
 
-    Raises UsageError for anything else, as where arguments are swapped or a class is given.
+    `name`, `sha256` and `categories` describe the file that holds it. A LoadedModel is returned as it is. Raises
+    UsageError for anything else, as where arguments are swapped or a class is given.
     """
-    model: object = module
+    if isinstance(model, LoadedModel):
+        return model
     if isinstance(model, type):
         raise UsageError(f"`model` is the class {model.__name__}. Give a network built from it: {model.__name__}(…).")
     if not isinstance(model, nn.Module):
         raise UsageError(f"`model` is of type {type(model).__name__}. Give a torch.nn.Module or the name of a network.")
-    kind = type(module).__name__
-    info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=parameter_count(module))
-    return LoadedModel(module, info, default_preprocessing(module))
+    kind, count = type(model).__name__, parameter_count(model)
+    info = ModelInfo(name or kind, kind, name or "as given", False, sha256, count, categories)
+    return LoadedModel(model, info, default_preprocessing(model))
 
 
 def copied(loaded: LoadedModel) -> LoadedModel:

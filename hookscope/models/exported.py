@@ -3,7 +3,6 @@
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from hookscope.checkpoints.class_names import packed_classes
 from hookscope.checkpoints.reading import ReadingRules, read_verified
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.models.architecture import recognise
-from hookscope.models.construction import LoadedModel, loaded_module, seeded, silenced_known_warnings
+from hookscope.models.construction import LoadedModel, loaded_module, silenced_known_warnings
 from hookscope.models.input_spec import with_channels
 from hookscope.models.network_table import state_shapes
 from hookscope.models.torchscript import hookable
@@ -28,21 +27,19 @@ _FLAT_GRAPH = (
 )
 
 
-def load_program(files: WeightsFiles, seed: int) -> LoadedModel:
+def load_program(files: WeightsFiles) -> LoadedModel:
     """Load TorchScript, scripted or traced, or an exported program (.pt2) as a tree of modules with the original names.
 
     The modules have the original class names too. For TorchScript, the state dict also has the original's
     non-persistent buffers, because the file does not record which buffers these are. Raises as `read_verified` and
     `read_program`.
     """
-    rules = ReadingRules("", partial(read_program, seed=seed))
-    module, remarks, only = read_verified(files, lambda *_: None, rules)[files.path].content
+    module, remarks, only = read_verified(files, lambda *_: None, ReadingRules("", read_program))[files.path].content
     sha256, packed = files.sha256(), packed_classes(files.path)
-    loaded, name = loaded_module(module), printable(files.path.name)
+    name = printable(files.path.name)
     categories, note = _class_names(packed, module) if files.kind == "torchscript" else ((), "")
-    info = replace(loaded.info, name=name, weights=name, sha256=sha256, categories=categories)
-    loaded = replace(loaded, info=info, notes=(f"{name}: {note}",) if note else ())
-    return _completed(loaded, remarks, only)
+    loaded = loaded_module(module, name, sha256, categories)
+    return _completed(replace(loaded, notes=(f"{name}: {note}",) if note else ()), remarks, only)
 
 
 def given_program(program: Any) -> LoadedModel:
@@ -55,8 +52,8 @@ def given_program(program: Any) -> LoadedModel:
     else:
         from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such programs
 
-        with silenced_known_warnings(), seeded(0):
-            module, remarks, only = unflattened(program, 0)
+        with silenced_known_warnings():
+            module, remarks, only = unflattened(program)
     return _completed(loaded_module(module), remarks, only)
 
 

@@ -33,7 +33,7 @@ from hookscope.models.construction import LoadedModel, replaced, seeded, silence
 from hookscope.models.download import DownloadError
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.names import optional_package
-from hookscope.models.statedict import unfit_names
+from hookscope.models.statedict import converted, unfit_names
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
@@ -77,13 +77,13 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     with _quiet(transformers), seeded(options.seed), silenced_known_warnings():
         config, kind = _class_of(transformers, settings, printable(str(folder / CONFIG)))
         chosen = options.usual_weights(name, lambda: _trained_weights(folder, options.file))
-        module, misfits = _built(kind, config, chosen, options, name)
+        module, misfits, notes = _built(kind, config, chosen, options, name)
     if options.on_meta:
         module = module.to("meta")
     preprocessing, remarks = _preprocessing(processing, config, module, name)
     categories = stored_classes(document)[1]
     labelled = categories if len(categories) == getattr(config, "num_labels", 0) and "labels" not in document else ()
-    loaded = chosen.loaded(name, module, preprocessing, labelled, warnings=(*misfits, *remarks))
+    loaded = chosen.loaded(name, module, preprocessing, labelled, warnings=(*misfits, *remarks), notes=notes)
     return replace(loaded, training=chosen.checkpoint.training if chosen.checkpoint else None)
 
 
@@ -190,15 +190,18 @@ def _trained_weights(folder: Path, options: FileOptions) -> ChosenWeights:
 
 def _built(
     kind: Any, config: Any, chosen: ChosenWeights, options: BuildOptions, name: str
-) -> tuple[nn.Module, tuple[str, ...]]:
+) -> tuple[nn.Module, list[str], list[str]]:
     try:
         if chosen.checkpoint is None:
-            return kind(config).eval(), ()
-        state = {key: value for key, value in chosen.checkpoint.state.items() if isinstance(value, Tensor)}
+            return kind(config).eval(), [], []
+        tensors = {key: value for key, value in chosen.checkpoint.state.items() if isinstance(value, Tensor)}
+        has_text = any(name.startswith("text_model.") for name in tensors)
+        own = "vision_model." if has_text and kind.__name__.endswith("VisionModel") else ""
+        state = {name: value for name, value in tensors.items() if name.startswith(own)}
         module, info = kind.from_pretrained(
             None,
             config=config,
-            state_dict=_own_part(kind, state),
+            state_dict=state,
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
@@ -215,13 +218,9 @@ def _built(
     if info["error_msgs"]:
         raise MisfitError(f"{chosen.origin} does not fit {kind.__name__}: {printable(str(info['error_msgs'][0]))}")
     names = chosen.origin, f"{chosen.origin} does not fit {kind.__name__}"
-    return module.eval(), tuple(unfit_names(names, missing, unexpected, differing, options.file))
-
-
-def _own_part(kind: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if kind.__name__.endswith("VisionModel") and any(name.startswith("text_model.") for name in state):
-        return {name: value for name, value in state.items() if name.startswith("vision_model.")}
-    return dict(state)
+    unfit = unfit_names(names, missing, unexpected, differing, options.file)
+    dtypes = [(value.dtype, torch.float32) for value in state.values() if value.is_floating_point()]
+    return module.eval(), unfit, converted(chosen.origin, dtypes)
 
 
 def _preprocessing(

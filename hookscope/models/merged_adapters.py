@@ -8,17 +8,20 @@ Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023.
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hookscope.checkpoints.checkpoint import Checkpoint
 from hookscope.checkpoints.fileformat import json_object
-from hookscope.errors import CheckpointError, MisfitError
+from hookscope.errors import CheckpointError, MisfitError, NetworkNeededError, UnmergedError
+from hookscope.models.construction import LoadedModel
 from hookscope.models.statedict import copyable
+from hookscope.parameters import arg
 from hookscope.text import counted, printable
 
 _CONFIG_BYTES_LIMIT = 2**20  # ours: a pattern for each layer of a large network
@@ -48,16 +51,39 @@ class AdapterSettings:
         return next(fitting, self.alpha) / (math.sqrt(rank) if self.by_root else rank)
 
 
-def unmergeable(names: Iterable[str]) -> str:
-    """Return the first name of adapters if `merge_adapter` knows none of the names; else ""."""
-    all_names = [*names]
-    if any(_PART.fullmatch(name) for name in all_names):
-        return ""
-    return next(name for name in all_names if "lora" in name and not name.endswith(".alpha"))
+def adapter_settings(checkpoint: Checkpoint, config: Path | None, *, has_network: bool) -> AdapterSettings:
+    """Return how the adapters in a file are merged, by the `adapter_config.json` next to it.
+
+    Raises NetworkNeededError without a network to merge them into; UnmergedError if they have unknown names or no
+    settings, CheckpointError if the settings are damaged or of another method.
+    """
+    name, names = checkpoint.name, [*checkpoint.state]
+    if not any(map(_PART.fullmatch, names)):
+        odd = next(key for key in names if "lora" in key and not key.endswith(".alpha"))
+        alpha = "" if any(key.endswith(".alpha") for key in names) else ", given their alpha"
+        raise (UnmergedError if has_network else NetworkNeededError)(
+            f"{name} holds LoRA adapters, which are only merged here as peft's save_pretrained names them, "
+            f"unlike '{printable(odd, 80)}': merge them into their network with the program that trained them{alpha}."
+        )
+    try:
+        settings = None if config is None else _read_settings(config)
+    except CheckpointError as error:  # the settings, not the weights, are damaged or of another method
+        if has_network:
+            raise
+        raise NetworkNeededError(f"{name} holds adapters that cannot be merged: {error}") from error
+    if not has_network:
+        named = f" (adapter_config.json names '{printable(settings.base, 80)}')" if settings and settings.base else ""
+        alpha = "" if settings else " Merging also takes their alpha, in an adapter_config.json next to the file."
+        raise NetworkNeededError(
+            f"{name} holds LoRA adapters, which need the network that they were trained on{named}: "
+            f"name it with {arg('arch')}, such as {arg('arch')} net.py:build.{alpha}"
+        )
+    if settings is None:
+        raise UnmergedError(f"{name} holds adapters, but no adapter_config.json with their alpha is next to it.")
+    return settings
 
 
-def read_settings(config: Path) -> AdapterSettings:
-    """Read an `adapter_config.json`; CheckpointError if it is damaged, or of another method."""
+def _read_settings(config: Path) -> AdapterSettings:
     settings, shown = json_object(config, _CONFIG_BYTES_LIMIT), printable(str(config))
     if settings is None:
         raise CheckpointError(f"{shown} is not the JSON that peft writes; download it again.")
@@ -81,13 +107,14 @@ def read_settings(config: Path) -> AdapterSettings:
     return AdapterSettings(float(alpha or 0), alphas, by_root, base if isinstance(base, str) else "")
 
 
-def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: AdapterSettings, name: str) -> tuple[str, ...]:
-    """Add adapters to the weights of a network, in place; return sentences about it.
+def merged(loaded: LoadedModel, checkpoint: Checkpoint, settings: AdapterSettings) -> LoadedModel:
+    """Add the adapters of a file to the weights of a network, in place.
 
     Other tensors of the file, which peft trained whole, replace the network's. On the meta device only shapes are
-    compared. `name` is the file's in messages. Raises MisfitError if a layer or a shape does not fit, CheckpointError
-    for adapters that are no plain LoRA.
+    compared. Raises MisfitError if a layer or a shape does not fit, CheckpointError for adapters that are no plain
+    LoRA.
     """
+    module, state, name = loaded.module, checkpoint.state, checkpoint.name
     if odd := next((key for key, value in state.items() if _is_odd(key, value)), None):
         raise CheckpointError(f"{name} holds '{printable(odd, 80)}', which is not plain LoRA; merge it with peft.")
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -111,9 +138,13 @@ def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: Adapter
     _replace(module, tensors, whole, name)
     ranks = ", ".join(map(str, sorted({halves["A"].shape[0] for halves in pairs.values()})))
     also = f"; {counted(len(whole), 'other tensor')} of the file took the place of the network's" if whole else ""
-    notes = (f"{name}: {counted(len(pairs), 'LoRA adapter')} of rank {ranks} merged into the network{also}.",)
-    untrained = not any(bool(halves["B"].any()) for halves in pairs.values())
-    return (*notes, f"{name}: every lora_B is 0 (untrained), so the network is unchanged.") if untrained else notes
+    note = f"{name}: {counted(len(pairs), 'LoRA adapter')} of rank {ranks} merged into the network{also}."
+    warnings = (*checkpoint.warnings, *loaded.warnings)
+    if not any(bool(halves["B"].any()) for halves in pairs.values()):
+        warnings += (f"{name}: every lora_B is 0 (untrained), so the network is unchanged.",)
+    weights, merged_name = f"{loaded.info.weights}, with {name} merged", f"{name} ({loaded.info.name})"
+    info = replace(loaded.info, name=merged_name, weights=weights, sha256=checkpoint.sha256)
+    return replace(loaded, info=info, warnings=warnings, notes=(*checkpoint.notes, *loaded.notes, note))
 
 
 def _is_odd(key: str, value: object) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from hookscope.checkpoints.weight_sets import listed
 from hookscope.text import counted, printable
 
 _BORROWED = (
@@ -81,8 +82,7 @@ def _sizes(module: nn.Module, shape: tuple[int, ...], groups: int | None) -> dic
 
 def some_layers(names: Sequence[str]) -> str:
     """Return "7 layers (a, b, c, …)"."""
-    shown = ", ".join(printable(name, 80) for name in names[:3]) + (", …" if len(names) > 3 else "")
-    return f"{counted(len(names), 'layer')} ({shown})"
+    return f"{counted(len(names), 'layer')} ({listed([printable(name, 80) for name in names], 3)})"
 
 
 def always_training(count: int) -> str:

@@ -1,15 +1,22 @@
-"""The names that MODEL accepts, without importing torch or torchvision: that takes seconds."""
+"""The forms and names that MODEL accepts, without importing torch or torchvision: that takes seconds."""
 
 import ast
+import os
 import re
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Literal
 
+from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, looks_like_file, nearest_file, read_config
 from hookscope.checkpoints.folders import HEIF_SUFFIXES, PICTURE_SUFFIXES
-from hookscope.errors import NothingMatchedError, UsageError, nearest
+from hookscope.checkpoints.weights_files import WeightsFiles
+from hookscope.errors import ModelNotFoundError, NothingMatchedError, UsageError, nearest
+from hookscope.models.user_code import importable, imported
 from hookscope.parameters import arg
 from hookscope.regular_files import read_bounded
 from hookscope.text import printable, some_of
@@ -45,8 +52,67 @@ def model_names(pattern: str | None = None) -> list[str]:
     return matching
 
 
-def refuse_by_form(text: str) -> None:
-    """Raise UsageError for a MODEL that is a picture, or a Python file without the name of a factory."""
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A parsed MODEL, before anything is loaded: a registry name, a path, or a dotted module name.
+
+    `factory` is the callable or Module in a Python file or module. A "weights" file may hold the network too.
+    """
+
+    form: Literal["demo", "torchvision", "timm", "python", "weights", "hugging face"]
+    source: str
+    factory: str = ""
+
+
+def parse_model(text: str) -> ModelSpec:
+    """Return what MODEL means.
+
+    A name that torchvision knows is never taken for a file; write "./resnet34" for a file of that name. Other forms:
+    "demo", "torchvision:resnet34", "timm:convnext_tiny", "net.py:build", "package.module:build", "model.safetensors",
+    "model.safetensors.index.json", and "./vit-base" for a folder of transformers'. Raises ModelNotFoundError for
+    anything else, UsageError for a Python file without a factory, and for a picture.
+    """
+    _refuse_by_form(text)
+    source, colon, factory = text.rpartition(":")
+    if text == DEMO:
+        return ModelSpec("demo", text)
+    if text.startswith("timm:"):
+        return ModelSpec("timm", text.removeprefix("timm:"))
+    if text.lower().endswith(WEIGHTS_SUFFIXES):
+        return ModelSpec("weights", text)
+    is_module = source != "torchvision" and all(part.isidentifier() for part in source.split("."))
+    if is_module or (colon and source.endswith(".py")):
+        return ModelSpec("python", source, factory)
+    name = text.removeprefix("torchvision:")
+    names = model_names()
+    if name.lower() in names[1:]:  # [0] is demo
+        return ModelSpec("torchvision", name.lower())
+    if looks_like_file(text):
+        return ModelSpec("hugging face" if read_config(Path(text)) is not None else "weights", text)
+    module, _, factory = text.rpartition(".") if "." in text else (text, "", "NAME")
+    is_python = module.isidentifier() and factory.isidentifier()
+    if is_python and os.path.isfile(f"{module}.py"):  # noqa: PTH113 never raises
+        raise ModelNotFoundError(f"No model is called '{name}'. {module}.py is here: give {module}.py:{factory}.")
+    from hookscope.models.network_table import network_table  # noqa: PLC0415 - only for this message
+
+    is_timms = f"timm:{name}" in network_table("timm").networks
+    others = f" timm has it: give timm:{name}." if is_timms else nearest_file(Path(text)) or nearest(name, names)
+    raise ModelNotFoundError(f"No model is called '{printable(name)}'.{others} List them with `hookscope models`.")
+
+
+def check_model(text: str) -> None:
+    """Raise what shows to be wrong with MODEL before its network is built."""
+    spec = parse_model(text)
+    if spec.form == "weights":
+        WeightsFiles.at(Path(spec.source))
+    elif spec.form == "timm":
+        published(spec.source)
+    elif spec.form == "python":
+        with importable(spec.source):
+            imported(spec.source, spec.factory)
+
+
+def _refuse_by_form(text: str) -> None:
     if text.lower().endswith((*PICTURE_SUFFIXES, *HEIF_SUFFIXES)):  # MODEL and IMAGE were swapped
         raise UsageError(
             f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures (in `check`: "
@@ -68,6 +134,7 @@ def _defined_in(file: Path) -> list[str]:
     return [node.name for node in reversed(body) if isinstance(node, kinds) and not node.name.startswith("_")]
 
 
+@cache
 def torchvision_names() -> list[str]:
     """Return the names of `torchvision.models.list_models()`, from torchvision's source where it is installed."""
     package = find_spec("torchvision")
@@ -90,6 +157,27 @@ def timm_names() -> list[str]:
 def import_timm() -> ModuleType:
     """Return timm, which takes seconds to import; UsageError if it is not installed."""
     return optional_package("timm", "MODEL 'timm:NAME' needs one more package: pip install 'hookscope[timm]'")
+
+
+def published(name: str) -> Any:
+    """Return timm's `PretrainedCfg` of a network: its weights, input and the names of its first and last layers.
+
+    `name` may have the tag of its weights: "resnet50.a1_in1k". Raises UsageError if timm is missing, ModelNotFoundError
+    if it has no such network, or no such weights of it.
+    """
+    timm: Any = import_timm()
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        names = [f"timm:{model}" for model in timm.list_models()]
+        raise ModelNotFoundError(
+            f"timm has no network '{printable(architecture)}'.{nearest(architecture, names, prefix='timm:')}"
+            " List them with `hookscope models timm:`."
+        )
+    try:
+        return timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg(architecture=architecture)
+    except RuntimeError as error:
+        tags = ", ".join(tagged.partition(".")[2] for tagged in timm.list_pretrained(f"{architecture}.*"))
+        raise ModelNotFoundError(f"timm has no weights '{printable(tag)}' of {architecture}; it has {tags}.") from error
 
 
 def optional_package(name: str, advice: str) -> ModuleType:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import UsageError
-from hookscope.models.construction import LoadedModel, replaced, seeded
+from hookscope.models.construction import LoadedModel, replaced, seed_generators, seeded
 from hookscope.models.input_spec import default_preprocessing
-from hookscope.models.user_code import find_attribute, import_file, import_module, importable, user_code
+from hookscope.models.user_code import importable, imported, user_code
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights, load_named
 from hookscope.options import Arguments
 from hookscope.parameters import arg
@@ -57,20 +57,18 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
     user's code raises, UsageError if the factory does not take the arguments, makes no Module, or the weights are not a
     file, and what reading weights raises.
     """
-    is_file = source.endswith(".py")
-    name = f"{Path(source).name if is_file else source}:{factory}"
+    name = f"{Path(source).name if source.endswith('.py') else source}:{factory}"
     if (weights := options.weights_name) is not None:
         raise UsageError(f"{name} has no weights '{printable(weights)}'; give auto, none or a file.")
-    with importable(Path(source).parent if is_file else Path.cwd(), is_file=is_file):
-        with seeded(options.seed):
-            home = import_file(Path(source)) if is_file else import_module(source)
-        made = find_attribute(home, factory, source)
-        with seeded(options.seed), _watched_loading() as loads:
+    with seeded(options.seed), importable(source):
+        made = imported(source, factory)
+        seed_generators(options.seed)  # an import may have drawn, the first time
+        with _watched_loading() as loads:
             module = _module_made_by(made, options.arguments, name, on_meta=options.on_meta)
+    built = _samples(module) if loads and not options.on_meta else {}
     chosen = options.file_weights() or ChosenWeights("not loaded" if options.on_meta else f"as built by {name}")
-    built = _samples(module) if loads and chosen.checkpoint and not options.on_meta else {}
     loaded = load_named(name, chosen, options, lambda: module, lambda network: (default_preprocessing(network), (), ()))
-    return replace(loaded, notes=(*loaded.notes, *_kept_remark(built, loaded.module, name)))
+    return replace(loaded, notes=(*loaded.notes, *_kept_remark(built, module, name))) if chosen.checkpoint else loaded
 
 
 @contextmanager

@@ -3,37 +3,27 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions, looks_like_file
-from hookscope.checkpoints.fileformat import PROGRAMS, WEIGHTS_SUFFIXES, holds_inputs, nearest_file, read_config
+from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions
+from hookscope.checkpoints.fileformat import PROGRAMS, holds_inputs, looks_like_file
 from hookscope.checkpoints.weights_files import WeightsFiles
-from hookscope.errors import (
-    CheckpointError,
-    MisfitError,
-    ModelNotFoundError,
-    NetworkNeededError,
-    UnmergedError,
-    UsageError,
-    nearest,
-)
+from hookscope.errors import MisfitError, ModelNotFoundError, UsageError
 from hookscope.models import architecture
 from hookscope.models.adapters import is_adapter
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import LoadedModel, loaded_module
-from hookscope.models.input_spec import default_preprocessing
-from hookscope.models.merged_adapters import merge_adapter, read_settings, unmergeable
-from hookscope.models.names import model_names, refuse_by_form, torchvision_names
-from hookscope.models.network_table import network_table, state_shapes
+from hookscope.models.merged_adapters import adapter_settings, merged
+from hookscope.models.names import ModelSpec, parse_model
+from hookscope.models.network_table import state_shapes
 from hookscope.models.python_source import load_python, parse_arguments
 from hookscope.models.statedict import foreign_names
-from hookscope.models.weight_choice import BuildOptions, ChosenWeights
+from hookscope.models.weight_choice import BuildOptions
 from hookscope.options import Arguments, ModelOptions, Named, RunOptions
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
@@ -42,59 +32,6 @@ from hookscope.text import printable
 if TYPE_CHECKING:
     from torch import nn
     from torch.export import ExportedProgram
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A parsed MODEL, before anything is loaded: a registry name, a path, or a dotted module name.
-
-    `factory` is the callable or Module in a "file" or "module". A "weights" file may hold the network too.
-    """
-
-    form: Literal["demo", "torchvision", "timm", "file", "module", "weights", "hugging face"]
-    source: str
-    factory: str = ""
-
-
-def parse_model(text: str) -> ModelSpec:
-    """Return what MODEL means.
-
-    A name that torchvision knows is never taken for a file; write "./resnet34" for a file of that name. Other forms:
-    "demo", "torchvision:resnet34", "timm:convnext_tiny", "net.py:build", "package.module:build", "model.safetensors",
-    "model.safetensors.index.json", and "./vit-base" for a folder of transformers'. Raises ModelNotFoundError for
-    anything else, UsageError for a Python file without a factory, and for a picture.
-    """
-    refuse_by_form(text)
-    spec = _by_form(text)
-    if spec is not None:
-        return spec
-    name = text.removeprefix("torchvision:")
-    names = model_names()
-    if name.lower() in names[1:]:  # [0] is demo
-        return ModelSpec("torchvision", name.lower())
-    if looks_like_file(text):
-        return ModelSpec("hugging face" if read_config(Path(text)) is not None else "weights", text)
-    module, _, factory = text.rpartition(".") if "." in text else (text, "", "NAME")
-    is_python = module.isidentifier() and factory.isidentifier()
-    if is_python and os.path.isfile(f"{module}.py"):  # noqa: PTH113 never raises
-        raise ModelNotFoundError(f"No model is called '{name}'. {module}.py is here: give {module}.py:{factory}.")
-    is_timms = f"timm:{name}" in network_table("timm").networks
-    others = f" timm has it: give timm:{name}." if is_timms else nearest_file(Path(text)) or nearest(name, names)
-    raise ModelNotFoundError(f"No model is called '{printable(name)}'.{others} List them with `hookscope models`.")
-
-
-def _by_form(text: str) -> ModelSpec | None:
-    source, colon, factory = text.rpartition(":")
-    if text == "demo":
-        return ModelSpec("demo", text)
-    if text.startswith("timm:"):
-        return ModelSpec("timm", text.removeprefix("timm:"))
-    if text.lower().endswith(WEIGHTS_SUFFIXES):
-        return ModelSpec("weights", text)
-    if colon and source.endswith(".py"):
-        return ModelSpec("file", source, factory)
-    is_module = source != "torchvision" and all(part.isidentifier() for part in source.split("."))
-    return ModelSpec("module", source, factory) if is_module else None
 
 
 def load_model(
@@ -180,7 +117,7 @@ def _given_network(model: "nn.Module | ExportedProgram | LoadedModel") -> Loaded
         from hookscope.models import exported  # noqa: PLC0415 - only for such networks
 
         return exported.given_program(model)
-    return model if isinstance(model, LoadedModel) else loaded_module(cast("nn.Module", model))
+    return loaded_module(model)
 
 
 def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedModel:
@@ -200,15 +137,16 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         _refuse_arguments(files.path, options)
         if options.file.key is not None:
             raise UsageError(f"{printable(files.path.name)} is a program, so it takes no {arg('key')}.")
-        return exported.load_program(files, options.seed)
+        return exported.load_program(files)
     checkpoint = read_checkpoint(files, options.file)
     if is_adapter(checkpoint.state):
-        return _load_adapted(files.adapter_config, checkpoint, network, options)
+        settings = adapter_settings(checkpoint, files.adapter_config, has_network=network is not None)
+        plain = FileOptions(options.file.trust, allowed_globals=options.file.allowed_globals)
+        return merged(_load_network(cast("ModelSpec", network), replace(options, file=plain)), checkpoint, settings)
     if network is None and (module := checkpoint.module) is not None:
         _refuse_arguments(files.path, options)
-        held = ChosenWeights.of_file(checkpoint)
-        loaded = held.loaded(checkpoint.name, module, default_preprocessing(module), checkpoint.categories)
-        return replace(loaded, training=checkpoint.training)
+        loaded = loaded_module(module, checkpoint.name, checkpoint.sha256, checkpoint.categories)
+        return replace(loaded, warnings=checkpoint.warnings, notes=checkpoint.notes, training=checkpoint.training)
     try:
         loaded = _load_weights(checkpoint, network, options)
     except (MisfitError, ModelNotFoundError) as error:
@@ -226,40 +164,6 @@ def _load_weights(checkpoint: Checkpoint, named: ModelSpec | None, options: Buil
     return replace(loaded, notes=(*notes, *loaded.notes))
 
 
-def _load_adapted(
-    config: Path | None, checkpoint: Checkpoint, base: ModelSpec | None, options: BuildOptions
-) -> LoadedModel:
-    name = checkpoint.name
-    if odd := unmergeable(checkpoint.state):
-        alpha = "" if any(key.endswith(".alpha") for key in checkpoint.state) else ", given their alpha"
-        message = (
-            f"{name} holds LoRA adapters, which are only merged here as peft's save_pretrained names them, "
-            f"unlike '{printable(odd, 80)}': merge them into their network with the program that trained them{alpha}."
-        )
-        raise NetworkNeededError(message) if base is None else UnmergedError(message)
-    if base is None:
-        try:
-            settings = None if config is None else read_settings(config)
-        except CheckpointError as error:  # the settings, not the weights, are damaged or of another method
-            raise NetworkNeededError(f"{name} holds adapters that cannot be merged: {error}") from error
-        named = f" (adapter_config.json names '{printable(settings.base, 80)}')" if settings and settings.base else ""
-        alpha = "" if settings else " Merging also takes their alpha, in an adapter_config.json next to the file."
-        raise NetworkNeededError(
-            f"{name} holds LoRA adapters, which need the network that they were trained on{named}: "
-            f"name it with {arg('arch')}, such as {arg('arch')} net.py:build.{alpha}"
-        )
-    if config is None:
-        raise UnmergedError(f"{name} holds adapters, but no adapter_config.json with their alpha is next to it.")
-    settings = read_settings(config)
-    own = FileOptions(options.file.trust, allowed_globals=options.file.allowed_globals)
-    loaded = _load_network(base, replace(options, file=own))
-    remarks = merge_adapter(loaded.module, checkpoint.state, settings, name)
-    merged, weights = f"{name} ({loaded.info.name})", f"{loaded.info.weights}, with {name} merged"
-    info = replace(loaded.info, name=merged, weights=weights, sha256=checkpoint.sha256)
-    notes = (*checkpoint.notes, *loaded.notes, remarks[0])
-    return replace(loaded, info=info, warnings=(*checkpoint.warnings, *loaded.warnings, *remarks[1:]), notes=notes)
-
-
 def _network_of(
     checkpoint: Checkpoint, named: ModelSpec | None, arguments: Mapping[str, Any]
 ) -> tuple[ModelSpec, Mapping[str, Any], int | None, tuple[str, ...]]:
@@ -267,7 +171,7 @@ def _network_of(
 
     `named` is the network of --arch, None to recognise it; `arguments` of --model-arg win.
     """
-    if named is not None and named.form in ("file", "module"):
+    if named is not None and named.form == "python":
         return named, {}, None, ()
     shapes = state_shapes(checkpoint.state)
     if named is not None:
@@ -294,7 +198,7 @@ def _network_of(
             f"{arg('arch')} net.py:build{hint}.{near and f' Nearest: {near}.'}{inputs}"
         )
     chosen, named_by_file = candidates[0], False
-    if (declared := _declared_network(checkpoint.architectures, candidates, shapes)) is not None:
+    if (declared := architecture.declared_network(checkpoint.architectures, candidates, shapes)) is not None:
         chosen, named_by_file = declared, len(candidates) > 1 or declared.model != chosen.model
     elif len(candidates) > 1:
         models = ", ".join(_with_differences([candidate.model for candidate in candidates]))
@@ -305,19 +209,6 @@ def _network_of(
     remarks = "; ".join([*chosen.remarks, *(["the file names it"] if named_by_file else [])])
     note = f"{checkpoint.name}: recognised as {chosen.model} by its names and shapes{remarks and f': {remarks}'}."
     return parse_model(chosen.model), chosen.arguments, chosen.input_channels, (note,)
-
-
-def _declared_network(
-    names: Sequence[str], candidates: Sequence[architecture.Candidate], shapes: Mapping[str, tuple[int, ...]]
-) -> architecture.Candidate | None:
-    for name in names:
-        fitting = [candidate for candidate in candidates if candidate.model.removeprefix("timm:") == name]
-        models = [name] if name in torchvision_names() else []
-        models += [f"timm:{name}"] if find_spec("timm") and f"timm:{name}" in network_table("timm").networks else []
-        for candidate in (*fitting, *(architecture.adapt(model, shapes) for model in models if not fitting)):
-            if candidate is not None:
-                return candidate
-    return None
 
 
 # How many networks are built to tell them apart, and how many classes of layers a sentence names.
@@ -352,7 +243,7 @@ def _refuse_arguments(path: Path, options: BuildOptions) -> None:
 
 
 def _load_network(spec: ModelSpec, options: BuildOptions) -> LoadedModel:
-    if spec.form in ("file", "module"):
+    if spec.form == "python":
         return load_python(spec.source, spec.factory, options)
     if spec.form == "hugging face":
         from hookscope.models import hugging_face  # noqa: PLC0415 (an optional package, slow to import)

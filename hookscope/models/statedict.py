@@ -1,7 +1,7 @@
 """Load a state dict into a network, strictly, without wrapping prefixes of its names."""
 
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from fnmatch import fnmatchcase
@@ -16,7 +16,7 @@ from hookscope.checkpoints.weight_sets import COUNTER, is_averaged, listed
 from hookscope.checkpoints.wrapped_names import stripped_forms
 from hookscope.errors import MisfitError
 from hookscope.parameters import arg
-from hookscope.text import printable
+from hookscope.text import counted, printable
 
 _LISTED = 3  # names in a message
 
@@ -44,15 +44,14 @@ def load_into(
     options: FileOptions = FileOptions(),  # noqa: B008 - frozen
     *,
     name: str = "",
-    notes: list[str] | None = None,
-) -> tuple[str, ...]:
+) -> tuple[list[str], list[str]]:
     """Copy `state`, called `origin`, into `module`, called `name` or by its class, strictly: names and shapes must fit.
 
     A wrapping prefix is removed, or one of the network's put in front, when that makes the names fit. Names may be
     missing for a BatchNorm's `num_batches_tracked`, for tensors in the memory of loaded tensors (tied weights, views),
     and where `options` allows it; a name of another shape must match both of its patterns.
 
-    Returns sentences about what is unused, missing, not needed, or given twice. `notes` gets one about the prefix.
+    Returns warnings about what is unused, missing, not needed, or given twice, and notes about a prefix and dtypes.
     Raises MisfitError if names or shapes do not fit, or fit in several ways; the module is then overwritten in part.
     """
     target = module.state_dict()
@@ -98,17 +97,18 @@ def load_into(
         # `n_averaged` counts the steps of torch's AveragedModel.
         unread=[key for key in state if key not in mapping and key != "n_averaged"],
     )
-    prefix = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
-    prefix += [f"{origin}: all {len(mapping)} names fit with the prefix '{printable(added, 80)}'."] if added else []
-    remarks: list[str] = []
-    (remarks if notes is None else notes).extend(prefix)
-    remarks += [*unfit, *_twice_given(memory, fitting, original, origin)]
-    remarks += _unneeded(
-        options.allow_missing, [*not_given, *reshaped], arg("allow_missing"), "no name that is missing"
+    notes = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
+    notes += [f"{origin}: all {len(mapping)} names fit with the prefix '{printable(added, 80)}'."] if added else []
+    tensors = (
+        (key, value) for key, value in fitting.items() if isinstance(value, Tensor) and not key.endswith(COUNTER)
     )
+    dtypes = ((value.dtype, target[key].dtype) for key, value in tensors if key in formed)
+    notes += converted(origin, dtypes)
+    warned = [*unfit, *_twice_given(memory, fitting, original, origin)]
+    warned += _unneeded(options.allow_missing, [*not_given, *reshaped], arg("allow_missing"), "no name that is missing")
     nothing, there = "no name that the network does not know", unexpected + [original[key] for key in reshaped]
-    remarks += _unneeded(options.allow_unexpected, there, arg("allow_unexpected"), nothing)
-    return tuple(remarks)
+    warned += _unneeded(options.allow_unexpected, there, arg("allow_unexpected"), nothing)
+    return warned, notes
 
 
 def unfit_names(
@@ -146,6 +146,13 @@ def unfit_names(
     kept = "of the network's tensors are not in it and keep their initial values"
     remarks = _sentence(origin, "of its tensors are not used", unused), _sentence(origin, kept, absent + both)
     return [*filter(None, remarks)]
+
+
+def converted(origin: str, dtypes: Iterable[tuple[torch.dtype, torch.dtype]]) -> list[str]:
+    """Return a sentence about the tensors whose dtype in the file is not the network's; [] if there are none."""
+    counts = Counter((stored, own) for stored, own in dtypes if stored != own)
+    parts = [f"{counted(count, 'tensor')} from {stored} to {own}" for (stored, own), count in counts.items()]
+    return [f"{origin}: loading converted {', '.join(parts)}.".replace("torch.", "")] if parts else []
 
 
 def _without_transient(module: nn.Module, target: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:

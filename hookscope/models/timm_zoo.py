@@ -11,12 +11,12 @@ from typing import Any
 from torch import nn
 
 from hookscope.checkpoints.checkpoint import Checkpoint
-from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError, nearest
+from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import LoadedModel
 from hookscope.models.download import DownloadError, download_remedy, fetch, is_cached, unreachable
 from hookscope.models.input_spec import picture_size
-from hookscope.models.names import import_timm
+from hookscope.models.names import import_timm, published
 from hookscope.models.weight_choice import (
     IMAGENET_CLASSES,
     BuildOptions,
@@ -27,31 +27,10 @@ from hookscope.models.weight_choice import (
 )
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
-from hookscope.text import exception_line, printable
+from hookscope.text import exception_line
 
 # hookscope gives these itself, or they would be a way around --weights.
 _RESERVED_ARGUMENTS = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
-
-
-def published(name: str) -> Any:
-    """Return timm's `PretrainedCfg` of a network: its weights, input and the names of its first and last layers.
-
-    `name` may have the tag of its weights: "resnet50.a1_in1k". Raises UsageError if timm is missing, ModelNotFoundError
-    if it has no such network, or no such weights of it.
-    """
-    timm = import_timm()
-    architecture, _, tag = name.partition(".")
-    if not timm.is_model(architecture):
-        names = [f"timm:{model}" for model in timm.list_models()]
-        raise ModelNotFoundError(
-            f"timm has no network '{printable(architecture)}'.{nearest(architecture, names, prefix='timm:')}"
-            " List them with `hookscope models timm:`."
-        )
-    try:
-        return timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg(architecture=architecture)
-    except RuntimeError as error:
-        tags = ", ".join(tagged.partition(".")[2] for tagged in timm.list_pretrained(f"{architecture}.*"))
-        raise ModelNotFoundError(f"timm has no weights '{printable(tag)}' of {architecture}; it has {tags}.") from error
 
 
 def names_in(layers: str | tuple[str, ...] | list[str] | None) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ import pickle
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -32,11 +32,11 @@ def read_trusted(path: Path, kind: FileKind) -> object:
     Classes are looked for in the current folder first. Raises CheckpointError if reading fails.
     """
     if kind in PROGRAMS:
-        return read_program(path, kind, 0)[0]
+        return read_program(path, kind)[0]
     shown = printable(str(path))
     try:
         # By its name alone, torch would take some file for safetensors.
-        with open_regular(path) as file, importable(Path.cwd(), is_file=False), silenced_known_warnings():
+        with open_regular(path) as file, importable(), silenced_known_warnings():
             if kind == "pickle":
                 return pickle.load(file)  # noqa: S301 - trusted
             return torch.load(file, map_location="cpu", weights_only=False)
@@ -56,29 +56,23 @@ def read_trusted(path: Path, kind: FileKind) -> object:
         ) from error
 
 
-def read_program(
-    path: Path, kind: FileKind, seed: int
-) -> tuple[nn.Module, tuple[str, ...], tuple[tuple[int, ...], bool] | None]:
+def read_program(path: Path, kind: FileKind) -> tuple[nn.Module, tuple[str, ...], tuple[tuple[int, ...], bool] | None]:
     """Return a program as a tree of modules, remarks, and its only input if the file has it.
 
     Those are as of `hookable` for TorchScript, and as of `unflattened` for an exported program, which runs once on its
-    example inputs, if the file has them. Random numbers are seeded by `seed`. Raises CheckpointError.
+    example inputs, if the file has them. Raises CheckpointError.
     """
     if kind == "torchscript":
         import torchvision  # noqa: F401, PLC0415 - registers operators that detection networks call
 
         from hookscope.models.torchscript import hookable  # noqa: PLC0415 - only for such files
 
-        def load() -> Any:
-            with seeded(seed):
-                return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call] # torch's
-
-        with _loading(path, "TorchScript", "save"):
-            return (*hookable(load), None)
+        with _loading(path, "TorchScript", "save"), seeded(0):
+            return (*hookable(partial(torch.jit.load, path, map_location="cpu")), None)
     from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
 
-    with _loading(path, "an exported program", "export"), seeded(seed), open_regular(path) as file:
-        return unflattened(torch.export.load(file), seed)
+    with _loading(path, "an exported program", "export"), seeded(0), open_regular(path) as file:
+        return unflattened(torch.export.load(file))
 
 
 @contextmanager

@@ -24,14 +24,15 @@ _siblings: set[str] = set()
 
 
 @contextmanager
-def importable(folder: Path, *, is_file: bool) -> Iterator[None]:
-    """Let imports find what lies in `folder`, as if Python had been started there, and leave no bytecode in it."""
+def importable(source: str = "") -> Iterator[None]:
+    """Let imports find what lies next to a Python file, or else in the current folder, and leave no bytecode there."""
+    is_file = source.endswith(".py")
     if is_file:
         for sibling in _siblings:
             sys.modules.pop(sibling, None)
         _siblings.clear()
     before_path, before_bytecode, before_modules = list(sys.path), sys.dont_write_bytecode, set(sys.modules)
-    folder = folder.resolve()
+    folder = (Path(source).parent if is_file else Path.cwd()).resolve()
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True
     importlib.invalidate_caches()
@@ -53,24 +54,33 @@ def _is_sibling(name: str, folder: Path) -> bool:
     return Path(file).is_relative_to(folder) and not {"site-packages", "dist-packages"} & set(Path(file).parts)
 
 
-def load_function(path: Path, name: str) -> Callable[..., Any]:
-    """Import a Python file and return the callable of that name in it.
+def imported(source: str, name: str) -> object:
+    """Return what a path that ends in ".py", or a module, has by a dotted name.
 
-    Raises InputError if the file cannot be read, ModelError if it raises, ModelNotFoundError if it has no such name,
-    and UsageError if the name is not callable.
+    Raises InputError if the file cannot be read, ModelError if its code raises, and ModelNotFoundError if there is no
+    such module, or no such name in it.
     """
-    with importable(path.parent, is_file=True):
-        function = find_attribute(import_file(path), name, str(path))
+    home = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
+    try:
+        return operator.attrgetter(name)(home)
+    except AttributeError as error:
+        offered = [key for key, value in vars(home).items() if callable(value) and not key.startswith("_")]
+        defined = [key for key in offered if getattr(vars(home)[key], "__module__", "") == home.__name__]
+        hint = nearest(name, offered) or (f" It defines {some_of(defined[::-1], 6)}." if defined else "")
+        raise ModelNotFoundError(f"{printable(source)} has no '{printable(name)}'.{hint}") from error
+
+
+def load_function(path: Path, name: str) -> Callable[..., Any]:
+    """Return the callable of that name in a Python file; raises as `imported`, and UsageError if it is none."""
+    with importable(str(path)):
+        function = imported(str(path), name)
     if not callable(function):
         raise UsageError(f"{printable(f'{path.name}:{name}')} is {an(type(function).__name__)}, not a function.")
     return function
 
 
-def import_file(path: Path) -> ModuleType:
-    """Import a Python file under a name that no other module has.
-
-    Raises InputError if the file cannot be read, ModelError for what its code raises.
-    """
+def _import_file(path: Path) -> ModuleType:
+    """Import a Python file under a name that no other module has."""
     with open_regular(path, "FILE.py:NAME, a function in a Python file", InputError):
         pass
     shown = printable(str(path))
@@ -88,8 +98,7 @@ def import_file(path: Path) -> ModuleType:
     return module
 
 
-def import_module(name: str) -> ModuleType:
-    """Import a module of the current folder or an installed package; ModelNotFoundError if there is none."""
+def _import_module(name: str) -> ModuleType:
     with user_code(f"{name} raised while it was imported"):
         try:
             return importlib.import_module(name)
@@ -101,17 +110,6 @@ def import_module(name: str) -> ModuleType:
         f"No module '{missing.name}' in the current folder or among the installed packages; "
         "give net.py:FACTORY, package.module:FACTORY, or a name that `hookscope models` lists."
     ) from missing
-
-
-def find_attribute(home: ModuleType, factory: str, source: str) -> object:
-    """Return what `home`, named `source` in messages, has by a dotted name; ModelNotFoundError if it has nothing."""
-    try:
-        return operator.attrgetter(factory)(home)
-    except AttributeError as error:
-        offered = [name for name, value in vars(home).items() if callable(value) and not name.startswith("_")]
-        defined = [name for name in offered if getattr(vars(home)[name], "__module__", "") == home.__name__]
-        hint = nearest(factory, offered) or (f" It defines {some_of(defined[::-1], 6)}." if defined else "")
-        raise ModelNotFoundError(f"{printable(source)} has no '{printable(factory)}'.{hint}") from error
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions, looks_like_file
+from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions
+from hookscope.checkpoints.fileformat import looks_like_file
 from hookscope.errors import MisfitError, ModelError, UsageError
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import (
@@ -58,11 +59,9 @@ class BuildOptions:
     def file_weights(self) -> "ChosenWeights | None":
         """Return the weights of the file that `weights` names or is; None for "auto" and "none"."""
         read = self.weights
-        if isinstance(read, str):
-            if read in ("auto", "none"):
-                return None
-            read = read_checkpoint(Path(read), self.file)
-        return ChosenWeights.of_file(read)
+        if read in ("auto", "none"):
+            return None
+        return ChosenWeights.of_file(read_checkpoint(Path(read), self.file) if isinstance(read, str) else read)
 
     def usual_weights(self, name: str, trained: "Callable[[], ChosenWeights]", others: str = "") -> "ChosenWeights":
         """Return the weights for "auto", "none" and a file.
@@ -148,15 +147,14 @@ def load_named(
     `describe` is given the network; `quantised`: building calibrates on what the parameters hold, and the network must
     stay on the CPU.
     """
-    notes: list[str] = []
-    misfits: tuple[str, ...] = ()
+    misfits, notes = list[str](), list[str]()
     keeps_initial_values = chosen.random or quantised or options.file.allow_missing
     with seeded(options.seed), silenced_known_warnings():
         with nullcontext() if keeps_initial_values else skipped_initialisation():
             module = build()
         if chosen.checkpoint and chosen.published is None:
             state, plain = chosen.checkpoint.state, name.removeprefix("timm:")
-            misfits = load_into(module, state, chosen.origin, options.file, name=plain, notes=notes)
+            misfits, notes = load_into(module, state, chosen.origin, options.file, name=plain)
     if options.on_meta and not quantised:
         module = module.to("meta")
     preprocessing, categories, warnings = describe(module)
@@ -168,7 +166,7 @@ def load_named(
         notes.append(f"{chosen.origin}: has as many classes as ImageNet, and takes their names.")
     if options.input_channels is not None:
         preprocessing = with_channels(preprocessing, options.input_channels)
-    warnings = misfits + warnings
+    warnings = (*misfits, *warnings)
     return chosen.loaded(name, module, preprocessing, categories, options.arguments, warnings=warnings, notes=notes)
 
 

@@ -132,6 +132,26 @@ def test_what_needs_no_network_is_refused_before_torch_is_loaded(
     assert_refused(python("-c", script, *arguments), code, f"hookscope: error: {said}")
 
 
+@pytest.mark.parametrize("image", ["missing.jpg", "missing/*.jpg", ""])
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("resnet43", "No model is called 'resnet43'."),
+        ("timm:resnet43", "timm has no network 'resnet43'."),
+        ("nt.py:painted", "nt.py does not exist"),
+        ("net.py:paintd", "net.py has no 'paintd'. Nearest: 'painted'."),
+        ("nett:painted", "No module 'nett'"),
+        ("missing.pt", "missing.pt does not exist"),
+    ],
+)
+def test_people_hear_of_a_misspelt_model_before_a_missing_picture(
+    model: str, said: str, image: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text("def painted(): ...\n", encoding="utf-8")
+    ended = run("activations", model, *filter(None, [image]))
+    assert ended.stderr.startswith(f"hookscope: error: {said}")
+
+
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest_or_with_all(run: Run) -> None:
     typo = run("activation", "demo", "cat.jpg")
     assert typo.code == 2

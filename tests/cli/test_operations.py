@@ -139,7 +139,7 @@ def test_the_page_shows_the_line_and_both_arms_of_a_sum(run: Run, tmp_path: Path
 @pytest.mark.exhaustive
 def test_commands_say_that_operations_inside_torchscript_are_not_seen(run: Run, tmp_path: Path, form: str) -> None:
     x = torch.from_numpy(np.load(tmp_path / "x.npy"))
-    with importable(tmp_path, is_file=False):
+    with importable():
         SAVERS[form](importlib.import_module("ops").build().eval(), (x,), tmp_path / "net.pt")
     sys.modules.pop("ops")
     note = "Operations inside TorchScript are not seen: (model)."

@@ -92,7 +92,7 @@ def load_script(network: nn.Module, folder: Path, args: tuple[Any, ...] | None =
         save_scripted(network.eval(), (), folder / "model.pt")
     else:
         save_traced(network.eval(), args, folder / "model.pt")
-    return load_program(WeightsFiles.at(folder / "model.pt"), 0)
+    return load_program(WeightsFiles.at(folder / "model.pt"))
 
 
 SAVERS: dict[str, Callable[[nn.Module, tuple[Any, ...], Path], None]] = {

@@ -13,7 +13,7 @@ import transformers
 from PIL import Image
 
 from hookscope.checkpoints.checkpoint import FileOptions
-from hookscope.checkpoints.fileformat import is_hugging_face
+from hookscope.checkpoints.fileformat import is_weights_folder
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.errors import (
     CheckpointError,
@@ -26,7 +26,8 @@ from hookscope.errors import (
 )
 from hookscope.inputs.batches import load_batches
 from hookscope.models.input_spec import example_shape
-from hookscope.models.spec import load_model, parse_model
+from hookscope.models.names import parse_model
+from hookscope.models.spec import load_model
 from tests.cli.conftest import CAT
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -75,6 +76,14 @@ def change(folder: Path, name: str = "config.json", /, **settings: Any) -> Path:
     held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.write_text(json.dumps(held | settings), encoding="utf-8")
     return folder
+
+
+def test_weights_of_half_precision_are_said_to_be_converted(vit: Path) -> None:
+    state = safetensors.torch.load_file(vit / "model.safetensors")
+    half = {name: value.half() for name, value in state.items()}
+    safetensors.torch.save_file(half, vit / "model.safetensors", {"format": "pt"})
+    (note,) = load_model(str(vit)).notes
+    assert note == f"model.safetensors: loading converted {len(state)} tensors from float16 to float32."
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -177,7 +186,7 @@ def test_weights_that_do_not_fit_are_refused_unless_allowed(vit: Path) -> None:
 
 def test_a_folder_of_checkpoints_of_a_trainer_counts_each_once(vit: Path, tmp_path: Path) -> None:
     torch.save({}, vit / "optimizer.pt")
-    assert is_hugging_face(vit)
+    assert is_weights_folder(vit)
     assert find_checkpoints([str(tmp_path)]) == find_checkpoints([str(tmp_path / "v*")]) == [str(vit)]
     assert parse_model(str(vit)).form == "hugging face"
 

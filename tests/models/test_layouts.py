@@ -201,7 +201,7 @@ def averaged(tmp_path: Path) -> tuple[Path, torch.nn.Module]:
 def test_averages_without_dots_are_told_from_the_weights(tmp_path: Path) -> None:
     path, network = averaged(tmp_path)
     read = read_checkpoint(path)
-    assert load_into(network, read.state, "x") == ("x: the prefix 'model.' was removed from its names.",)
+    assert load_into(network, read.state, "x") == ([], ["x: the prefix 'model.' was removed from its names."])
     assert "'state_dict.model_ema' is not used; give --key state_dict.model_ema for it" in read.notes[1]
     assert read.training is not None
     [copy] = read.training.copies

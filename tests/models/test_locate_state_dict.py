@@ -35,7 +35,7 @@ def test_weights_inside_a_training_checkpoint_are_found_and_reported(key: str) -
     content = {"epoch": 3, "loss": torch.tensor(0.5), key: STATE, "optimizer": OPTIMISER}
     weights = weights_in(content, "model.pt")
     assert list(weights.state) == list(STATE)
-    assert weights.notes == (f"model.pt: weights taken from its key '{key}'; ignored: epoch, loss, optimizer.",)
+    assert weights.notes == (f"model.pt: weights taken from its key '{key}'; other entries: epoch, loss, optimizer.",)
 
 
 def test_one_of_a_thing_and_a_vowel_have_their_words() -> None:

@@ -9,7 +9,7 @@ import torchvision
 
 from hookscope.errors import UsageError, nearest
 from hookscope.models import names
-from hookscope.models.names import refuse_by_form
+from hookscope.models.names import parse_model
 
 
 def test_the_names_are_demo_and_all_that_torchvision_lists() -> None:
@@ -37,9 +37,9 @@ def test_a_file_without_a_name_is_answered_with_what_it_defines(tmp_path: Path) 
     file = tmp_path / "net.py"
     file.write_text("raise SystemExit\nclass Block:\n    pass\ndef _own(): ...\ndef build(): ...\n", "utf-8")
     with pytest.raises(UsageError, match=r"net\.py:NAME; it defines build, Block\.$"):
-        refuse_by_form(str(file))
+        parse_model(str(file))
     file.write_text("def broken(:\n", "utf-8")
     with pytest.raises(UsageError, match=r"net\.py:NAME\.$"):
-        refuse_by_form(str(file))
+        parse_model(str(file))
     with pytest.raises(UsageError, match=r"missing\.py:NAME\.$"):
-        refuse_by_form(str(tmp_path / "missing.py"))
+        parse_model(str(tmp_path / "missing.py"))

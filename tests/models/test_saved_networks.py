@@ -47,7 +47,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     eager, args = eager.double(), (args[0].double(),)  # what differs then is not rounding
     path = tmp_path_factory.mktemp(form) / "model.pt"
     SAVERS[form](eager, args, path)
-    return Case(form, eager, args, load_program(WeightsFiles.at(path), 0))
+    return Case(form, eager, args, load_program(WeightsFiles.at(path)))
 
 
 @pytest.mark.sample("scripted resnet", "traced vit", "exported vit")

@@ -11,7 +11,8 @@ import hookscope
 from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.errors import CheckpointError, InputError, ModelNotFoundError, UsageError
 from hookscope.models.construction import seeded
-from hookscope.models.spec import ModelSpec, build_on_meta, load_model, parse_model
+from hookscope.models.names import ModelSpec, parse_model
+from hookscope.models.spec import build_on_meta, load_model
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".safetensors.index.json", ".bin.index.json")
 
@@ -29,11 +30,11 @@ def test_a_picture_where_the_network_belongs_is_said_to_be_one(text: str) -> Non
         ("resnet34", ModelSpec("torchvision", "resnet34")),
         ("torchvision:resnet34", ModelSpec("torchvision", "resnet34")),
         ("ResNet34", ModelSpec("torchvision", "resnet34")),
-        ("net.py:build", ModelSpec("file", "net.py", "build")),
-        ("/some/where/net.py:Net.small", ModelSpec("file", "/some/where/net.py", "Net.small")),
-        (r"C:\some\net.py:build", ModelSpec("file", r"C:\some\net.py", "build")),
-        ("package.module:build", ModelSpec("module", "package.module", "build")),
-        ("package:build", ModelSpec("module", "package", "build")),
+        ("net.py:build", ModelSpec("python", "net.py", "build")),
+        ("/some/where/net.py:Net.small", ModelSpec("python", "/some/where/net.py", "Net.small")),
+        (r"C:\some\net.py:build", ModelSpec("python", r"C:\some\net.py", "build")),
+        ("package.module:build", ModelSpec("python", "package.module", "build")),
+        ("package:build", ModelSpec("python", "package", "build")),
         ("timm:convnext_tiny", ModelSpec("timm", "convnext_tiny")),
         ("timm:convnext_tiny.fb_in22k", ModelSpec("timm", "convnext_tiny.fb_in22k")),
         *[(f"model{s}", ModelSpec("weights", f"model{s}")) for s in SUFFIXES],

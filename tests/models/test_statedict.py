@@ -69,7 +69,7 @@ def test_names_made_to_have_many_readings_have_few() -> None:
 def test_wrapped_network_is_loaded_and_the_prefix_reported(wrap: Any) -> None:
     source, target = network(), network()
     state = wrap(source).state_dict()
-    notes = load_into(target, state, "model.pt")
+    _, notes = load_into(target, state, "model.pt")
     assert all(torch.equal(target.state_dict()[key], tensor) for key, tensor in source.state_dict().items())
     assert len(notes) == 1
     assert "was removed from its names" in notes[0]
@@ -97,7 +97,7 @@ def test_a_prefix_of_the_network_is_put_in_front_where_all_fits_so(outside: str,
     whole: nn.Module = target
     for name in reversed(outside.split(".")):
         whole = nn.ModuleDict({name: whole})
-    notes = load_into(whole, {f"{wrapper}{key}": value for key, value in source.state_dict().items()}, "model.pt")
+    _, notes = load_into(whole, {f"{wrapper}{key}": value for key, value in source.state_dict().items()}, "model.pt")
     assert f"model.pt: all {len(source.state_dict())} names fit with the prefix '{outside}.'." in notes
     assert all(torch.equal(target.state_dict()[key], tensor) for key, tensor in source.state_dict().items())
 
@@ -125,25 +125,25 @@ def test_allowed_missing_names_keep_their_values_and_are_reported() -> None:
     target = network()
     before = target[2].bias.clone()
     state = {key: tensor for key, tensor in network().state_dict().items() if key != "2.bias"}
-    notes = load_into(target, state, "model.pt", FileOptions(allow_missing=("2.*",)))
+    warned, _ = load_into(target, state, "model.pt", FileOptions(allow_missing=("2.*",)))
     assert torch.equal(target[2].bias, before)
-    assert notes == ("model.pt: 1 of the network's tensors is not in it and keeps its initial values (2.bias).",)
+    assert warned == ["model.pt: 1 of the network's tensors is not in it and keeps its initial values (2.bias)."]
 
 
 def test_allowed_unexpected_names_are_reported() -> None:
     state = network().state_dict() | {"head.weight": torch.ones(1), "head.bias": torch.ones(1)}
-    notes = load_into(network(), state, "model.pt", FileOptions(allow_unexpected=("head.*",)))
-    assert notes == ("model.pt: 2 of its tensors are not used (head.weight, head.bias).",)
+    warned, _ = load_into(network(), state, "model.pt", FileOptions(allow_unexpected=("head.*",)))
+    assert warned == ["model.pt: 2 of its tensors are not used (head.weight, head.bias)."]
 
 
 def test_other_shape_needs_both_allowances() -> None:
     source, target = nn.Linear(4, 2), nn.Linear(4, 3)
     before = target.weight.clone()
     both = FileOptions(allow_missing=("*",), allow_unexpected=("*",))
-    notes = load_into(target, source.state_dict(), "model.pt", both)
+    warned, _ = load_into(target, source.state_dict(), "model.pt", both)
     assert torch.equal(target.weight, before)
-    assert "2 of its tensors are not used (weight, bias)" in notes[0]
-    assert "2 of the network's tensors are not in it" in notes[1]
+    assert "2 of its tensors are not used (weight, bias)" in warned[0]
+    assert "2 of the network's tensors are not in it" in warned[1]
     for half in (FileOptions(allow_missing=("*",)), FileOptions(allow_unexpected=("*",))):
         with pytest.raises(MisfitError, match="2 of another shape"):
             load_into(target, source.state_dict(), "model.pt", half)
@@ -172,7 +172,8 @@ def test_values_lose_precision_at_most(inputs: torch.dtype, own: torch.dtype, co
     module.register_buffer("values", torch.zeros(2, dtype=own))
     state = {"values": torch.tensor([1, 2]).to(inputs)}
     if copied:
-        load_into(module, state, "model.pt")
+        dtypes = f"from {inputs} to {own}".replace("torch.", "")
+        assert load_into(module, state, "model.pt") == ([], [f"model.pt: loading converted 1 tensor {dtypes}."])
         assert module.values.tolist() == [1, 2]
     else:
         shown = f"{str(inputs).removeprefix('torch.')}, network {str(own).removeprefix('torch.')}"
@@ -201,7 +202,7 @@ def test_buffers_that_the_network_keeps_out_of_its_state_dict_may_be_in_the_file
 
     network = Masked()
     stored = {"fc.weight": torch.eye(2), "fc.bias": torch.ones(2), "mask": torch.zeros(2)}
-    assert load_into(network, stored, "file.pt") == ()
+    assert load_into(network, stored, "file.pt") == ([], [])
     assert torch.equal(network.fc.weight, torch.eye(2))
     assert torch.equal(network.get_buffer("mask"), torch.ones(2))
 
@@ -267,7 +268,7 @@ def counting_state(network: nn.Module, *names: str) -> dict[str, Any]:
 def test_what_shares_memory_with_loaded_tensors_is_loaded(make: Any, arguments: list[str]) -> None:
     network = make()
     state = counting_state(network, *arguments)
-    assert load_into(network, state, "model.pt") == ()
+    assert load_into(network, state, "model.pt") == ([], [])
     loaded = network.state_dict()
     assert all(torch.equal(loaded[name], state[name]) for name in arguments)
     assert all(value.all() for value in loaded.values())  # Packed begins with zeros
@@ -277,7 +278,7 @@ def test_tied_tensors_that_are_both_missing_are_missing_or_keep_their_values() -
     with pytest.raises(MisfitError, match=r"2 missing \(words\.weight, head\.weight\)"):
         load_into(Tied(), {"head.bias": torch.ones(5)}, "model.pt", FileOptions(allow_unexpected=("head.bias",)))
     options = FileOptions(allow_missing=("*.weight",), allow_unexpected=("head.bias",))
-    warnings = load_into(Tied(), {"head.bias": torch.ones(5)}, "model.pt", options)
+    warnings, _ = load_into(Tied(), {"head.bias": torch.ones(5)}, "model.pt", options)
     assert any(
         "2 of the network's tensors are not in it and keep their initial values" in warning for warning in warnings
     )
@@ -297,7 +298,7 @@ def test_where_the_file_has_two_values_for_one_tensor_it_is_told_which_are_loade
     network = make()
     state = counting_state(network, lost, kept)
     state[lost] = -state[lost]
-    (warning,) = load_into(network, state, "model.pt")
+    (warning,), _ = load_into(network, state, "model.pt")
     assert torch.equal(network.state_dict()[kept], state[kept])
     assert f"'{lost}' and '{kept}' share memory in the network, but differ in the file" in warning
     assert warning.endswith(f"has the values of '{kept}'.")

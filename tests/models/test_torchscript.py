@@ -200,7 +200,7 @@ def test_a_frozen_script_shows_its_output(tmp_path: Path) -> None:
     eager = conv_net().eval()
     with quiet():
         torch.jit.save(torch.jit.freeze(torch.jit.script(eager)), tmp_path / "model.pt")
-    loaded = load_program(WeightsFiles.at(tmp_path / "model.pt"), 0)
+    loaded = load_program(WeightsFiles.at(tmp_path / "model.pt"))
     check_limited(
         loaded,
         eager,
@@ -238,7 +238,7 @@ def test_a_quantised_script_shows_its_layers(tmp_path: Path, form: str) -> None:
         eager = torchvision.models.quantization.shufflenet_v2_x0_5(weights=None, quantize=True).eval()
     x = torch.randn(1, 3, 64, 64)
     SAVERS[form](eager, (x,), tmp_path / "model.pt")
-    loaded = load_program(WeightsFiles.at(tmp_path / "model.pt"), 0)
+    loaded = load_program(WeightsFiles.at(tmp_path / "model.pt"))
     expected = {row.label: row.activation.l2 for row in inspect(eager, x, ["type:ConvReLU2d", "type:Linear"]).rows}
     seen = {row.label: row.activation.l2 for row in inspect(loaded, x, ["type:ConvReLU2d", "type:Linear"]).rows}
     assert len(seen) > 30
@@ -256,6 +256,6 @@ def test_a_quantised_script_shows_its_layers(tmp_path: Path, form: str) -> None:
 def test_names_of_classes_come_from_extra_files(extra: dict[str, str], key: str, tmp_path: Path) -> None:
     with quiet():
         torch.jit.save(torch.jit.script(nn.Linear(4, 3)), tmp_path / "model.pt", _extra_files=extra)  # type: ignore[no-untyped-call]
-    loaded = load_program(WeightsFiles.at(tmp_path / "model.pt"), 0)
+    loaded = load_program(WeightsFiles.at(tmp_path / "model.pt"))
     assert loaded.info.categories == ("cat", "dog", "newt")
     assert loaded.notes == (f"model.pt: 3 class names taken from its extra file '{key}'.",)

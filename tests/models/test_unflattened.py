@@ -22,7 +22,7 @@ from tests.networks import conv_net
 
 def load(network: nn.Module, folder: Path, *args: Any) -> LoadedModel:
     save_exported(network.eval(), args, folder / "model.pt2")
-    return load_program(WeightsFiles.at(folder / "model.pt2"), 0)
+    return load_program(WeightsFiles.at(folder / "model.pt2"))
 
 
 class Rows(nn.Module):
@@ -78,7 +78,7 @@ def test_a_size_that_may_vary_is_that_of_the_export_and_no_reason_to_warn(tmp_pa
     sizes = {"input": {0: torch.export.Dim("batch", min=2, max=64), 2: torch.export.Dim("height", min=8, max=64)}}
     with quiet(), (tmp_path / "model.pt2").open("wb") as file:
         torch.export.save(torch.export.export(eager, (torch.randn(2, 3, 8, 10),), dynamic_shapes=sizes), file)
-    loaded = load_program(WeightsFiles.at(tmp_path / "model.pt2"), 0)
+    loaded = load_program(WeightsFiles.at(tmp_path / "model.pt2"))
     assert loaded.warnings == ()
     assert loaded.example_shape == (1, 3, 8, 10)
     assert loaded.preprocessing.crop == loaded.preprocessing.resize == (8, 10)  # 224 pixels are more than 64
@@ -121,7 +121,7 @@ def test_a_number_and_an_empty_batch_are_inputs_too(
     tmp_path: Path, shape: tuple[int, ...], example: tuple[int, ...] | None
 ) -> None:
     torch.export.save(torch.export.export(nn.Sequential(nn.ReLU()), (torch.ones(shape),)), tmp_path / "net.pt2")
-    loaded = load_program(WeightsFiles.at(tmp_path / "net.pt2"), 0)
+    loaded = load_program(WeightsFiles.at(tmp_path / "net.pt2"))
     assert loaded.example_shape == example
     assert torch.equal(loaded.module(-torch.ones(shape)), torch.zeros(shape))
 
@@ -139,7 +139,7 @@ def test_another_batch_size_is_the_models_error_and_prints_nothing(
 
 def test_a_program_exported_in_training_mode_is_said_to_stay_in_it(tmp_path: Path) -> None:
     save_exported(conv_net().train(), (torch.randn(2, 3, 8, 8),), tmp_path / "model.pt2")
-    loaded = load_program(WeightsFiles.at(tmp_path / "model.pt2"), 0)
+    loaded = load_program(WeightsFiles.at(tmp_path / "model.pt2"))
     assert any("3 batch normalisation or dropout operators stay in training mode" in text for text in loaded.warnings)
     buffers = {name: buffer.clone() for name, buffer in conv_net().named_buffers()}
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in loaded.module.named_buffers())
@@ -173,7 +173,7 @@ def test_a_program_that_cannot_be_read_is_one_line_with_the_cause(tmp_path: Path
         for name, content in members.items():
             archive.writestr(name, content.replace(b'"operators"', b'"0perators"').replace(b"linear", b"lineaR"))
     with pytest.raises(CheckpointError, match=r"model.pt2 cannot be loaded as an exported program: \w+: ") as caught:
-        load_program(WeightsFiles.at(tmp_path / "model.pt2"), 0)
+        load_program(WeightsFiles.at(tmp_path / "model.pt2"))
     assert str(caught.value).isprintable()
     assert "warnings above" not in str(caught.value)
 

@@ -13,6 +13,7 @@ from hookscope import options
 from hookscope.commands.opening import are_given, file_options, load
 from hookscope.errors import UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
+from hookscope.models.names import parse_model
 from hookscope.parameters import arg
 from hookscope.text import printable
 
@@ -107,8 +108,7 @@ def _options_by_side(a: str | None, b: str | None, option: options.Diff) -> tupl
     Raises:
         UsageError: If `weights_b` is given and B is a weights file.
     """
-    from hookscope.checkpoints.checkpoint import looks_like_file
-    from hookscope.models.spec import parse_model
+    from hookscope.checkpoints.fileformat import looks_like_file
 
     names = (a, a if b == "same" else b)
     chosen = (option.weights, option.weights_b or option.weights)
@@ -190,7 +190,7 @@ def _refuse(names: Sequence[str], reason: str) -> None:
 def _weights(model: Model, option: options.Diff) -> Weights:
     """Return the weights of a model; a weights file is read without a network."""
     from hookscope.commands.diff.compare_weights import read_weights, weights_of
-    from hookscope.models.spec import load_model, parse_model
+    from hookscope.models.spec import load_model
 
     if not isinstance(model, str | Path):
         return weights_of(load_model(model))

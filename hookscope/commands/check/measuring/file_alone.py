@@ -21,7 +21,7 @@ from hookscope.commands.check.measuring.training_state import copy_values, optim
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.models.adapters import NamedShape, adapter_remark, adapters_in, is_adapter
 from hookscope.models.checkpoint import read_checkpoint
-from hookscope.models.spec import parse_model
+from hookscope.models.names import parse_model
 from hookscope.models.statedict import named_tensors
 from hookscope.parameters import arg
 from hookscope.results.check import CheckMeasurements, StoredValues

@@ -250,3 +250,12 @@ def test_half_an_adapter_beside_its_layer_is_told(tmp_path: Path) -> None:
     state |= {"q.lora_B.weight": torch.ones(8, 2), "k.lora_B.weight": torch.ones(8, 2)}
     (said,) = remarks(tmp_path / "x.pt", state)
     assert said == "x.pt: 1 LoRA adapter of rank 2 for q; 1 LoRA tensor without its other half."
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"), [("mlp.0", "mlp.0"), ("blocks.1.mlp.0", "mlp.0"), ("0", "layer 0"), ("blocks.1.qkv", "qkv")]
+)
+def test_an_adapted_layer_is_never_a_bare_number(tmp_path: Path, layer: str, said: str) -> None:
+    halves = {f"{layer}.lora_A.weight": torch.ones(2, 8), f"{layer}.lora_B.weight": torch.ones(8, 2)}
+    (remark,) = remarks(tmp_path / "x.pt", halves)
+    assert remark.startswith(f"x.pt: 1 LoRA adapter of rank 2 for {said}; ")
