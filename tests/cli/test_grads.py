@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
@@ -49,15 +48,6 @@ class Cut(nn.Module):
 
     def forward(self, x):
         return (x * self.weight).detach()
-
-
-class Divides(nn.Module):
-    def forward(self, x):
-        return x / (x - x)
-
-
-def not_a_number():
-    return nn.Sequential(nn.Linear(3, 3), Divides(), nn.Linear(3, 2))
 
 
 def batchnorm():
@@ -220,17 +210,6 @@ def test_autocast_runs_layers_in_the_lower_precision(run: Run, folder: Path) -> 
     assert record_of(folder / "out")["settings"]["autocast"] == "bfloat16"
 
 
-def test_an_output_is_chosen_by_its_key(run: Run, folder: Path) -> None:
-    chosen = ("--loss", "sum", "--output-key", "other", "--out", "out", "--quiet")
-    assert run("grads", "case.py:Two", "ones.npy", *chosen).code == 0
-    record = record_of(folder / "out")
-    assert record["loss"]["outputs"] == ["(model)['other']"]
-    status = {row["name"]: row["status"] for row in table(folder / "out" / "parameters.csv")}
-    assert status == {"fc.weight": "gradient", "fc.bias": "gradient"} | dict.fromkeys(
-        ("aux.weight", "aux.bias"), "not reached"
-    )
-
-
 def test_without_a_picture_the_input_is_noise_of_the_networks_own_or_the_given_shape(run: Run, folder: Path) -> None:
     assert run("grads", "case.py:classifier", "--input-shape", "2,3,9,10", "--out", "given", "-q").code == 0
     shapes = [row["shape"] for row in table(folder / "given" / "gradients.csv")]
@@ -243,28 +222,6 @@ def test_without_a_picture_the_input_is_noise_of_the_networks_own_or_the_given_s
 
 
 # --- Each picture alone ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.exhaustive
-def test_each_picture_alone_has_the_norms_it_has_in_a_run_of_its_own(
-    run: Run, folder: Path, pictures: list[Path]
-) -> None:
-    options = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--loss", "ce")
-    ended = run(
-        "grads", "case.py:classifier", *pictures, *options, "--target", "0,1,2,3,4", "--per-image", "--out", "o"
-    )
-    assert (ended.code, ended.stderr) == (0, "")
-    rows = table(folder / "o" / "inputs.csv")
-    assert [Path(row["name"]).name for row in rows] == [path.name for path in pictures]
-    network = built(CASES, "classifier").eval()
-    for target, (row, path) in enumerate(zip(rows, pictures, strict=True)):
-        with Image.open(path) as image:
-            pixels = torch.from_numpy(np.asarray(image, np.float32) / 255).permute(2, 0, 1)[None]
-        loss = functional.cross_entropy(network(pixels), torch.tensor([target]))
-        norms = [gradient.norm().item() for gradient in gradients_of(network, loss).values()]
-        assert float(row["loss"]) == pytest.approx(loss.item(), rel=1e-5)
-        assert float(row["parameters_l2"]) == pytest.approx(math.hypot(*norms), rel=1e-4)
-    assert "Gradients of each input alone" in ended.stdout
 
 
 def test_a_picture_that_cannot_be_run_alone_is_told_and_the_run_is_kept(run: Run, folder: Path) -> None:
@@ -407,17 +364,6 @@ def test_of_two_values_none_is_dropped_without_a_word(run: Run, folder: Path) ->
     ended = run("grads", "case.py:batchnorm", "--seed", "2,4", "--seed", "3,4")
     assert_refused(ended, 2, "--seed is given 2 times, and takes one value.")
     assert not (folder / "hookscope-runs").exists()
-
-
-def test_a_loss_that_is_not_a_number_still_says_where(run: Run, folder: Path) -> None:
-    ended = run("grads", "case.py:not_a_number", "ones.npy", "--out", "out", "--json")
-    document = json.loads(ended.stdout)
-    assert ended.code == 0
-    assert document["loss"]["value"] == "NaN"
-    where = {verdict["rule"]: verdict["where"] for verdict in document["verdicts"]}
-    assert where["non-finite-activation"] == "1:div"
-    assert "non-finite-loss" in where
-    assert table(folder / "out" / "gradients.csv")[0]["nan_count"] == "3"
 
 
 # --- What cannot be --------------------------------------------------------------------------------------------------

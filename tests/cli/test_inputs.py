@@ -1,6 +1,5 @@
 """What commands can be given, how inputs that cannot be used are told, and that the others are finished."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -225,27 +224,6 @@ def test_inputs_by_name_are_keyword_arguments(run: Run, cases: Path, command: st
     assert row["activation"]["l2"] == pytest.approx(expected.norm().item(), rel=1e-5)
     named = record_of(cases / "out")["named_inputs"]
     assert (named["rate"], named["b"]["name"], len(named["b"]["sha256"])) == (3, "b.npy", 64)
-
-
-def test_inputs_by_name_alone_need_no_picture(run: Run, cases: Path) -> None:
-    x = save(cases / "x.npy", np.random.default_rng(0).normal(size=(3, 3, 5, 5)).astype(np.float32))
-    b = save(cases / "b.npy", np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32))
-    options = ("--input", "x=x.npy", "--input", "b=b.npy", "--layer", "*", "--no-grids", "--batch-size", 2)
-    ended = run("activations", "cases.py:Mixed", *options)
-    assert ended.code == 0
-    target = cases / "hookscope-runs" / "activations-cases.py-Mixed-x"
-    assert [each["name"] for each in record_of(target)["inputs"]] == [
-        f"x.npy with b.npy[{index}]" for index in range(3)
-    ]
-    with torch.no_grad():
-        expected = built(NETWORKS, "Mixed")(x, b)
-    [row] = [row for row in rows_of(target) if row["layer"] == ""]
-    assert row["activation"]["l2"] == pytest.approx(expected.norm().item(), rel=1e-5)
-    record = json.loads(run("grads", "cases.py:Mixed", *options[:4], "--loss", "sum", "--json").stdout)
-    assert record["loss"]["value"] == pytest.approx(expected.sum().item(), rel=1e-4)
-    save(cases / "b.npy", np.zeros((1, 2)))
-    noise = run("grads", "cases.py:Mixed", "--input-shape", "2,3,5,5", *options[2:4], "--json")
-    assert len(json.loads(noise.stdout)["inputs"]) == 2
 
 
 @pytest.mark.parametrize(
