@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -22,6 +20,7 @@ from safetensors.torch import save_file
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.errors import NothingMatchedError
 from hookscope.rules import RULES
+from tests.checkpoints.sandbox.test_sandbox import is_running, wait_until
 from tests.cli.conftest import Ended, Run, names_below, table
 from tests.fork_server import ForkServer
 from tests.models.hostile import Call
@@ -150,21 +149,6 @@ def sarif_run(log: Path) -> dict[str, Any]:
 
 def statuses(report: dict[str, Any]) -> dict[str, str]:
     return {rule["rule"]: rule["status"] for rule in report["outcomes"]}
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    for _ in range(3000):  # not by the clock: a machine may stand still for a minute
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def no_traceback(ended: Ended) -> bool:

@@ -1,7 +1,6 @@
 """The textbook demonstrations of PyTorch hooks, with every number known, through the public Python API.
 
-Cases are named as in the collection they come from: A are tensors without a module, B small networks computed by hand,
-C real ones.
+Cases are named as in the collection they come from: A are tensors without a module, B small networks computed by hand.
 """
 
 from collections import OrderedDict
