@@ -721,6 +721,11 @@ def test_init_writes_a_configuration_once(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "hookscope.toml").read_text(encoding="utf-8") == "mine"
 
 
+def test_a_rule_is_explained_by_name(run: Run) -> None:
+    ended = run("check", "--explain", "drift")
+    assert (ended.code, ended.stdout.startswith("drift")) == (0, True)
+
+
 # From pre-commit and pytest
 
 

@@ -217,6 +217,13 @@ def test_heights_are_the_square_roots_of_the_shares_in_eighths() -> None:
     assert drawn(VALUES) == "█▄▂▁   ▂"
 
 
+@pytest.mark.parametrize("value", [0.0, -2.5, 1e30, 5e-324])
+def test_one_value_is_one_bar_in_the_middle(value: float) -> None:
+    for count in (9, 9000):
+        assert drawn(np.full(count, value)).strip() == "█"
+        assert len(drawn(np.full(count, value))) == 8
+
+
 def test_so_many_values_that_they_are_counted_in_bins_look_the_same() -> None:
     assert drawn(np.repeat(VALUES, 100)) == drawn(VALUES)
 
