@@ -56,17 +56,6 @@ def test_help_names_every_command_and_every_exit_code(run: Run) -> None:
         ),
         (("attribute", "demo", "cat.jpg", "--top", "0"), "--top '0' should be greater than or equal to 1."),
         (("grads", "demo", "cat.jpg", "--mode", "training"), "--mode 'training' is not one of 'eval', 'train'."),
-    ],
-)
-def test_a_wrong_value_is_named_with_its_option(arguments: tuple[str, ...], said: str, run: Run) -> None:
-    ended = run(*arguments)
-    assert ended.code == 2
-    assert ended.stderr == f"hookscope: error: {said} See `hookscope {arguments[0]} --help`.\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
         (("activations", "demo", "cat.jpg", "--size", "64"), "No such option: --size. Did you mean --resize?"),
         (("attribute", "demo", "cat.jpg", "--class", "3"), "No such option: --class. Did you mean --target?"),
         (("grads", "demo", "--gpu"), "No such option: --gpu. Did you mean --device?"),
@@ -93,7 +82,7 @@ def test_a_wrong_value_is_named_with_its_option(arguments: tuple[str, ...], said
         ),
     ],
 )
-def test_an_option_of_another_tool_or_command_is_answered_with_what_it_is_called_here(
+def test_a_wrong_value_and_an_option_of_another_tool_are_answered_with_what_fits_here(
     arguments: tuple[str, ...], said: str, run: Run
 ) -> None:
     ended = run(*arguments)

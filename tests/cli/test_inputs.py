@@ -1,6 +1,5 @@
 """What commands can be given, how inputs that cannot be used are told, and that the others are finished."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,8 @@ from tests.cli.conftest import CAT, Run, built, names_below, record_of, rows_of
 AS_THEY_ARE = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--out", "out")
 
 NETWORKS = """
+from collections import OrderedDict
+
 import torch
 from torch import nn
 
@@ -33,13 +34,8 @@ class Picky(nn.Module):
         return self.fc(y.mean((2, 3)))
 
 
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.bn = nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)
-
-    def forward(self, x):
-        return self.bn(self.conv(x)).mean((2, 3))
+def normed():
+    return nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 2, 1), bn=nn.BatchNorm2d(2)))
 
 
 class Mixed(nn.Module):
@@ -49,15 +45,6 @@ class Mixed(nn.Module):
 
     def forward(self, x, b, rate=1):
         return (self.left(x).mean((2, 3)) + self.right(b)) * rate
-
-
-class Frames(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 2, 1)
-
-    def forward(self, image1, image2):
-        return self.conv(image2 - image1)
 """
 
 
@@ -156,12 +143,12 @@ def test_inputs_that_are_refused_alike_share_a_line_and_are_all_in_the_record(ru
 def test_in_train_mode_the_inputs_of_a_refused_batch_go_together(run: Run, cases: Path) -> None:
     for number in range(3):
         picture(cases / f"{number}.png", number, size=8 + number // 2)
-    ended = run("grads", "cases.py:Normed", "0.png", "1.png", "2.png", *AS_THEY_ARE, "--mode", "train")
+    ended = run("grads", "cases.py:normed", "0.png", "1.png", "2.png", *AS_THEY_ARE, "--mode", "train")
     assert ended.code == 0
     picture(cases / "2.png", 2, size=1)  # one value per channel
-    ended = run("grads", "cases.py:Normed", "0.png", "1.png", "2.png", *AS_THEY_ARE, "--mode", "train")
+    ended = run("grads", "cases.py:normed", "0.png", "1.png", "2.png", *AS_THEY_ARE, "--mode", "train")
     assert ended.code == 6
-    assert "2.png: cases.py:Normed raised in its forward pass at bn (BatchNorm2d)" in ended.errors[0]
+    assert "2.png: cases.py:normed raised in its forward pass at bn (BatchNorm2d)" in ended.errors[0]
     assert [each["name"] for each in record_of(cases / "out")["inputs"]] == ["0.png", "1.png"]
 
 
@@ -176,7 +163,7 @@ def test_a_folder_says_in_a_note_what_it_skipped(run: Run, cases: Path) -> None:
         small.save(cases / "in" / name, {"c": "PNG"}.get(name))
     for name in ("readme.md", "labels.csv", "more.csv"):
         (cases / "in" / name).touch()
-    ended = run("activations", "cases.py:Normed", "in", *AS_THEY_ARE)
+    ended = run("activations", "cases.py:normed", "in", *AS_THEY_ARE)
     assert (ended.code, ended.stderr) == (0, "")
     note = "in: 3 files skipped: 2 .csv, 1 .md."
     assert f"note: {note}" in ended.stdout.splitlines()[:7]  # below the verdict and what was looked at
@@ -188,11 +175,11 @@ def test_a_folder_says_in_a_note_what_it_skipped(run: Run, cases: Path) -> None:
 def test_the_limit_of_pixels_is_an_option(run: Run, cases: Path) -> None:
     picture(cases / "a.png", 0, size=10)
     picture(cases / "b.png", 0, size=11)
-    ended = run("grads", "cases.py:Normed", "a.png", "b.png", *AS_THEY_ARE, "--max-pixels", 100)
+    ended = run("grads", "cases.py:normed", "a.png", "b.png", *AS_THEY_ARE, "--max-pixels", 100)
     assert ended.code == 3
     assert "'b.png': 11x11 (height x width) is over the limit of 100 pixels" in ended.errors[0]
     assert record_of(cases / "out")["preprocessing"]["max_pixels"] == 100
-    assert run("grads", "cases.py:Normed", "a.png", "--max-pixels", 0).code == 2
+    assert run("grads", "cases.py:normed", "a.png", "--max-pixels", 0).code == 2
 
 
 # --- Several inputs in a file, by name, in pairs ----------------------------------------------------------------------
@@ -225,27 +212,6 @@ def test_inputs_by_name_are_keyword_arguments(run: Run, cases: Path, command: st
     assert row["activation"]["l2"] == pytest.approx(expected.norm().item(), rel=1e-5)
     named = record_of(cases / "out")["named_inputs"]
     assert (named["rate"], named["b"]["name"], len(named["b"]["sha256"])) == (3, "b.npy", 64)
-
-
-def test_inputs_by_name_alone_need_no_picture(run: Run, cases: Path) -> None:
-    x = save(cases / "x.npy", np.random.default_rng(0).normal(size=(3, 3, 5, 5)).astype(np.float32))
-    b = save(cases / "b.npy", np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32))
-    options = ("--input", "x=x.npy", "--input", "b=b.npy", "--layer", "*", "--no-grids", "--batch-size", 2)
-    ended = run("activations", "cases.py:Mixed", *options)
-    assert ended.code == 0
-    target = cases / "hookscope-runs" / "activations-cases.py-Mixed-x"
-    assert [each["name"] for each in record_of(target)["inputs"]] == [
-        f"x.npy with b.npy[{index}]" for index in range(3)
-    ]
-    with torch.no_grad():
-        expected = built(NETWORKS, "Mixed")(x, b)
-    [row] = [row for row in rows_of(target) if row["layer"] == ""]
-    assert row["activation"]["l2"] == pytest.approx(expected.norm().item(), rel=1e-5)
-    record = json.loads(run("grads", "cases.py:Mixed", *options[:4], "--loss", "sum", "--json").stdout)
-    assert record["loss"]["value"] == pytest.approx(expected.sum().item(), rel=1e-4)
-    save(cases / "b.npy", np.zeros((1, 2)))
-    noise = run("grads", "cases.py:Mixed", "--input-shape", "2,3,5,5", *options[2:4], "--json")
-    assert len(json.loads(noise.stdout)["inputs"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -95,24 +95,6 @@ def test_a_row_of_numbers_has_the_dtype_that_is_named() -> None:
     assert halves.value.dtype is torch.float16
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("ids=1,2:int46", "unknown dtype 'int46'. Nearest: 'int64'"),
-        ("ids=1,2.5:int64", "not all of these are numbers of int64"),
-        ("ids=1,300:uint8", "not all of these are numbers of uint8"),
-    ],
-)
-def test_numbers_that_the_dtype_does_not_have_are_refused(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        read_named([text], PLAIN)
-
-
-def test_floating_numbers_for_an_embedding_name_the_option() -> None:
-    with pytest.raises(HookscopeError, match="NAME=1,2,3:int64"):
-        hookscope.activations(Tokens(), [], input=["ids=4,8,1"])
-
-
 @pytest.mark.parametrize("method", ["grad-cam", "gradient"])
 def test_attribute_names_the_embedding_of_tokens(method: str) -> None:
     with pytest.raises(UsageError, match=r"look at what its embedding returns, .*\bembedding\.$"):

@@ -48,18 +48,6 @@ def test_a_tensor_that_is_two_arguments_stays_one(by_name: bool) -> None:
         assert [row.activation.l2 for row in run.rows] == [26.0]
 
 
-def test_activations_are_those_of_a_plain_call(network: nn.Module) -> None:
-    batch = batch_of()
-    inspection = inspect(network, batch, ["*"])
-    with torch.no_grad():
-        expected = [network.left(*batch.args), network.right(batch.kwargs["b"]), network(*batch.args, **batch.kwargs)]
-    assert [row.label for row in inspection.rows] == ["left", "right", "(model)"]
-    for row, output in zip(inspection.rows, expected, strict=True):
-        assert row.activation.mean == pytest.approx(output.mean().item(), rel=1e-5)
-        assert row.activation.l2 == pytest.approx(output.norm().item(), rel=1e-5)
-    assert [row.layer for row in inspect(network, batch, ["@-1"]).rows] == ["right"]
-
-
 def test_gradients_of_outputs_and_of_inputs_by_name_are_those_of_autograd(network: nn.Module) -> None:
     batch = batch_of()
     actual = inspect_gradients(network, batch, "sum", ["*"], include_inputs=True)

@@ -182,10 +182,6 @@ def test_the_first_three_inputs_have_summaries_whatever_the_batches_and_those_le
     assert len(refused) == 3
 
 
-def one(summaries: tuple[MapSummary, ...], label: str) -> MapSummary:
-    return next(summary for summary in summaries if summary.label == label)
-
-
 def test_a_mean_that_is_zero_up_to_rounding_is_zero_and_other_small_means_are_not() -> None:
     torch.manual_seed(3)
     [centred] = summaries_of(Centred(), torch.randn(1, 8, 12, 10)).map_summaries

@@ -4,6 +4,7 @@ A network has one square of the picture changed: the token that changes most is 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.errors import UsageError
 from hookscope.results.activations import Activations
+from tests.networks import Written
 
 WIDTH, PATCH = 32, 8
 PICTURES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -24,125 +26,108 @@ def words(count: int) -> Tensor:
     return torch.randint(0, 50, (2, count), generator=torch.Generator().manual_seed(1))
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.pair = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
-
-    def forward(self, tokens: Tensor, others: Tensor | None = None) -> Tensor:
-        key, value = self.pair(tokens if others is None else others).chunk(2, -1)
-        query, key, value = (case.unflatten(-1, (2, -1)).transpose(1, 2) for case in (self.query(tokens), key, value))
-        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+def attend(net: Any, tokens: Tensor, others: Tensor | None = None) -> Tensor:
+    key, value = net.pair(tokens if others is None else others).chunk(2, -1)
+    query, key, value = (case.unflatten(-1, (2, -1)).transpose(1, 2) for case in (net.query(tokens), key, value))
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.attention, self.mlp = nn.LayerNorm(WIDTH), Attention(), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens + self.attention(self.norm(tokens))
-        return tokens + self.mlp(tokens)
+def attention() -> nn.Module:
+    return Written(attend, query=nn.Linear(WIDTH, WIDTH), pair=nn.Linear(WIDTH, 2 * WIDTH))
 
 
-class Encoder(nn.Module):
-    """Patches, and learned tokens in front of them or behind."""
+def block() -> nn.Module:
+    def forward(net: Any, tokens: Tensor) -> Tensor:
+        tokens = tokens + net.attention(net.norm(tokens))
+        return tokens + net.mlp(tokens)
 
-    def __init__(self, patch: int = PATCH, front: int = 0, behind: int = 0) -> None:
-        super().__init__()
-        self.patches, self.block = nn.Conv2d(3, WIDTH, patch, patch), Block()
-        self.front, self.behind = (nn.Parameter(torch.randn(1, count, WIDTH)) for count in (front, behind))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        tokens = self.patches(pixels).flatten(2).transpose(1, 2)
-        front, behind = (case.expand(len(pixels), -1, -1) for case in (self.front, self.behind))
-        return self.block(torch.cat([front, tokens, behind], 1))
+    return Written(forward, norm=nn.LayerNorm(WIDTH), attention=attention(), mlp=nn.Linear(WIDTH, WIDTH))
 
 
-class Text(nn.Module):
-    def __init__(self, more: int = 0) -> None:
-        super().__init__()
-        self.words, self.block, self.more = nn.Embedding(50, WIDTH), Block(), nn.Parameter(torch.randn(1, more, WIDTH))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.block(torch.cat([self.words(ids), self.more.expand(len(ids), -1, -1)], 1))
+def learned(count: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(1, count, WIDTH))
 
 
-class TwoTowers(nn.Module):
+def patches(net: Any, pixels: Tensor) -> Tensor:
+    return net.patches(pixels).flatten(2).transpose(1, 2)
+
+
+def encoder(patch: int = PATCH, front: int = 0, behind: int = 0) -> nn.Module:
+    """Return an encoder of patches, and of learned tokens in front of them or behind."""
+
+    def forward(net: Any, pixels: Tensor) -> Tensor:
+        others = (case.expand(len(pixels), -1, -1) for case in (net.front, net.behind))
+        return net.block(torch.cat([next(others), patches(net, pixels), next(others)], 1))
+
+    parts = {"patches": nn.Conv2d(3, WIDTH, patch, patch), "block": block()}
+    return Written(forward, **parts, front=learned(front), behind=learned(behind))
+
+
+def two_towers(more: int) -> nn.Module:
     """As CLIP, or CoCa, whose words have a class token."""
 
-    def __init__(self, more: int = 0) -> None:
-        super().__init__()
-        self.vision, self.text = Encoder(16), Text(more)
+    def read(net: Any, ids: Tensor) -> Tensor:
+        return net.block(torch.cat([net.words(ids), net.more.expand(len(ids), -1, -1)], 1))
 
-    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        return self.vision(pixels).mean(1) @ self.text(ids).mean(1).T
+    def forward(net: Any, pixels: Tensor, ids: Tensor) -> Tensor:
+        return net.vision(pixels).mean(1) @ net.text(ids).mean(1).T
+
+    text = Written(read, words=nn.Embedding(50, WIDTH), block=block(), more=learned(more))
+    return Written(forward, vision=encoder(16), text=text)
 
 
-class Fused(nn.Module):
+def fused(*, words_first: bool) -> nn.Module:
     """Words and patches in one sequence, as ViLT."""
 
-    def __init__(self, *, words_first: bool) -> None:
-        super().__init__()
-        self.patches, self.words, self.block = nn.Conv2d(3, WIDTH, 16, 16), nn.Embedding(50, WIDTH), Block()
-        self.words_first = words_first
+    def forward(net: Any, pixels: Tensor, ids: Tensor) -> Tensor:
+        both = [net.words(ids), patches(net, pixels)]
+        return net.block(torch.cat(both if words_first else both[::-1], 1))
 
-    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        both = [self.words(ids), self.patches(pixels).flatten(2).transpose(1, 2)]
-        return self.block(torch.cat(both if self.words_first else both[::-1], 1))
+    return Written(forward, patches=nn.Conv2d(3, WIDTH, 16, 16), words=nn.Embedding(50, WIDTH), block=block())
 
 
-class Latents(nn.Module):
+def latents(count: int) -> nn.Module:
     """As Perceiver: tokens of its own look at 64 patches, then at each other."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.vision, self.own = Encoder(), nn.Parameter(torch.randn(1, count, WIDTH))
-        self.cross, self.block, self.head = Attention(), Block(), nn.Linear(WIDTH, 3)
+    def forward(net: Any, pixels: Tensor) -> Tensor:
+        seen, own = net.vision(pixels), net.own.expand(len(pixels), -1, -1)
+        return net.head(net.block(own + net.cross(own, seen)))
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        patches, own = self.vision(pixels), self.own.expand(len(pixels), -1, -1)
-        return self.head(self.block(own + self.cross(own, patches)))
+    parts = {"cross": attention(), "block": block(), "head": nn.Linear(WIDTH, 3)}
+    return Written(forward, vision=encoder(), own=learned(count), **parts)
 
 
-class Pruned(nn.Module):
+def pruned() -> nn.Module:
     """Keeps 16 of 64 patches, those with the longest tokens."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.vision, self.block = Encoder(), Block()
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        tokens = self.vision(pixels)
+    def forward(net: Any, pixels: Tensor) -> Tensor:
+        tokens = net.vision(pixels)
         kept = tokens.norm(dim=-1).topk(16, 1).indices[..., None].expand(-1, -1, WIDTH)
-        return self.block(tokens.gather(1, kept))
+        return net.block(tokens.gather(1, kept))
+
+    return Written(forward, vision=encoder(), block=block())
 
 
-class Conditioned(nn.Module):
+def conditioned() -> nn.Module:
     """Patches look at tokens that come from elsewhere."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.vision, self.cross = Encoder(16), Attention()
+    def forward(net: Any, pixels: Tensor, states: Tensor) -> Tensor:
+        tokens = net.vision(pixels)
+        return tokens + net.cross(tokens, states)
 
-    def forward(self, pixels: Tensor, states: Tensor) -> Tensor:
-        tokens = self.vision(pixels)
-        return tokens + self.cross(tokens, states)
+    return Written(forward, vision=encoder(16), cross=attention())
 
 
-class LinearPatches(nn.Module):
+def linear_patches(front: int) -> nn.Module:
     """Cuts patches by reshaping, behind a class token."""
 
-    def __init__(self, front: int) -> None:
-        super().__init__()
-        self.project, self.front = nn.Linear(3 * PATCH**2, WIDTH), nn.Parameter(torch.randn(1, front, WIDTH))
-        self.block = Block()
-
-    def forward(self, pixels: Tensor) -> Tensor:
+    def forward(net: Any, pixels: Tensor) -> Tensor:
         inputs, _, high, wide = pixels.shape
         cut = pixels.reshape(inputs, 3, high // PATCH, PATCH, wide // PATCH, PATCH).permute(0, 2, 4, 3, 5, 1)
-        tokens = self.project(cut.reshape(inputs, -1, 3 * PATCH**2))
-        return self.block(torch.cat([self.front.expand(inputs, -1, -1), tokens], 1))
+        tokens = net.project(cut.reshape(inputs, -1, 3 * PATCH**2))
+        return net.block(torch.cat([net.front.expand(inputs, -1, -1), tokens], 1))
+
+    return Written(forward, project=nn.Linear(3 * PATCH**2, WIDTH), front=learned(front), block=block())
 
 
 def run(make: Callable[[], nn.Module], **options: Tensor) -> tuple[nn.Module, Activations]:
@@ -195,21 +180,11 @@ def assert_maps_are_weights_on_patches(network: nn.Module, front: int, behind: i
     assert [(block.prefix, block.key_grid) for block in seen.blocks] == [(front, (8, 8))]
 
 
-class Scores(nn.Module):
-    """Classes from the tokens at one place of the sequence."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.encoder, self.head, self.at = Encoder(PATCH, 1, 4), nn.Linear(WIDTH, 5), at
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.head(self.encoder(pixels)[:, self.at])
-
-
 @pytest.mark.parametrize("at", [1 + 9, 1 + 64], ids=["a patch", "a token behind"])
 def test_attribute_looks_at_patches_between_other_tokens(at: int) -> None:
     torch.manual_seed(0)
-    network = Scores(at).eval()
+    parts = {"encoder": encoder(PATCH, 1, 4), "head": nn.Linear(WIDTH, 5)}
+    network = Written(lambda net, pixels: net.head(net.encoder(pixels)[:, at]), **parts).eval()
     options = {"target": "2", "tokens": "prefix=1,grid=8x8,suffix=4", "sanity": "none"}
     result = hookscope.attribute(network, PICTURES, layer="encoder.block.norm", **options)
     kept: list[Tensor] = []
@@ -229,7 +204,7 @@ def test_attribute_looks_at_patches_between_other_tokens(at: int) -> None:
 @pytest.mark.parametrize(("front", "behind", "prefix"), [(0, 0, 0), (1, 0, 1), (5, 0, 5), (0, 1, None), (1, 4, None)])
 def test_registers_lie_in_front_of_patches_or_nothing_has_a_place(front: int, behind: int, prefix: int | None) -> None:
     """Some networks put them, or tokens for detection, behind (YOLOS)."""
-    network, result = run(lambda: Encoder(PATCH, front, behind), pixels=PICTURES)
+    network, result = run(lambda: encoder(PATCH, front, behind), pixels=PICTURES)
     assert layouts(result)["block"] == (prefix, None if prefix is None else (8, 8))
     seen = hookscope.attention(network, PICTURES, query="mean")
     assert [block.prefix for block in seen.blocks] == [prefix]
@@ -244,7 +219,7 @@ def test_registers_lie_in_front_of_patches_or_nothing_has_a_place(front: int, be
 
 @pytest.mark.parametrize(("count", "more"), [(16, 0), (15, 1)])
 def test_words_have_no_place(count: int, more: int) -> None:
-    _, result = run(lambda: TwoTowers(more), pixels=PICTURES, ids=words(count))
+    _, result = run(lambda: two_towers(more), pixels=PICTURES, ids=words(count))
     actual = layouts(result)
     assert {each for label, each in actual.items() if label.startswith("text")} == {(None, None)}
     assert {each for label, each in actual.items() if label.startswith("vision")} == {(0, (4, 4))}
@@ -253,7 +228,7 @@ def test_words_have_no_place(count: int, more: int) -> None:
 @pytest.mark.parametrize("words_first", [True, False])
 @pytest.mark.parametrize("count", [5])
 def test_words_in_one_sequence_with_patches_are_no_registers(count: int, words_first: bool) -> None:
-    network, result = run(lambda: Fused(words_first=words_first), pixels=PICTURES, ids=words(count))
+    network, result = run(lambda: fused(words_first=words_first), pixels=PICTURES, ids=words(count))
     assert layouts(result)["block"] == (None, None)
     options = {"pixels": PICTURES, "ids": words(count)}
     refused = hookscope.attention(network, input=options).blocks[0]
@@ -271,7 +246,7 @@ def test_words_in_one_sequence_with_patches_are_no_registers(count: int, words_f
 @pytest.mark.parametrize("count", [16, 64])
 def test_tokens_of_the_network_s_own_have_no_place(count: int) -> None:
     """16 are as many as patches of a grid halved, 64 as patches."""
-    network, result = run(lambda: Latents(count), pixels=PICTURES)
+    network, result = run(lambda: latents(count), pixels=PICTURES)
     actual = layouts(result)
     assert {each for label, each in actual.items() if label.startswith("vision")} == {(0, (8, 8))}
     assert {actual[label] for label in ("cross", "block.norm", "block", "head") if label in actual} == {(None, None)}
@@ -280,7 +255,7 @@ def test_tokens_of_the_network_s_own_have_no_place(count: int) -> None:
 
 
 def test_fewer_tokens_than_patches_do_not_lie_on_a_halved_grid() -> None:
-    network, result = run(Pruned, pixels=PICTURES)
+    network, result = run(pruned, pixels=PICTURES)
     assert layouts(result)["block"] == (None, None)
     last = hookscope.attention(network, PICTURES).blocks[-1]
     assert (last.keys, last.key_grid) == (16, None)
@@ -289,7 +264,7 @@ def test_fewer_tokens_than_patches_do_not_lie_on_a_halved_grid() -> None:
 
 def test_tokens_given_beside_the_picture_have_no_place() -> None:
     states = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(3))
-    network, _ = run(Conditioned, pixels=PICTURES, states=states)
+    network, _ = run(conditioned, pixels=PICTURES, states=states)
     last = hookscope.attention(network, input={"pixels": PICTURES, "states": states}).blocks[-1]
     assert last.key_grid is None
     assert "as many as the tokens that the network was given beside the picture" in last.remark
@@ -299,7 +274,7 @@ def test_tokens_given_beside_the_picture_have_no_place() -> None:
 @pytest.mark.parametrize("front", [0, 1])
 def test_patches_that_no_convolution_has_cut_are_squares(pixels: Tensor, front: int) -> None:
     """32 and a class token are 25 and eight others, too."""
-    network, result = run(lambda: LinearPatches(front), pixels=pixels)
+    network, result = run(lambda: linear_patches(front), pixels=pixels)
     grid = (pixels.shape[2] // PATCH, pixels.shape[3] // PATCH)
     seen = hookscope.attention(network, pixels, query="mean").blocks
     assert [(each.prefix, each.key_grid) for each in seen] == [(front, grid)]
@@ -311,53 +286,43 @@ def test_patches_that_no_convolution_has_cut_are_squares(pixels: Tensor, front: 
 def test_layers_that_are_looked_at_alone_lie_where_they_do_among_others() -> None:
     """The convolution that cut the patches was not observed."""
     torch.manual_seed(0)
-    network = Latents(16).eval()
+    network = latents(16).eval()
     (alone,) = hookscope.activations(network, PICTURES, layer="vision.block.mlp")
     assert (alone.tokens.prefix, alone.tokens.grid) == (0, (8, 8))
     (own,) = hookscope.activations(network, PICTURES, layer=["block.mlp", "!vision.*"])
     assert own.tokens.grid is None
 
 
-class Pyramid(nn.Module):
+def pyramid() -> nn.Module:
     """Patches of 8, 16 and 32 pixels: 64, 16 and 4 of a picture of 64 x 64."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (
-            nn.Conv2d(count, WIDTH, size, size) for count, size in ((3, 8), (WIDTH, 2), (WIDTH, 2))
-        )
-
-    def forward(self, pixels: Tensor) -> list[Tensor]:
-        large = self.first(pixels)
-        levels = [large, self.second(large), self.third(self.second(large))]
+    def forward(net: Any, pixels: Tensor) -> list[Tensor]:
+        large = net.first(pixels)
+        levels = [large, net.second(large), net.third(net.second(large))]
         return [level.flatten(2).transpose(1, 2) for level in levels]
 
-
-class DeformableLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.own, self.cross = Attention(), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> Tensor:
-        return self.own(hidden_states) + self.cross(encoder_hidden_states).mean(1, keepdim=True)
+    first, second, third = (nn.Conv2d(count, WIDTH, size, size) for count, size in ((3, 8), (WIDTH, 2), (WIDTH, 2)))
+    return Written(forward, first=first, second=second, third=third)
 
 
-class Deformable(nn.Module):
+def deformable() -> nn.Module:
     """As Deformable DETR and RT-DETR: tokens of a decoder look at the patches of all levels together."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.levels, self.layer, self.select = Pyramid(), DeformableLayer(), nn.Linear(WIDTH, 1)
+    def decode(net: Any, hidden_states: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+        return net.own(hidden_states) + net.cross(encoder_hidden_states).mean(1, keepdim=True)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        memory = torch.cat(self.levels(pixels), 1)
-        best = self.select(memory).topk(16, 1).indices.expand(-1, -1, WIDTH)
-        return self.layer(memory.gather(1, best), encoder_hidden_states=memory)
+    def forward(net: Any, pixels: Tensor) -> Tensor:
+        memory = torch.cat(net.levels(pixels), 1)
+        best = net.select(memory).topk(16, 1).indices.expand(-1, -1, WIDTH)
+        return net.layer(memory.gather(1, best), encoder_hidden_states=memory)
+
+    layer = Written(decode, own=attention(), cross=nn.Linear(WIDTH, WIDTH))
+    return Written(forward, levels=pyramid(), layer=layer, select=nn.Linear(WIDTH, 1))
 
 
 def test_tokens_that_look_at_all_levels_of_a_pyramid_together_have_no_place() -> None:
     """There are 16, as many as patches of the second level."""
-    network, result = run(Deformable, pixels=PICTURES)
+    network, result = run(deformable, pixels=PICTURES)
     (seen,) = hookscope.attention(network, PICTURES).blocks
     assert (seen.keys, seen.query_grid, seen.key_grid) == (16, None, None)
     assert "tokens of a decoder" in seen.remark
@@ -371,7 +336,7 @@ class PaddedBlock(nn.Module):
 
     def __init__(self, swins: bool) -> None:
         super().__init__()
-        self.attention = Attention()
+        self.attention = attention()
         if swins:
             self.shift_size = 0
 
@@ -381,19 +346,14 @@ class PaddedBlock(nn.Module):
         return self.attention(padded).reshape(inputs, 4, 4, width)[:, :high, :wide]
 
 
-class Padded(nn.Module):
-    def __init__(self, swins: bool) -> None:
-        super().__init__()
-        self.levels, self.block = Pyramid(), PaddedBlock(swins)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.block(self.levels(pixels)[-1].reshape(len(pixels), 2, 2, WIDTH))
-
-
 @pytest.mark.parametrize("swins", [True, False])
 def test_tokens_of_a_padded_map_do_not_lie_on_another_that_has_as_many_places(swins: bool) -> None:
     """2 x 2 patches are padded to 4 x 4, as many as those of the level before."""
-    network, result = run(lambda: Padded(swins), pixels=PICTURES)
+
+    def forward(net: Any, pixels: Tensor) -> Tensor:
+        return net.block(net.levels(pixels)[-1].reshape(len(pixels), 2, 2, WIDTH))
+
+    network, result = run(lambda: Written(forward, levels=pyramid(), block=PaddedBlock(swins)), pixels=PICTURES)
     assert {layout for label, layout in layouts(result).items() if label.startswith("block.attention")} == {
         (None, None)
     }
@@ -402,20 +362,14 @@ def test_tokens_of_a_padded_map_do_not_lie_on_another_that_has_as_many_places(sw
     assert seen.remark == ("" if swins else "it has 16 tokens in windows that reach beyond the picture")
 
 
-class Learner(nn.Module):
-    """Convolves tokens as a map of one column, as MGP-STR."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.learner, self.norm = Encoder(front=1), nn.Conv2d(WIDTH, WIDTH, 1), nn.LayerNorm(WIDTH)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        tokens = self.encoder(pixels)
-        columns = self.learner(tokens.transpose(1, 2)[..., None])
-        return self.norm(columns[..., 0].transpose(1, 2) + tokens)
-
-
 def test_a_sequence_that_is_convolved_is_no_map_of_one_column() -> None:
-    network, result = run(Learner, pixels=PICTURES)
+    """MGP-STR convolves tokens as a map of one column."""
+
+    def forward(net: Any, pixels: Tensor) -> Tensor:
+        tokens = net.encoder(pixels)
+        return net.norm(net.learner(tokens.transpose(1, 2)[..., None])[..., 0].transpose(1, 2) + tokens)
+
+    parts = {"learner": nn.Conv2d(WIDTH, WIDTH, 1), "norm": nn.LayerNorm(WIDTH)}
+    network, result = run(lambda: Written(forward, encoder=encoder(front=1), **parts), pixels=PICTURES)
     assert layouts(result)["norm"] == (1, (8, 8))
     assert_each_lies_where_it_changes(network, result, PICTURES, "norm")

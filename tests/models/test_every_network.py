@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookscope.models.construction import LoadedModel, skipped_initialisation
-from hookscope.models.spec import build_on_meta, load_model
+from hookscope.models.spec import load_model
 from hookscope.results.inputs import Preprocessing
 from tests.models.saved import tensors_of
 
@@ -69,18 +69,4 @@ def test_network_builds_and_runs(name: str) -> None:
         loaded.module.rpn._post_nms_top_n["testing"] = 20  # instead of 1000 proposals
     with torch.no_grad():
         output = loaded.module(*inputs_for(loaded.preprocessing, size=(64, 64) if name.startswith(ANY_SIZE) else None))
-    check_output(loaded, output)
-
-
-# An int8 network is built on the CPU there too.
-@pytest.mark.parametrize("name", ["regnet_y_400mf", "fcn_resnet101", "mc3_18", "raft_small", *INT8])
-def test_network_runs_on_the_meta_device(name: str) -> None:
-    loaded = build_on_meta(name, weights="none")
-    assert loaded.info.name == name
-    assert loaded.info.parameter_count > 500_000
-    loaded.module.eval()
-    device = next(iter(loaded.module.state_dict().values())).device
-    assert device.type == ("cpu" if name.startswith("quantized_") else "meta")
-    with torch.no_grad():
-        output = loaded.module(*inputs_for(loaded.preprocessing, device.type))
     check_output(loaded, output)

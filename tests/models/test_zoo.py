@@ -13,10 +13,9 @@ from torchvision.models import get_model, get_model_weights
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms._presets import ImageClassification
 
-from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
+from hookscope.errors import CheckpointError, UntrustedFileError, UsageError
 from hookscope.models.construction import replaced, silenced_known_warnings
 from hookscope.models.download import cached_file
-from hookscope.models.names import model_names
 from hookscope.models.spec import build_on_meta, load_model
 from hookscope.models.weight_choice import BuildOptions
 from hookscope.models.zoo import load_torchvision
@@ -92,11 +91,6 @@ def assert_same(first: nn.Module, second: nn.Module) -> None:
         assert all(torch.equal(a, b) for a, b in tensors if isinstance(a, torch.Tensor)), key
     for switch in ("transform_input", "aux_logits", "image_size"):
         assert getattr(first, switch, None) == getattr(second, switch, None)
-
-
-def test_pattern_without_a_match_names_the_nearest() -> None:
-    with pytest.raises(NothingMatchedError, match=r"matches 'resnet43'\. Nearest: 'resnet34'"):
-        model_names("resnet43")
 
 
 @pytest.mark.parametrize("name", [SMALL, "swin_t", "googlenet", "quantized_shufflenet_v2_x0_5"])

@@ -1,7 +1,7 @@
 """What every rendering of a report says of labelled pictures."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -81,37 +81,9 @@ def test_it_is_not_said_twice_where_a_finding_says_it() -> None:
 
 def test_json_has_every_number() -> None:
     accuracy = json.loads(checks_to_json([LABELLED]))["checkpoints"][0]["accuracy"]
-    assert accuracy.pop("interval") == {
-        "low": pytest.approx(0.5090, abs=5e-5),
-        "high": pytest.approx(0.9134, abs=5e-5),
-    }
-    assert accuracy.pop("worst")[1] == {
-        "name": "val/lynx/5.jpg",
-        "sha256": "cdef" * 16,
-        "label": "lynx",
-        "taken_for": "NaN",
-        "probability": None,
-        "label_probability": None,
-    }
-    assert accuracy.pop("classes")[1] == {
-        "label": "lynx",
-        "indices": [1],
-        "count": 8,
-        "right": 3,
-        "mistaken_for": "cat",
-        "mistaken_count": 4,
-        "false_positives": 0,
-    }
-    assert accuracy == {
-        "source": "val",
-        "mapping": "labels are names of classes",
-        "class_count": 3,
-        "multi_label": False,
-        "macro_f1": None,
-        "count": 20,
-        "right": 15,
-        "share": 0.75,
-    }
+    assert accuracy.pop("interval") == pytest.approx({"low": 0.5090, "high": 0.9134}, abs=5e-5)
+    assert (accuracy.pop("share"), accuracy.pop("macro_f1")) == (15 / 20, None)
+    assert accuracy == json.loads(json.dumps(asdict(LABELLED.accuracy)))
     assert json.loads(checks_to_json([PASSING]))["checkpoints"][0]["accuracy"] is None
 
 

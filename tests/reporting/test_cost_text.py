@@ -20,10 +20,9 @@ from hookscope.reporting.cost_text import (
 )
 from hookscope.reporting.layer_columns import layer_table_of
 from hookscope.reporting.tables import csv_text
-from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.activations import LayerRow
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField, UncountedOperation, depth_of
 from hookscope.results.costs_of_rows import dearest_part
-from hookscope.results.runs.store import checked, parse_json
 from hookscope.results.statistics import TensorStatistics
 from hookscope.text import scaled_text
 from tests.reporting.conftest import HOSTILE_NAME, INSPECTION
@@ -162,14 +161,3 @@ def test_the_overview_the_table_and_the_csv_of_a_run_have_its_cost() -> None:
 
 def hostile() -> ModuleCost:
     return replace(COST.modules[1], layer=HOSTILE_NAME)
-
-
-def test_a_cost_is_read_back_as_it_was_written() -> None:
-    result = replace(INSPECTION, cost=COST)
-    document = parse_json(result.to_json().encode())
-    assert document is not None
-    assert document["cost"]["modules"][2]["receptive_field"]["at_least"] is True
-    assert checked(Activations, document).cost == COST
-    document["cost"]["modules"][0]["total"]["saved_bytes"] = -1
-    with pytest.raises(ValueError, match="cost"):
-        checked(Activations, document)

@@ -71,13 +71,6 @@ def test_each_rule_that_objects_is_an_annotation_with_its_findings_line_by_line(
     ]
 
 
-def test_what_a_reader_must_see_is_a_warning() -> None:
-    assert [command.data for command in commands(annotations([WARNED]))] == [
-        "layer2.0.relu#1: 12 of 128 channels are zero over 2 inputs (limit 5%).",
-        "Only 2 inputs were given.",
-    ]
-
-
 def test_what_could_not_be_checked_is_an_error_that_is_said_once() -> None:
     (killed,) = commands(annotations([KILLED]))
     title = {"title": "hookscope · models/huge.pt · could not be checked"}
@@ -163,13 +156,6 @@ def test_hostile_names_are_read_as_text_and_stay_readable() -> None:
             assert each in said
         assert actual[1].data == f"{safe_text(name)}: {safe_text(f'It says: {name}.')}"
         assert actual[3].data == f"{safe_text(name)}\n{safe_text(f'Warning: {name}')}"
-
-
-@given(name=escaped, message=escaped)
-def test_any_text_at_all_makes_one_command_a_line(name: str, message: str) -> None:
-    rule = RuleOutcome("forward", "fail", (Finding("forward", "fail", name, message),))
-    (error,) = commands(annotations([CheckReport(name, (rule,))]))
-    assert error.data == ": ".join(filter(None, (safe_text(name), safe_text(message))))
 
 
 # Markdown

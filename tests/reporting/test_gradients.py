@@ -51,11 +51,6 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     assert all(cell_len(line) <= width and line.isprintable() for line in text.splitlines())
 
 
-def test_the_title_says_in_which_mode_the_network_ran() -> None:
-    assert "by layer, train mode, in forward order" in shown(GRADIENTS)
-    assert "by layer, eval mode, in forward order" in shown(replace(GRADIENTS, mode="eval"))
-
-
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize(
     "status", [get_arg for get_arg in get_args(GradientStatus) if get_arg not in ("gradient", "unknown")]
@@ -140,11 +135,6 @@ def test_rows_that_were_folded_into_others_are_counted_and_in_full_named() -> No
     assert "also pool, drop" in full
 
 
-def test_rows_of_zeros_fold_unless_a_verdict_names_them() -> None:
-    rows = [replace(PLAIN, layer=f"block{number}", status="zero") for number in range(100)]
-    assert blocks(rows_of(with_rows(*rows))) == [*range(20), *range(80, 100)]
-
-
 def test_parameters_fold_alike() -> None:
     rows = tuple(replace(PARAMETER_ROWS[0], index=number, name=f"block{number}") for number in range(100))
     inspection = replace(GRADIENTS, parameters=rows, verdicts=(Finding("dead-gradient", "warn", "block50", "."),))
@@ -194,12 +184,6 @@ def test_each_input_is_a_row_and_each_layer_shows_how_far_its_norms_spread() -> 
 
 def test_a_layer_without_any_gradient_has_no_norms() -> None:
     assert ["fc", "-", "-", "-"] in words([InputGradients("a", 1.0, 1.0, {"fc": None})])
-
-
-def test_inputs_without_layers_are_one_table() -> None:
-    lines = words([InputGradients("a", 1.0, 1.0, {})])
-    assert ["a", "1.000", "1.000"] in lines
-    assert not any("grad_output" in line for line in lines)
 
 
 def test_many_inputs_are_folded_unless_asked_for() -> None:

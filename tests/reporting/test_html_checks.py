@@ -114,23 +114,6 @@ def test_a_single_checkpoint_has_its_verdict_model_inputs_and_every_rule_with_it
     assert "1 failure, 1 warning" in rows["dead-channels"]
 
 
-def test_findings_stand_before_the_rules_failures_first() -> None:
-    text = checks_html([FAILED])
-    findings = [element.text for element in Page(text).all("li") if "class" in element.attributes]
-    assert [finding.partition(" ")[0] for finding in findings] == ["fail", "fail", "fail", "warn"]
-    assert "64 of 64 channels are zero over 2 inputs (limit 50%)." in findings[2]
-    assert text.index('<li class="warn"') < text.index('<section id="rules"')
-
-
-def test_skipped_and_switched_off_rules_say_so() -> None:
-    page = Page(checks_html([SKIPPING]))
-    rows = rules_of(page)
-    assert (rows["expectation"][0], rows["expectation"][-1]) == ("skipped", "No expectation is configured.")
-    assert rows["zero-gradient"][0] == "off"
-    assert "1 passed, 2 skipped, 1 off" in page.said("h3")
-    assert "note skipped drift: No baseline was given." in page.said("p", **{"class": "remark"})
-
-
 def test_rules_stand_in_the_order_of_their_severity() -> None:
     report = replace(FAILED, outcomes=(*SKIPPING.outcomes, *WARNED.outcomes[1:], *FAILED.outcomes[1:2]))
     page = Page(checks_html([report]))
@@ -215,13 +198,6 @@ def test_evidence_is_embedded_byte_for_byte_with_words_and_findings_lead_there(k
             if element.attributes.get("aria-label") == f"{layer} of models/broken.pt, picture"
         ]
         assert links[name] == f"#{place.attributes['id']}"
-
-
-def test_the_overview_stays_in_the_folder(kept: Callable[..., Path]) -> None:
-    folder = kept({"overview.png": picture_png(), "grids/layer1.0.relu": PNG}, overview="overview.png")
-    page = Page(checks_html([replace(FAILED, evidence=str(folder))]))
-    (grid,) = (picture.attributes for picture in page.all("img"))
-    assert (grid["alt"] or "").startswith("Feature maps of layer1.0.relu")
 
 
 def test_the_alternative_text_holds_what_the_grid_says_of_itself(kept: Callable[..., Path]) -> None:

@@ -3,19 +3,17 @@ import math
 import os
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hookscope.errors import InputError
-from hookscope.results.gradients import Gradients
 from hookscope.results.history import History, HistoryFile, WeightPoint
 from hookscope.results.inputs import Provenance
 from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.results.runs.reading import read_run
-from tests.reporting.stored import drawn, given, gradient, maps, parameter, report_html, row, statistics, write_run
+from tests.reporting.stored import drawn, maps, report_html, row, write_run
 
 GRID = drawn(maps())
 
@@ -29,31 +27,6 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", [row(0, "conv"), row(1, "relu", "ReLU")], grids={"000-conv.png": GRID})
-
-
-def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    rows = [row(0, "a", activation=statistics(mean=0.1, min=None)), row(1, "a", call=1, slot="['x']")]
-    grads = [gradient(0, "a", status="zero")]
-    run = read_run(
-        write_run(tmp_path / "run", rows, gradients=grads, parameters=[parameter(0, "a.weight", ratio=None)])
-    )
-    assert [each.label for each in run.result.rows] == ["a", "a#1['x']"]
-    assert (run.result.rows[0].activation.mean, run.result.rows[0].activation.min) == (0.1, None)
-    assert isinstance(run.result, Gradients)
-    assert run.result.gradients[0].status == "zero"
-    assert (run.result.parameters[0].ratio, run.result.parameters[0].weight_l2) == (None, 2.0)
-    assert run.result.model.name == "net"
-
-
-def test_a_grid_says_which_row_and_input_it_is_of(tmp_path: Path) -> None:
-    png, grid = GRID
-    grids = {"b.png": (png, replace(grid, row=1, input_index=2)), "a.png": GRID}
-    inputs = [given(name) for name in "abc"]
-    run = read_run(write_run(tmp_path / "run", [row(0, "a"), row(1, "b")], grids=grids, inputs=inputs))
-    assert [(grid.row, grid.input_index, grid.path) for grid in run.record.grids] == [
-        (1, 2, "grids/b.png"),
-        (0, 0, "grids/a.png"),
-    ]
 
 
 def refused(folder: Path) -> str:

@@ -5,7 +5,7 @@ from xml.etree.ElementTree import Element, fromstring
 
 import pytest
 from hypothesis import given
-from junitparser import Error, Failure, JUnitXml, Skipped
+from junitparser import Error, Failure, JUnitXml
 from junitparser.xunit2 import TestCase, TestSuite
 
 from hookscope.reporting.junit import checks_to_junit
@@ -174,12 +174,6 @@ def test_a_warning_passes_and_stands_in_the_output() -> None:
     assert warned.is_passed
     assert warned.system_out == "warning: layer2.0.relu#1: 12 of 128 channels are zero over 2 inputs (limit 5%)."
     assert case(FAILED, "dead-channels").system_out.startswith(f"warning: {LONG_NAME}: 9 of 64 ")
-
-
-def test_a_rule_that_could_not_be_judged_is_skipped_with_the_reason() -> None:
-    (skipped,) = case(SKIPPING, "drift").result
-    assert isinstance(skipped, Skipped)
-    assert skipped.message == "No baseline was given."
 
 
 def test_a_checkpoint_that_could_not_be_checked_is_an_error_and_a_corrupt_file_fails_its_rule_too() -> None:

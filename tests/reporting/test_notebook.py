@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from IPython.core.formatters import DisplayFormatter
 from PIL import Image
@@ -156,30 +155,12 @@ def test_a_check_shows_its_overview_with_the_pictures_of_its_evidence(tmp_path: 
     assert shown(hookscope.check("missing.pt")).all("img") == []  # nothing was measured
 
 
-def test_showing_a_result_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shown(INSPECTION)
-    shown(GRADIENTS)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_that_broke_off_shows_what_it_has_without_an_overview() -> None:
-    page = shown(replace(INSPECTION, failure=FAILURE, feature_maps=()))
-    assert page.all("img") == []
-    assert page.tables()
-
-
 def test_headers_say_what_they_head() -> None:
     page = shown(INSPECTION)
     scopes = [header.attributes["scope"] for header in page.all("th")]
     assert scopes.count("row") >= len(INSPECTION.rows)
     assert "col" in scopes
     assert all(frame.attributes.get("tabindex") == "0" for frame in page.all("div"))  # scrolled by keyboard
-
-
-def test_an_inspection_without_rows_can_be_shown() -> None:
-    assert "No layer finished." in shown(replace(INSPECTION, rows=())).words
-    assert "No layer finished." in shown(replace(GRADIENTS, gradients=(), parameters=())).words
 
 
 def test_results_load_no_renderer_before_they_are_shown() -> None:

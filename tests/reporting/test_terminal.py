@@ -20,7 +20,6 @@ from hookscope.results.distribution import distribution_of
 from hookscope.results.network import ModuleTable
 from hookscope.rules import RULES
 from hookscope.rules.activations import _ALLOWANCE_ON_NOISE
-from hookscope.text import safe_text
 from tests.reporting.conftest import FAILURE, INSPECTION, MODEL, MODULES, ROWS, in_colour, numbered, printed, statistics
 
 
@@ -116,17 +115,6 @@ def test_a_row_that_asks_for_attention_is_coloured_as_a_whole() -> None:
     assert re.search(r"\x1b\[1;31m *\S*1\.000e4", lines[2])
 
 
-def test_the_model_its_weights_and_its_input_are_named() -> None:
-    assert "\nresnet34 (ResNet) · weights: ResNet34_Weights.IMAGENET1K_V1 · 2 inputs\n" in table_text(INSPECTION, 200)
-    assert " · cat.jpg\n" in table_text(replace(INSPECTION, inputs=INSPECTION.inputs[:1], predictions=()), 200)
-
-
-def test_random_weights_are_said() -> None:
-    inspection = replace(INSPECTION, model=replace(MODEL, random=True, weights="random, seed 0"))
-    assert "\nRANDOM WEIGHTS" in table_text(inspection, 80)
-    assert "RANDOM WEIGHTS" not in table_text(INSPECTION, 80)
-
-
 def test_a_pass_that_reached_no_layer_says_so() -> None:
     assert "\nNo layer finished.\n" in table_text(with_rows(), 80)
 
@@ -168,11 +156,6 @@ def test_rows_that_were_folded_into_others_are_counted_and_in_full_named() -> No
 # Beside the table
 
 
-def test_in_full_every_layer_that_was_never_called_is_named() -> None:
-    full = table_text(INSPECTION, 200, full=True)
-    assert all(safe_text(layer.layer) in full for layer in INSPECTION.uncalled)
-
-
 def test_the_answer_comes_again_last_where_more_was_printed_than_the_screen_is_high() -> None:
     def lines(height: int | None) -> list[str]:
         return printed(summary(LONG, width=120, height=height), 120).splitlines()
@@ -182,10 +165,6 @@ def test_the_answer_comes_again_last_where_more_was_printed_than_the_screen_is_h
     assert high[-1] != high[0]
     assert lines(None)[-1] != low[0]
     assert len(row_lines("\n".join(low))) < 50 < len(row_lines("\n".join(high)))
-
-
-def test_no_warning_prints_nothing() -> None:
-    assert printed(warnings_panel([]), 80).strip() == ""
 
 
 def test_predictions_of_many_inputs_are_folded() -> None:
@@ -211,15 +190,6 @@ def test_a_single_warning_is_framed_under_the_word() -> None:
 # The module table
 
 
-def test_modules_begin_with_their_totals() -> None:
-    part = printed(summary(ModuleTable(MODEL, MODULES[4:6]), width=80), 80)
-    assert part.splitlines()[0] == "2 modules · 1 selected (1 Conv2d) · 36,864 parameters"
-
-
-def test_notes_find_room_at_eighty_columns() -> None:
-    assert "└ also: tied" in printed(everything(80)[3], 80)
-
-
 # Histograms in the layer table
 
 
@@ -238,21 +208,12 @@ def test_a_wide_table_draws_how_values_are_distributed_and_says_what_the_bars_ar
     assert "\nhist: 8 equal bins, 1st to 99th percentile of each row" in text
 
 
-def test_a_narrow_table_has_neither_histograms_nor_their_explanation() -> None:
-    assert "hist" not in table_text(with_distributions(), 80)
-    assert table_text(with_distributions(), 80) == table_text(with_rows(*ROWS[:5]), 80)
-
-
 def test_histograms_give_way_to_what_matters() -> None:
     headers = [set(header_line(table_text(with_distributions(), width)).split()) for width in range(60, 220)]
     with_histograms = [header for header in headers if "hist" in header]
     assert 50 < len(with_histograms) < len(headers)
     for header in with_histograms:
         assert {"mean", "std", "min", "max", "zeros", "shape", "type"} <= header
-
-
-def test_without_distributions_there_is_no_histogram() -> None:
-    assert "hist" not in table_text(with_rows(*ROWS[:4]), 300)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from torch import Tensor
 from hookscope.statistics import native
 from hookscope.statistics.library import kernel_of
 from hookscope.statistics.native import load_kernel, square_sums
+from tests.statistics.test_native import on_threads, variants
 
 pytestmark = pytest.mark.skipif(load_kernel() is None, reason="installed without the compiled library")
 
@@ -26,12 +27,9 @@ def expected(tensor: Tensor) -> float:
     return float(tensor.double().square().sum())
 
 
-@pytest.mark.parametrize("variant", ["default", "avx2", "avx512"])
+@pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("tensors", TENSORS.values(), ids=TENSORS)
 def test_sums_are_those_of_float64(tensors: object, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    supported = {"DEFAULT": 0, "AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
-    if ["default", "avx2", "avx512"].index(variant) > supported:
-        pytest.skip(f"this processor has no {variant}")
     monkeypatch.setattr(native, "load_kernel", lambda: kernel_of(variant))
     inputs = tensors()
     sums = square_sums(inputs)
@@ -42,13 +40,9 @@ def test_sums_are_those_of_float64(tensors: object, variant: str, monkeypatch: p
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_every_tensor_is_summed_once(threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        inputs = [torch.full((1 + at % 50,), float(at)) for at in range(500)]
+    inputs = [torch.full((1 + at % 50,), float(at)) for at in range(500)]
+    with on_threads(threads):
         assert square_sums(inputs) == [float(at**2 * (1 + at % 50)) for at in range(500)]
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_other_tensors_are_left_out() -> None:
