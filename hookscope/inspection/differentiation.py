@@ -218,8 +218,7 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     amount = math.nan if value is None else _loss_number(value)
     run.recorder.settle()
     run.seconds["forward"] += time.perf_counter() - began
-    observations = run.captured.observations
-    run.gradient_recorder.axes = {(seen.layer, seen.call, seen.slot): _axis(seen.value) for seen in observations}
+    run.gradient_recorder.axes = {seen.place: _axis(seen.value) for seen in run.captured.observations}
     if value is None:
         return _Pass(output, None, amount, broken)
     if not run.losses and (_aliases_may_matter(run) or (run.verifies and run.captured.watch.gave_aliases)):

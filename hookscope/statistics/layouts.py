@@ -106,8 +106,10 @@ def prefix_names(network: nn.Module, count: int) -> tuple[str, ...]:
     """Return a name for each of `count` tokens in front of the grid: "class token", "register 1"."""
     names = ["class token"] * min(class_token_count(network), count)
     attributes = ("dist_token", "distillation_token")  # timm's name, and transformers'
-    distilled = any(attribute_of(module, name) is not None for module in network.modules() for name in attributes)
-    names += ["distillation token"] * (distilled and len(names) < count)
+    if len(names) < count and any(
+        attribute_of(module, name) is not None for module in network.modules() for name in attributes
+    ):
+        names.append("distillation token")
     return (*names, *(f"register {number}" for number in range(1, count - len(names) + 1)))
 
 
