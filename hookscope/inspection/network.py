@@ -46,7 +46,7 @@ class InspectedNetwork:
 
     def parameters(self) -> list[nn.Parameter]:
         """List every parameter once, as `network.parameters()` does, but without building names."""
-        held = chain.from_iterable(module._parameters.values() for module in self.modules.values())
+        held = chain.from_iterable([module._parameters.values() for module in self.modules.values()])
         return [*{id(parameter): parameter for parameter in held if parameter is not None}.values()]
 
     @property
