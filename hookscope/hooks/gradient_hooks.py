@@ -52,6 +52,7 @@ class GradientWatch(Generic[T]):
     Attributes:
         observe: Called with the site and its gradient, under `no_grad` and without autocast, when it arrives.
         track: Whether floating outputs that autograd does not track are made to require a gradient.
+        listening: Whether gradients are observed: models and losses may differentiate in the forward pass.
         steps: Watches inputs over time; None for no such watch, as at first.
         sites: In the order in which tensors were met in the forward pass.
         replays: Calls that ran without gradients, which activation checkpointing may replay.
