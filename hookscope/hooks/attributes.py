@@ -7,7 +7,7 @@ from typing import Any
 def attribute_of(owner: object, name: str, default: Any = None) -> Any:
     """Return an attribute; the default if there is none, or if a property or `__getattr__` raises any error."""
     try:
-        return getattr(owner, name)
+        return getattr(owner, name, default)
     except Exception:  # noqa: BLE001 - code of the network's own may raise anything
         return default
 

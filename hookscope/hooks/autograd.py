@@ -1,8 +1,8 @@
 """Autograd internals: whether a tensor is tracked, its graph, and the in-place modifications that hooks miss."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,13 @@ from torch.autograd.graph import Node
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, SiteKey
 
+T = TypeVar("T")
+
 _HISTORY_LOST = "it is a view that was written to without gradients, so autograd has lost its history"
 
 
-def is_transformed(tensor: Tensor) -> bool:
-    """Tell whether a tensor is wrapped by a `torch.func` transform."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+is_transformed: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+"""Tell whether a tensor is wrapped by a `torch.func` transform."""
 
 
 def is_leaf(tensor: Tensor) -> bool:
@@ -98,6 +99,20 @@ def plain_arithmetic() -> Iterator[None]:
     """Switch off gradients and autocast, on all devices."""
     with torch.no_grad(), torch._C._DisableAutocast():
         yield
+
+
+def observed_plainly(observe: Callable[..., T], *observed: object) -> T:
+    """Call an observer without gradients and autocast: at every output and gradient, so with few other calls."""
+    if torch._C._is_any_autocast_enabled():
+        with plain_arithmetic():
+            return observe(*observed)
+    if not torch.is_grad_enabled():
+        return observe(*observed)
+    torch._C._set_grad_enabled(False)  # without a context manager, which would cost several calls
+    try:
+        return observe(*observed)
+    finally:
+        torch._C._set_grad_enabled(True)
 
 
 class Aliased(torch.autograd.Function):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.autograd import observed_plainly, plain_arithmetic
 from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.observed import ModuleCall, Observation, Operation, RowKey, physical
 from hookscope.hooks.pytree import tensors_given, tensors_in
@@ -267,7 +267,7 @@ class CallHooks(Generic[T]):
                 if _transform_level() is not None:  # inside vmap, jvp or another transform
                     value, vmapped = _observe_physical(self.observe, named, slot, tensor)
                 else:
-                    value = self._observed(named, slot, tensor)
+                    value = observed_plainly(self.observe, named, slot, tensor)
                 seen = Observation(place, value, passed_through, in_place, first, call.operation, sources, vmapped)
                 self.observations.append(seen)
         if self.gradient_watch is None:
@@ -276,19 +276,6 @@ class CallHooks(Generic[T]):
         if result is not None:  # the network continues with another output
             self._identities.replaced(outputs, tensors_in(result))
         return result
-
-    def _observed(self, call: ModuleCall, slot: str, tensor: Tensor) -> T:
-        """Call the observer with an output, under `no_grad` and without autocast."""
-        if torch._C._is_any_autocast_enabled():
-            with plain_arithmetic():
-                return self.observe(call, slot, tensor)
-        if not torch.is_grad_enabled():
-            return self.observe(call, slot, tensor)
-        torch._C._set_grad_enabled(False)  # without a context manager, which would cost several calls
-        try:
-            return self.observe(call, slot, tensor)
-        finally:
-            torch._C._set_grad_enabled(True)
 
 
 def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:

@@ -48,11 +48,6 @@ class Capture(CallHooks[T]):
         """Every output, and every input if requested, in the order of the forward pass."""
         return [] if self.gradient_watch is None else self.gradient_watch.finished_sites()
 
-    def listen(self, *, on: bool) -> None:
-        """Switch the observation of gradients on or off: models and losses may differentiate in the forward pass."""
-        if self.gradient_watch is not None:
-            self.gradient_watch.listening = on
-
     @contextmanager
     def detached(self) -> Iterator[None]:
         """Remove the observing hooks for the length of a `with` block; those of edits stay."""
@@ -79,7 +74,7 @@ class Capture(CallHooks[T]):
 
     @property
     def watch(self) -> GradientWatch[T]:
-        """The watch on gradients, to switch off replacements that change what the model computes."""
+        """The watch on gradients: it can stop listening, and give up replacements that change the model's result."""
         if self.gradient_watch is None:
             raise ValueError("capture() was called without gradients")
         return self.gradient_watch

@@ -9,7 +9,7 @@ hook may stay on a tensor that outlives the pass.
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -27,7 +27,7 @@ from hookscope.hooks.autograd import (
     graph_nodes,
     is_leaf,
     is_transformed,
-    plain_arithmetic,
+    observed_plainly,
     strided_copy,
     used_beside,
     version_counter,
@@ -42,7 +42,6 @@ from hookscope.hooks.step_gradients import STEPPED, StepWatch
 
 T = TypeVar("T")
 
-_NOTHING = nullcontext()
 _OVERWRITTEN = "it is overwritten through another view of its memory, and no copy can take its place"
 
 
@@ -53,6 +52,7 @@ class GradientWatch(Generic[T]):
     Attributes:
         observe: Called with the site and its gradient, under `no_grad` and without autocast, when it arrives.
         track: Whether floating outputs that autograd does not track are made to require a gradient.
+        listening: Whether gradients are observed: models and losses may differentiate in the forward pass.
         steps: Watches inputs over time; None for no such watch, as at first.
         sites: In the order in which tensors were met in the forward pass.
         replays: Calls that ran without gradients, which activation checkpointing may replay.
@@ -438,9 +438,8 @@ class GradientWatch(Generic[T]):
     def _note(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
         if gradient is None:  # autograd calls the hook if another output of the same operation gets a gradient
             return
-        with plain_arithmetic() if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() else _NOTHING:
-            for site in sites:
-                if site.arrival is None:
-                    site.arrival = self.arrivals
-                    self.arrivals += 1
-                site.value = self.observe(site, gradient)
+        for site in sites:
+            if site.arrival is None:
+                site.arrival = self.arrivals
+                self.arrivals += 1
+            site.value = observed_plainly(self.observe, site, gradient)

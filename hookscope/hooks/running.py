@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.callers import CALL, frames_around
+from hookscope.hooks.callers import CALL
 from hookscope.hooks.pytree import tensors_given
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ModuleInput:
     """A module that is running, and its arguments."""
 
@@ -53,12 +53,12 @@ def running_modules(frame: FrameType | None, names: Mapping[int, str]) -> tuple[
         frame: Where to begin.
         names: Those of the network's modules, by id; others are left out.
     """
-    calls = (around.f_locals for around in frames_around(frame) if around.f_code is CALL)
-    return tuple(
-        ModuleInput(names[id(held["self"])], held["self"], held["args"], held["kwargs"])
-        for held in calls
-        if id(held["self"]) in names
-    )
+    running: list[ModuleInput] = []
+    while frame is not None:  # without a generator: this runs at every output that may hold tokens
+        if frame.f_code is CALL and (name := names.get(id((held := frame.f_locals)["self"]))) is not None:
+            running.append(ModuleInput(name, held["self"], held["args"], held["kwargs"]))
+        frame = frame.f_back
+    return tuple(running)
 
 
 @contextmanager

@@ -209,7 +209,7 @@ def _run_again(run: GradientRun, batch: Batch, began: Preserved) -> _Pass:
 
 
 def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
-    run.captured.listen(on=False)  # a model or a loss may differentiate on its way
+    run.captured.watch.listening = False  # a model or a loss may differentiate on its way
     run.differentiated = None
     run.gradient_recorder.nodes.clear()
     began = time.perf_counter()
@@ -218,8 +218,7 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     amount = math.nan if value is None else _loss_number(value)
     run.recorder.settle()
     run.seconds["forward"] += time.perf_counter() - began
-    observations = run.captured.observations
-    run.gradient_recorder.axes = {(seen.layer, seen.call, seen.slot): _axis(seen.value) for seen in observations}
+    run.gradient_recorder.axes = {seen.place: _axis(seen.value) for seen in run.captured.observations}
     if value is None:
         return _Pass(output, None, amount, broken)
     if not run.losses and (_aliases_may_matter(run) or (run.verifies and run.captured.watch.gave_aliases)):
@@ -415,7 +414,7 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
         registered = {id(parameter) for parameter in run.inspected.network.parameters()}
         leaves = [leaf for leaf in leaves if id(leaf) not in registered]
     with _gradients_kept(leaves):
-        run.captured.listen(on=True)
+        run.captured.watch.listening = True
         try:
             loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
@@ -428,7 +427,7 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
             overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
             return Break(failure_message(name, failure, error, "backward"), failure, error, overwritten)
         finally:
-            run.captured.listen(on=False)
+            run.captured.watch.listening = False
     return None
 
 

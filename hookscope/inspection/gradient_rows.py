@@ -1,7 +1,7 @@
 """From gradients to rows: merge them over batches, give each its status, measure those of parameters."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -155,11 +155,15 @@ def gradient_rows(
     # A container shares the reduction of its last child.
     reductions = {id(grad.reduction): grad.reduction for grad in arrived if grad.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
+    statuses = {
+        key: _status(measured.get(id(grad.reduction)), tracked=not grad.site.untracked, raised=raised)
+        for key, grad in gradients.items()
+    }
+    takers = {} if loss is None or "zero" not in statuses.values() else _takers(gradients, loss, nodes)
     rows = []
-    for index, gradient in enumerate(gradients.values()):
-        site, operation = gradient.site, gradient.site.operation
-        statistics = measured.get(id(gradient.reduction))
-        status = _status(statistics, tracked=not site.untracked, raised=raised)
+    for index, (key, gradient) in enumerate(gradients.items()):
+        site, operation, status = gradient.site, gradient.site.operation, statuses[key]
+        statistics = measured.get(id(gradient.reduction)) or _no_statistics(site.shape, site.dtype)
         rows.append(
             GradientRow(
                 index=index,
@@ -170,32 +174,26 @@ def gradient_rows(
                 slot=site.slot,
                 role=site.role,
                 status=status,
-                gradient=with_whole_shape(statistics or _no_statistics(site.shape, site.dtype), gradient.shapes),
+                gradient=with_whole_shape(statistics, gradient.shapes),
                 remark=site.untracked or ("unused, or cut off further on" if status == "not reached" else ""),
                 aliases=inspected.aliases.get(site.layer, ()),
                 owner=None if operation is None else operation.owner,
                 source="" if operation is None else operation.source,
+                taken_by=takers.get(key),
             )
         )
-    if loss is not None and any(row.status == "zero" for row in rows):
-        rows = _with_consumers(rows, loss, nodes)
     return _with_repeats(rows, activations)
 
 
-def _with_consumers(
-    rows: Sequence[GradientRow], loss: Tensor, nodes: Mapping[SiteKey, Node | None]
-) -> list[GradientRow]:
-    """Add to each row the labels of the outputs that use its output; both are in the order of the forward pass."""
-    in_order = {key: node for key in map(_site, rows) if (node := nodes.get(key)) is not None}
-    labels = {
-        key: tuple("" if taker is None else row_label(*taker[:3]) for taker in takers)
-        for key, takers in consumers(loss, in_order).items()
+def _takers(
+    sites: Iterable[SiteKey], loss: Tensor, nodes: Mapping[SiteKey, Node | None]
+) -> dict[SiteKey, tuple[str, ...]]:
+    """Return the labels of the outputs that use each output; sites and labels are in the order of the forward pass."""
+    in_order = {key: node for key in sites if (node := nodes.get(key)) is not None}
+    return {
+        key: tuple("" if user is None else row_label(*user[:3]) for user in users)
+        for key, users in consumers(loss, in_order).items()
     }
-    return [replace(row, taken_by=labels.get(_site(row))) for row in rows]
-
-
-def _site(row: GradientRow) -> SiteKey:
-    return row.layer, row.call, row.slot, row.role
 
 
 def _with_repeats(rows: Sequence[GradientRow], activations: Sequence[LayerRow]) -> tuple[GradientRow, ...]:

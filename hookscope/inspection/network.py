@@ -46,16 +46,14 @@ class InspectedNetwork:
 
     def parameters(self) -> list[nn.Parameter]:
         """List every parameter once, as `network.parameters()` does, but without building names."""
-        held = chain.from_iterable(module._parameters.values() for module in self.modules.values())
+        held = chain.from_iterable([module._parameters.values() for module in self.modules.values()])
         return [*{id(parameter): parameter for parameter in held if parameter is not None}.values()]
 
     @property
     def placed(self) -> tuple[str, str]:
         """Device and dtype of the first floating parameter: ("cuda:0", "float32"); ("cpu", "none") without one."""
-        for parameter in chain.from_iterable(module._parameters.values() for module in self.modules.values()):
-            if parameter is not None and parameter.is_floating_point():
-                return str(parameter.device), str(parameter.dtype).removeprefix("torch.")
-        return "cpu", "none"
+        first = next((parameter for parameter in self.parameters() if parameter.is_floating_point()), None)
+        return ("cpu", "none") if first is None else (str(first.device), str(first.dtype).removeprefix("torch."))
 
 
 def inspected_network(model: nn.Module | LoadedModel | InspectedNetwork) -> InspectedNetwork:

@@ -160,9 +160,9 @@ class Run:
 
     def find_silent(self, batch: Batch) -> None:
         """Find out which modules this batch, the first, has made, and why those that did not run are silent."""
-        network, before = self.inspected.network, {*map(id, self.inspected.modules.values())}
+        network, before = self.inspected.network, {*map(id, self.inspected.modules.values()), id(None)}
         held = [child for module in self.inspected.modules.values() for child in module._modules.values()]
-        if not before.issuperset(id(child) for child in held if child is not None):
+        if not before.issuperset(map(id, held)):
             self.made = {name: module for name, module in module_index(network)[0].items() if id(module) not in before}
         called = self.captured.called
         silent = {name: layer for name, layer in self.chosen.layers.items() if name not in called}
@@ -315,17 +315,16 @@ def unseen_in_scripts(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
     Modules inside a named one, and layers of torch's, are left out. `modules` lists outer modules first.
     """
     scripts: list[str] = []
-    for name, module in modules.items():
-        if _is_script(module) and not any(not outer or name.startswith(f"{outer}.") for outer in scripts):
+    for name in _scripts(modules):
+        if not any(not outer or name.startswith(f"{outer}.") for outer in scripts):
             scripts.append(name)
     shown = some_of([printable(name, 80) or "(model)" for name in scripts], 3)
     return (f"Operations inside TorchScript are {NOT_SEEN} {shown}.",) if scripts else ()
 
 
-def _is_script(module: nn.Module) -> bool:
-    if isinstance(module, ScriptLayer):
-        return not stands_for_torchs(module)
-    return isinstance(module, torch.jit.ScriptModule)
+def _scripts(modules: Mapping[str, nn.Module]) -> list[str]:
+    kinds = ScriptLayer | torch.jit.ScriptModule
+    return [name for name, module in modules.items() if isinstance(module, kinds) and not stands_for_torchs(module)]
 
 
 def choose(inspected: InspectedNetwork, queue: BatchQueue, options: InspectionOptions, axes: AxisReader) -> Chosen:
@@ -348,7 +347,7 @@ def choose(inspected: InspectedNetwork, queue: BatchQueue, options: InspectionOp
     else:
         layers = {} if others is None else select_from(modules, inspected.aliases, others, order)
     placed = place_edits(options.edits, inspected.network, order, axes, lambda: queue.indices)
-    judged = options.for_rules and (have_own_operations(modules.values()) or any(map(_is_script, modules.values())))
+    judged = options.for_rules and (have_own_operations(modules.values()) or bool(_scripts(modules)))
     if operations is not None or placed.of_operations or judged:
         operations = operations or OperationChoice(())
         operations.edits, operations.for_rules, operations.modules = placed.of_operations, judged, modules

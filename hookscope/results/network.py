@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from hookscope.parameters import arg
@@ -227,6 +228,7 @@ class ModuleTable(RowContainer[ModuleRow]):
         return f"<ModuleTable of {self.model.name}: {counted(len(self.rows), 'module')}>"
 
 
+@lru_cache(2**14)  # a row is asked for its label again and again
 def row_label(layer: str, call: int, slot: str) -> str:
     """Return the label of a layer's output for people and files: "layer1.0.relu#1", "backbone['out']", "(model)".
 

@@ -93,7 +93,7 @@ def _parted(rows: Iterable[Row], left_out: Collection[str]) -> tuple[list[Row], 
             gone[row.label] = row
         elif row.duplicate_of in left_out:
             shown = first.setdefault(row.duplicate_of, row.label)
-            stay.append(_with(row, duplicate_of="" if shown == row.label else shown))
+            stay.append(replace(row, duplicate_of="" if shown == row.label else shown))
         else:
             stay.append(row)
     return stay, gone
@@ -101,11 +101,6 @@ def _parted(rows: Iterable[Row], left_out: Collection[str]) -> tuple[list[Row], 
 
 def _key(row: LayerRow | GradientRow) -> Key:
     return row.layer, row.call, row.slot
-
-
-def _with(row: Row, **values: Any) -> Row:
-    changes = {name: value for name, value in values.items() if getattr(row, name) != value}
-    return replace(row, **changes) if changes else row
 
 
 def _folded(rows: Sequence[Row], into: Mapping[Key, str]) -> list[Row]:
@@ -118,7 +113,8 @@ def _folded(rows: Sequence[Row], into: Mapping[Key, str]) -> list[Row]:
         if isinstance(row, GradientRow) and row.role == "input":
             stay.append(row)
         elif _key(row) not in into:
-            stay.append(_with(row, duplicates=(*row.duplicates, *duplicates.get(row.label, ()))))
+            labels = duplicates.get(row.label)
+            stay.append(replace(row, duplicates=(*row.duplicates, *labels)) if labels else row)
     return stay
 
 
@@ -139,8 +135,10 @@ def _resolved(
     changed = []
     for row in rows:
         labels = getattr(row, name)
-        values = {field: places[getattr(row, field)] for field, places in positions.items()}
-        changed.append(_with(row, **{name: labels and _behind(labels, behind)}, **values))
+        values: dict[str, Any] = {field: places[getattr(row, field)] for field, places in positions.items()}
+        values[name] = labels and _behind(labels, behind)
+        values = {field: value for field, value in values.items() if value != getattr(row, field)}
+        changed.append(replace(row, **values) if values else row)
     return tuple(changed)
 
 

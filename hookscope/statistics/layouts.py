@@ -106,8 +106,9 @@ def prefix_names(network: nn.Module, count: int) -> tuple[str, ...]:
     """Return a name for each of `count` tokens in front of the grid: "class token", "register 1"."""
     names = ["class token"] * min(class_token_count(network), count)
     attributes = ("dist_token", "distillation_token")  # timm's name, and transformers'
-    distilled = any(attribute_of(module, name) is not None for module in network.modules() for name in attributes)
-    names += ["distillation token"] * (distilled and len(names) < count)
+    modules = network.modules() if len(names) < count else ()
+    if any(attribute_of(module, name) is not None for module in modules for name in attributes):
+        names.append("distillation token")
     return (*names, *(f"register {number}" for number in range(1, count - len(names) + 1)))
 
 
@@ -175,7 +176,10 @@ def _of_known_grid(length: int, grids: Sequence[tuple[int, ...]], prefix: int | 
         for grid in reversed(grids):
             frames, sides = grid[:-2], grid[-2:]  # networks over clips do not halve frames
             # Networks round odd sizes up or down.
-            for halved in {tuple(size >> halvings for size in sides), tuple(-(-size >> halvings) for size in sides)}:
+            for halved in {
+                tuple([size >> halvings for size in sides]),
+                tuple([-(-size >> halvings) for size in sides]),
+            }:
                 area = math.prod((*frames, *halved))
                 in_front = (
                     range(min(MAX_EXTRA_TOKENS, area // 2) + 1) if prefix is None and not halvings else (0, prefix)

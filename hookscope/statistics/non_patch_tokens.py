@@ -121,7 +121,6 @@ class NonPatchTokens:
         if not _on_grid(count, grids):
             if any(_is_parameter(tensor, count) for call in running[:_LAYERS_OUT] for _, tensor in call.sequences):
                 self._own[count] = LEARNED
-            if count in self._own:
                 return LEARNED
             if count in self._learned:
                 return WORDS if _words(running, count, grids) == WORDS else LEARNED

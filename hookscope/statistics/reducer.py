@@ -298,7 +298,7 @@ def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> Te
         channels = reduction.channel_nonzero.size
         has_dead = reduction.nonzero_count < elements
         dead = channels - int(np.count_nonzero(reduction.channel_nonzero)) if has_dead else 0
-    unscaled = reduction.unscaled
+    unscaled = reduction.unscaled if reduction.exponent else float  # nearly always
     return TensorStatistics(  # by position: keywords take half as long again
         shape,
         dtype,

@@ -68,8 +68,6 @@ class Reduction(NamedTuple):
 
     def unscaled(self, value: float) -> float:
         """Multiply a sum of magnitudes, or the root of a sum of squares, by 2^exponent."""
-        if not self.exponent:  # nearly always
-            return value
         try:
             return math.ldexp(value, self.exponent)
         except OverflowError:

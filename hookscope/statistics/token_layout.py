@@ -213,9 +213,8 @@ class TokenLayout:
         self._patches = patches
         reasons = self._off.of_attention(running, queries, keys, grids) if self.stated is None else ("", "")
         grids = grids or self._cut_grids(0 if reasons[1] else keys)
-        layouts = []
-        for count, reason in zip((queries, keys), reasons, strict=True):
-            layouts.append(self._of_attention(running, count, reason, grids))
+        both = zip((queries, keys), reasons, strict=True)
+        layouts = [self._of_attention(running, count, reason, grids) for count, reason in both]
         for tensor in _sequences(running):
             self._widths.setdefault(tensor.shape[1], tensor.shape[2])
         return layouts[0], layouts[1]

@@ -455,11 +455,11 @@ def test_an_output_container_that_cannot_be_copied_shows_all_uses() -> None:
 def test_gradients_are_not_observed_while_nobody_listens() -> None:
     model, x = nn.Sequential(scale(2)), torch.ones(1, requires_grad=True)
     with capture(model, modules_of(model), clone, gradients=gradient_of) as captured:
-        captured.listen(on=False)
+        captured.watch.listening = False
         output = model(x)
         torch.autograd.grad(output.sum(), x, retain_graph=True)
         assert [site.arrival for site in captured.gradients] == [None, None]
-        captured.listen(on=True)
+        captured.watch.listening = True
         output.sum().backward()
     assert [site.arrival for site in captured.gradients] == [0, 1]
     assert not output._backward_hooks

@@ -191,9 +191,9 @@ def test_gradients_are_those_that_autograd_gives_at_the_edge_of_each_operation(n
             for observation in captured.observations
             if observation.passed_through
         }
-        captured.listen(on=False)
+        captured.watch.listening = False
         expected = torch.autograd.grad(loss, [*edges.values()], retain_graph=True, allow_unused=True)
-        captured.listen(on=True)
+        captured.watch.listening = True
         loss.backward()
         unseen = {(site.layer, site.call, site.slot): site.untracked for site in captured.gradients}
     compared = 0

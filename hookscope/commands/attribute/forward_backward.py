@@ -178,7 +178,7 @@ def run_and_differentiate(
         A gradient that does not arrive is zero.
     """
     while True:
-        captured.listen(on=False)
+        captured.watch.listening = False
         output = run_output(passes, batch, track=passes.tracks)
         targets = passes.targets_of(output, batch)
         with model_errors(passes.inspected, "forward"):
@@ -190,7 +190,7 @@ def run_and_differentiate(
         captured.restart()
         passes.state.rewind()
     by_target: list[Mapping[SiteKey, Tensor | None]] = []
-    captured.listen(on=True)
+    captured.watch.listening = True
     for score, target in zip(scores, targets, strict=True):
         if score.requires_grad:
             try:

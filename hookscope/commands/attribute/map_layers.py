@@ -168,7 +168,7 @@ class MapLayers:
         passes, shape = self.passes, _input_shape(batch)
         if shape in {size for _, size in self._fields}:
             return
-        captured.listen(on=False)
+        captured.watch.listening = False
         single = part_of(batch, 0)
         run_output(passes, single, track=True, keeps=True)
         seen = [*passes.outputs.by_place.items()]  # activation checkpointing runs layers again
