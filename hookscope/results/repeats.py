@@ -63,7 +63,8 @@ def _from_modules(rows: Sequence[LayerRow], left_out: Collection[str]) -> Iterat
     returned_by: dict[str, str] = {}
     made: dict[str | None, list[LayerRow]] = defaultdict(list)  # operations by the module whose code calls them
     for row in rows:
-        yield _with(row, inputs=tuple(returned_by.get(label, label) for label in row.inputs))
+        inputs = tuple([returned_by.get(label, label) for label in row.inputs])
+        yield row if inputs == row.inputs else replace(row, inputs=inputs)
         if row.label in left_out:
             made[row.owner].append(row)
         else:
