@@ -1,5 +1,6 @@
 """Compare what networks return: every tensor, and class scores by their best classes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -59,7 +60,7 @@ class Outputs:
         if forms[0] != forms[1]:
             names = [network.info.name for network in self.networks[:2]]
             self.remark = (
-                f"Outputs cannot be compared: A ({names[0]}) returns {forms[0]}, B ({names[1]}) returns {forms[1]}."
+                f"Outputs cannot be compared: A ({names[0]}) returns {forms[0]}; B ({names[1]}) returns {forms[1]}."
             )
             if not self.may_differ:
                 several = f", or {arg('output_key')} to choose an output" if max(map(len, sides)) > 1 else ""
@@ -155,7 +156,7 @@ def with_classes(
     pairs = zip(best, best_b, strict=True)
     # NaN has no best class: inputs with NaN agree if both sides have it.
     alike = [(a.class_indices, b.class_indices) for a, b in pairs if a.is_nan == b.is_nan]
-    shared = sum(len({*classes} & {*others}) for classes, others in alike)
+    shared = sum(len({*classes} & {*others}) for classes, others in alike) if len(alike) == len(best) else math.nan
     return replace(
         output,
         input_count=len(best),

@@ -410,8 +410,14 @@ def _rounding_or_equal(result: Differences) -> Iterator[str]:
 
 def _not_compared(rows: Sequence[DifferenceRow], unit: str) -> Iterator[str]:
     if alone := [row for row in rows if row.measures is None]:
-        many = f"{len(alone):,} of {counted(len(rows), unit)} cannot be compared"
-        yield f"{many}, as at {layer_words(alone[0].label)}: {alone[0].note}."
+        example = f"{'as ' if len(alone) > 1 else ''}at {layer_words(alone[0].label)}: {alone[0].note}"
+        yield f"{_share_of(alone, rows, unit)} cannot be compared, {example}."
+
+
+def _share_of(part: Sequence[object], whole: Sequence[object], unit: str, verb: str = "") -> str:
+    """Return "2 of 3 rows differ", "1 of 3 rows differs", or "The only row differs"."""
+    subject = f"{len(part):,} of {counted(len(whole), unit)}" if len(whole) > 1 else f"The only {unit}"
+    return f"{subject} {verb}{'s' if verb and len(part) == 1 else ''}".rstrip()
 
 
 def _first_unequal(result: Differences) -> Iterator[str]:
@@ -485,7 +491,7 @@ def _output_text(output: OutputDifference) -> str:
     if both_nan:
         parts.append(f"probabilities are NaN in A and in B for {both_nan} of {output.input_count} inputs")
     classes = [] if output.top1 is None else [_top1_text(output.top1, output.input_count)]
-    classes += [] if output.top5 is None else [f"top-5 overlap {output.top5:.0%}"]
+    classes += [] if output.top5 is None or math.isnan(output.top5) else [f"top-5 overlap {output.top5:.0%}"]
     return f"{name}: {'; '.join(filter(None, [*classes, ', '.join(parts)]))}."
 
 
@@ -517,7 +523,7 @@ def _weights_answer(result: Differences) -> Iterator[str]:
     elif changed:
         finite = _without_nan(_labelled_norms(changed))
         most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
-        yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
+        yield f"{_share_of(changed, rows, 'tensor', 'differ')}{most}."
         if broken := sum(row.nonfinite is not None for row in changed):
             yield f"{_hold_nan(broken, 'tensor')}."
     flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
@@ -558,11 +564,11 @@ def gradients_answer(result: Differences) -> str:
         sentences.append(f"No difference shows in {counted(len(measured), 'gradient')}.")
     sentences += _not_compared(result.gradients, "gradient")
     if changed:
-        many = f"{len(changed):,} of {counted(len(measured), 'gradient')} differ"
+        many = _share_of(changed, measured, "gradient", "differ")
         sentences.append(f"{many}: relative L2 {_at_most(*max(changed))}.")
     if broken:
-        hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side only"
-        sentences.append(f"{hold}, {layer_words(broken[0])} among them.")
+        hold = _share_of(broken, measured, "gradient", "hold")
+        sentences.append(f"{hold} NaN or Inf on one side only, {layer_words(broken[0])} among them.")
     errors = _without_nan((row.error_b, row.label) for row in result.gradients if row.error_b)
     if result.reference and errors:
         error, label = max(errors)
