@@ -25,8 +25,8 @@ from hookscope.commands.diff.hooked_network import (
     parameter_shapes,
     traced,
 )
-from hookscope.commands.diff.paired_rows import paired_rows, unmatched
 from hookscope.commands.diff.passes import Passes
+from hookscope.commands.diff.row_pairs import paired_rows, unmatched
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.commands.diff.torch_compile import Compiled, compile_in_blocks
 from hookscope.commands.diff.values import A, B

@@ -142,7 +142,7 @@ def _divergence_terms(of_a: Tensor, logs_a: Tensor, logs_b: Tensor) -> Tensor:
 
 def _output_difference(slot: str, output: _ComparedOutput) -> OutputDifference:
     measured = output.compared
-    result = OutputDifference(slot, measured.shapes[0].whole, measured.measures, *measured.errors)
+    result = OutputDifference(slot, measured.whole_shapes[0], measured.measures, *measured.errors)
     best, best_b = map(tuple, output.predictions)
     if not output.has_scores or not best:
         return result

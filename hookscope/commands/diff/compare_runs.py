@@ -213,11 +213,11 @@ def _row(pair: RowPair, a: _OpenRun, b: _OpenRun, drawing: _RunMaps | None = Non
         tensor, other = a.tensors.get_tensor(pair.label), b.tensors.get_tensor(pair.label_b)
     except (SafetensorError, RuntimeError) as error:
         raise InputError(f"The saved tensor '{printable(pair.label, 80)}' cannot be read.") from error
-    tensors = compared([Value(without_float8(tensor)), Value(without_float8(other))])
-    tensors.dtype = coarser(tensor.dtype, other.dtype)
-    if drawing is not None and tensors.measures is not None:
-        drawing.offer(pair, tensor, other, tensors.measures.relative_l2)
-    return pair.difference(tensors)
+    pair.compared = compared([Value(without_float8(tensor)), Value(without_float8(other))])
+    pair.compared.dtype = coarser(tensor.dtype, other.dtype)
+    if drawing is not None and pair.compared.measures is not None:
+        drawing.offer(pair, tensor, other, pair.sums.relative_l2)
+    return pair.difference()
 
 
 def _value_measures(a: TensorStatistics, b: TensorStatistics) -> tuple[Measures | None, str]:

@@ -28,11 +28,30 @@ from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import Break
 from hookscope.inspection.state.preservation import Preserved, RandomStates, preserved
 from hookscope.inspection.state.snapshot import Snapshot
-from hookscope.results.activations import LayerRow
-from hookscope.results.statistics import TensorStatistics
+from hookscope.results.network import row_label
 
 # Containers that are never called themselves.
 NEVER_CALLED = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
+
+
+@dataclass(slots=True)
+class OutputRow:
+    """An output of a network, in its first batch; the fields are those of `LayerRow`."""
+
+    index: int
+    layer: str
+    kind: str
+    call: int
+    slot: str
+    shape: tuple[int, ...]
+    dtype: str
+    owner: str | None
+    source: str
+
+    @property
+    def label(self) -> str:
+        """Name for people, see `row_label`."""
+        return row_label(self.layer, self.call, self.slot)
 
 
 class PairedOutput(NamedTuple):
@@ -99,7 +118,7 @@ class HookedNetwork:
         options: How the network runs, forward and backward.
         cpu_threads: Number of CPU threads; None for torch's default.
         own_inputs: Maps a batch, or pair of batches, to the batch that this network runs on.
-        rows: Outputs of all batches, in order of execution; only the shape and dtype of the first batch are measured.
+        rows: Outputs of all batches, in order of execution.
         arguments: Of the operations among them.
         passed_through: Whether an output was an unchanged input in every batch.
     """
@@ -115,7 +134,7 @@ class HookedNetwork:
     cpu_threads: int | None = None
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
     own_inputs: Callable[[Batch], Batch] = lambda batch: batch
-    rows: dict[RowKey, LayerRow] = field(default_factory=dict)
+    rows: dict[RowKey, OutputRow] = field(default_factory=dict)
     arguments: dict[RowKey, Arguments] = field(default_factory=dict)
     passed_through: dict[RowKey, bool] = field(default_factory=dict)
     _state: Preserved = field(init=False)
@@ -223,13 +242,12 @@ class HookedNetwork:
             value = version_of(tensor)
             observer.observe(PairedOutput(partner, place, call.slots or [slot], value, axis, grids, inputs))
 
-    def _row(self, call: ModuleCall, slot: str, tensor: Tensor) -> LayerRow:
+    def _row(self, call: ModuleCall, slot: str, tensor: Tensor) -> OutputRow:
         kind, owner, source = type(call.module).__name__, None, ""
         if call.operation is not None:
             kind, owner, source, _ = call.operation
-        shape = () if tensor.is_nested else tuple(tensor.shape)
-        form = TensorStatistics(shape, str(tensor.dtype).removeprefix("torch."), 0)
-        return LayerRow(len(self.rows), call.layer, kind, call.call, slot, 0, form, owner=owner, source=source)
+        shape, dtype = () if tensor.is_nested else tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        return OutputRow(len(self.rows), call.layer, kind, call.call, slot, shape, dtype, owner, source)
 
     def _stored_name(self, source: Tensor, output: Tensor) -> str | None:
         """Return the name of an input of an operation, as in `Arguments.inputs`."""
