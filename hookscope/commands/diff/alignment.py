@@ -152,8 +152,11 @@ def _wraps_layer(layers: Shapes, module: str, shapes: tuple[Shape, ...]) -> bool
 
 def containers_of(layers: Iterable[str]) -> set[str]:
     """Return the names of the modules around layers: "", "a" and "a.b" for "a.b.c"."""
-    names = {name for name in layers if name}
-    return {name[:at] for name in names for at, letter in enumerate(name) if letter == "."} | ({""} if names else set())
+    around: set[str] = set()
+    for name in layers:
+        while name and (name := name.rpartition(".")[0]) not in around:
+            around.add(name)
+    return around
 
 
 def is_inside(layer: str, module: str) -> bool:

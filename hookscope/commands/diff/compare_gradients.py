@@ -121,11 +121,11 @@ class GradientComparison:
         listed = [
             pair
             for pair in pairs
-            if pair.label == first or (pair.label.endswith(" grad_output") and has_rows(pair.call[0]))
+            if pair.label == first or (pair.label.endswith(" grad_output") and has_rows(pair.a.layer))
         ]
         rows = [pair.difference(index=index, limit=limit) for index, pair in enumerate(listed)]
         rows += [pair.difference(limit=limit) for pair in parameters]
-        rows = [replace(row, origin=origin_of(row)) for row in rows]
+        rows = [replace(row, origin=origin_of(row, limit)) for row in rows]
         if self.whole is not None and not first and not any(row.origin == "begins" for row in forward):
             totals = self._totals[A], self._totals[len(self.networks)]
             self.notes |= dict.fromkeys(_warnings_about_whole(parameters, *totals, rows))

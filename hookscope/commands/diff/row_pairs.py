@@ -33,21 +33,25 @@ class RowPair:
 
     Attributes:
         a: An `OutputRow`, `LayerRow`, `GradientRow` or `ParameterRow`; `b` is of the same class.
-        call: (layer, call) in A, or the name of a parameter and 0; `call_b` is the same for B.
-        label: The name of the tensor in a file of the run: "conv1", "conv1 grad_output", "conv1.weight grad".
         one_sided: Relative L2 of a gradient that only one side has: 0 if it is all zeros, else infinite; None if the
             other side does not track it.
     """
 
     a: Any
     b: Any
-    call: CallKey
-    call_b: CallKey
-    label: str
-    label_b: str
     matched: Match
     compared: Compared = field(default_factory=Compared)
     one_sided: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of A's tensor in a file of the run: "conv1", "conv1 grad_output", "conv1.weight grad"."""
+        return _label(self.a)
+
+    @property
+    def label_b(self) -> str:
+        """The name of B's tensor."""
+        return _label(self.b)
 
     @property
     def sums(self) -> Sums:
@@ -65,7 +69,7 @@ class RowPair:
         shape, shape_b = tensors.whole_shapes if tensors.shapes else (self.a.shape, self.b.shape)
         measured: dict[str, Any] = {
             "index": self.a.index,
-            "layer": self.call[0],
+            "layer": _call(self.a)[0],
             "label": self.label,
             "kind": self.a.kind,
             "label_b": self.label_b,
@@ -116,7 +120,7 @@ def pair_rows(
         if row.index in partners and partners[row.index][0].index not in taken:
             other, how = partners[row.index]
             taken.add(other.index)
-            pairs.append(RowPair(row, other, _call(row), _call(other), row.label, other.label, how))
+            pairs.append(RowPair(row, other, how))
     paired = {pair.a.index for pair in pairs}
     alone = [
         *_unmatched("A", a, paired, b, pairing, wrapped_b),
@@ -131,8 +135,7 @@ def pair_gradients(
     """Pair gradients of outputs and inputs that at least one side has."""
     for row, other, how in _partners(a, b, partner):
         if _arrived(row, other):
-            label, label_b = (f"{side.label} grad_{side.role}" for side in (row, other))
-            yield RowPair(row, other, _call(row), _call(other), label, label_b, how)
+            yield RowPair(row, other, how)
 
 
 def pair_parameters(
@@ -145,15 +148,21 @@ def pair_parameters(
         partner, how = layers.get(owner, (owner, "name"))
         other = by_name.get(f"{partner}{dot}{name}")
         if other is not None and _arrived(row, other):
-            yield RowPair(row, other, (row.name, 0), (other.name, 0), f"{row.name} grad", f"{other.name} grad", how)
+            yield RowPair(row, other, how)
 
 
 def _arrived(*rows: GradientRow | ParameterRow) -> bool:
     return any(row.status in ("gradient", "zero") for row in rows)
 
 
-def _call(row: OutputRow | LayerRow | GradientRow) -> CallKey:
-    return row.layer, row.call
+def _call(row: OutputRow | LayerRow | GradientRow | ParameterRow) -> CallKey:
+    return (row.name, 0) if isinstance(row, ParameterRow) else (row.layer, row.call)
+
+
+def _label(row: OutputRow | LayerRow | GradientRow | ParameterRow) -> str:
+    if isinstance(row, GradientRow):
+        return f"{row.label} grad_{row.role}"
+    return f"{row.label} grad" if isinstance(row, ParameterRow) else row.label
 
 
 def _partners(
@@ -251,14 +260,13 @@ def paired_rows(
         if row is None or partner is None:
             continue
         b = networks[B].rows[row.place_b]
-        if networks[A].passed_through.get(place) and networks[B].passed_through.get(row.place_b):
+        if a.passed_through and b.passed_through:
             continue
-        words, total, arriving = _arguments(networks, place, row)
+        words, total, arriving = _arguments(a, b, row)
         if any(edit.place == "input" for edit in networks[B].edits.by_name.get(b.layer, ())):
             words, arriving = "with an edited input", None  # the input before the edit is not known
-        pair = RowPair(a, b, place[:2], row.place_b[:2], a.label, b.label, partner[1], row)
         rows.append(
-            pair.difference(
+            RowPair(a, b, partner[1], row).difference(
                 index=listed,
                 input_relative_l2=total,
                 arriving_relative_l2=arriving,
@@ -271,16 +279,13 @@ def paired_rows(
     return rows
 
 
-def _arguments(
-    networks: Sequence[HookedNetwork], place: RowKey, row: Compared
-) -> tuple[str, float | None, float | None]:
+def _arguments(a: OutputRow, b: OutputRow, row: Compared) -> tuple[str, float | None, float | None]:
     """Return in words which constants and stored tensors of an operation differ, and how far its inputs differ.
 
     The first norm is over all inputs, the second over outputs of layers; both are None if an input was overwritten.
     """
     total = row.input_relative_l2
-    a, b = networks[A].arguments.get(place), networks[B].arguments.get(row.place_b)
-    if a is None or b is None:
+    if a.owner is None or b.owner is None:
         return "", total, total
     of_a, of_b = a.constants, b.constants
     parts: list[str] = []
@@ -315,7 +320,7 @@ def unmatched(
         (network, other), title = (networks[:2], "B") if side == "A" else (networks[1::-1], "A")
         partners = pairing if side == "A" else pairing.inverse()
         for place, row in network.rows.items():
-            if place not in places and network.has_rows(row.layer) and not network.passed_through.get(place):
+            if place not in places and network.has_rows(row.layer) and not row.passed_through:
                 reason = _reason(row, network, other, title, partners)
                 yield Unmatched(side, row.label, row.kind, row.shape, reason)
 
