@@ -17,7 +17,7 @@ from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.differentiation import LossFunction
 from hookscope.results.differences import DifferenceRow, Match
-from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.text import figure
 
 # Rounding may turn the sign of a value near 0, which changes what ReLU or max pooling passes back. The probability is
@@ -128,24 +128,21 @@ class GradientComparison:
         rows = [replace(row, origin=origin_of(row, limit)) for row in rows]
         if self.whole is not None and not first and not any(row.origin == "begins" for row in forward):
             totals = self._totals[A], self._totals[len(self.networks)]
-            self.notes |= dict.fromkeys(_warnings_about_whole(parameters, *totals, rows))
+            self.notes |= dict.fromkeys(_warnings_about_whole(parameters, *totals, limit))
         return tuple(rows), first
 
 
 def _warnings_about_whole(
-    parameters: Sequence[RowPair],
-    ours: Mapping[str, Tensor],
-    theirs: Mapping[str, Tensor],
-    rows: Sequence[DifferenceRow],
+    parameters: Sequence[RowPair], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], limit: float
 ) -> Iterator[str]:
-    """Warn if parameters' gradients differ only for B in one piece; `rows` end with the gradients of B in blocks."""
+    """Warn if B in blocks, with `parameters`, has gradients like A's, `ours`, and B in one piece, `theirs`, has not."""
     exceeding = []
-    for pair, by_blocks in zip(parameters, rows[len(rows) - len(parameters) :], strict=True):
+    for pair in parameters:
         gradient, other = ours.get(pair.label), theirs.get(pair.label_b)
         sums = None if gradient is None or other is None else sums_of(gradient, other)
-        if sums is None or by_blocks.measures is None:
+        if sums is None or pair.compared.measures is None:
             continue
-        if exceeds(sums.relative_l2, max(by_blocks.limit, 2 * by_blocks.measures.relative_l2)):
+        if exceeds(sums.relative_l2, max(limit, 2 * pair.sums.relative_l2)):
             exceeding.append((sums.relative_l2, pair.label))
     if exceeding:
         worst, label = max(exceeding)
@@ -166,16 +163,17 @@ def _first_to_differ(
     candidates: list[tuple[float, str]] = []
     arrived: dict[str, float] = dict.fromkeys(containers & layers, math.inf)
     for pair in pairs:
-        site, other = pair.a, pair.b
-        if not (isinstance(site, GradientRow) and isinstance(other, GradientRow)) or site.layer in containers:
+        layer, index = pair.a.layer, pair.b.backward_index if pair.a.backward_index is None else pair.a.backward_index
+        if layer in containers or index is None:
             continue
-        index = other.backward_index if site.backward_index is None else site.backward_index
-        if index is not None and site.role == "output":
-            arrived[site.layer] = max(arrived.get(site.layer, 0), index)
-        if index is not None and exceeds(pair.relative_l2, limit):
+        if pair.a.role == "output":
+            arrived[layer] = max(arrived.get(layer, 0), index)
+        if exceeds(pair.one_sided if pair.compared.note else pair.sums.relative_l2, limit):
             candidates.append((index, pair.label))
     for owner, owned in _by_owner(parameters, arrived).items():
-        if exceeds(_joint_relative_l2(owned), limit):
+        # Jointly: the gradient of a bias, before a normalisation or of attention's keys, may be 0 except for rounding.
+        joint = sum((pair.sums for pair in owned), Sums()).relative_l2
+        if any(pair.one_sided for pair in owned) or exceeds(joint, limit):
             most = max(owned, key=lambda pair: (pair.one_sided or 0.0, pair.sums.difference))
             # After the layer's outputs. For a container's own parameters the time of arrival is not known.
             candidates.append((arrived.get(owner, math.inf) + 0.5, most.label))
@@ -186,22 +184,11 @@ def _by_owner(parameters: Sequence[RowPair], layers: Collection[str]) -> dict[st
     """Group parameters by the nearest module around them that ran."""
     by_owner: dict[str, list[RowPair]] = {}
     for pair in parameters:
-        row = pair.a
-        owner = row.layer if isinstance(row, ParameterRow) else ""
+        owner = pair.a.layer
         while owner and owner not in layers:
             owner = owner.rpartition(".")[0]
         by_owner.setdefault(owner, []).append(pair)
     return by_owner
-
-
-def _joint_relative_l2(parameters: Sequence[RowPair]) -> float:
-    """Return the relative L2 norm over all parameters of a layer.
-
-    The gradient of a bias, before a normalisation or of attention's keys, may be 0 except for rounding.
-    """
-    if any(pair.one_sided for pair in parameters):
-        return math.inf
-    return sum((pair.sums for pair in parameters), Sums()).relative_l2
 
 
 def _differentiate(

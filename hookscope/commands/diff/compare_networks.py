@@ -114,7 +114,7 @@ def compare_networks(
     eps, _ = max(precisions.values())
     passes = Passes(
         networks,
-        Outputs([side.inspected for side in networks], may_differ=bool(option.layer), output_key=option.output_key),
+        Outputs(networks, may_differ=bool(option.layer), output_key=option.output_key),
         KeptMaps(eps),
         compiled,
         None if loss is None else GradientComparison(networks, compiled.whole if compiled else None, loss, pairing),

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hookscope.commands.diff.alignment import matching_names
+from hookscope.commands.diff.hooked_network import HookedNetwork
 from hookscope.commands.diff.measures import plain
 from hookscope.commands.diff.values import B, Compared, Value, compared
 from hookscope.errors import UsageError
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses.choosing import output_at
 from hookscope.inspection.losses.targets import Output
-from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import top_classes
 from hookscope.parameters import arg
 from hookscope.results.comparison import Prediction
@@ -31,6 +31,13 @@ class _ComparedOutput:
     has_scores: bool = True
     predictions: tuple[list[Prediction], list[Prediction]] = field(default_factory=lambda: ([], []))
 
+    def difference(self, slot: str) -> OutputDifference:
+        result = OutputDifference(slot, self.compared.whole_shapes[0], self.compared.measures, *self.compared.errors)
+        best, best_b = map(tuple, self.predictions)
+        if not self.has_scores or not best:
+            return result
+        return replace(with_classes(result, best, best_b), kl=self.divergence / len(best))
+
 
 @dataclass(slots=True)
 class Outputs:
@@ -43,7 +50,7 @@ class Outputs:
         remark: A sentence about outputs of different form.
     """
 
-    networks: Sequence[InspectedNetwork]
+    networks: Sequence[HookedNetwork]
     may_differ: bool
     output_key: str | None = None
     remark: str = ""
@@ -58,10 +65,8 @@ class Outputs:
         sides = self._paired_by_name([tensors_in(output) for output in returned])
         forms = [_form_text(side) for side in sides]
         if forms[0] != forms[1]:
-            names = [network.info.name for network in self.networks[:2]]
-            self.remark = (
-                f"Outputs cannot be compared: A ({names[0]}) returns {forms[0]}; B ({names[1]}) returns {forms[1]}."
-            )
+            a, b = (f"{side.title} returns {form}" for side, form in zip(self.networks, forms, strict=False))
+            self.remark = f"Outputs cannot be compared: {a}; {b}."
             if not self.may_differ:
                 several = f", or {arg('output_key')} to choose an output" if max(map(len, sides)) > 1 else ""
                 raise UsageError(f"{self.remark} Give {arg('layer')} to compare layers alone{several}.")
@@ -104,16 +109,16 @@ class Outputs:
     def _add_scores(self, output: _ComparedOutput, a: Tensor, b: Tensor, first_input: int) -> None:
         """Compare class scores, (N, K)."""
         places = range(first_input, first_input + len(a))
-        multi = self.networks[0].multi_label
+        multi = self.networks[0].inspected.multi_label
         output.divergence += float((_divergence_of_labels if multi else _divergence)(a.double(), b.double()).sum())
         for side, scores in enumerate((a, b)):
-            categories = self.networks[side].info.categories
+            categories = self.networks[side].inspected.info.categories
             names = categories if len(categories) == scores.shape[1] else ()
             output.predictions[side].extend(top_classes(scores, names, places, _BEST, multi_label=multi))
 
     def results(self) -> tuple[OutputDifference, ...]:
         """Return the differences of the outputs seen so far."""
-        return tuple(_output_difference(slot, output) for slot, output in self._outputs.items())
+        return tuple(output.difference(slot) for slot, output in self._outputs.items())
 
 
 def _by_key(tensors: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
@@ -138,15 +143,6 @@ def _divergence_terms(of_a: Tensor, logs_a: Tensor, logs_b: Tensor) -> Tensor:
     adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
     # Not `exp`: MKL would start threads of its own for it, which takes milliseconds.
     return torch.where(adds_nothing, 0.0, of_a * (logs_a - logs_b))
-
-
-def _output_difference(slot: str, output: _ComparedOutput) -> OutputDifference:
-    measured = output.compared
-    result = OutputDifference(slot, measured.whole_shapes[0], measured.measures, *measured.errors)
-    best, best_b = map(tuple, output.predictions)
-    if not output.has_scores or not best:
-        return result
-    return replace(with_classes(result, best, best_b), kl=output.divergence / len(best))
 
 
 def with_classes(

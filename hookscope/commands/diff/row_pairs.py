@@ -24,6 +24,7 @@ from hookscope.results.differences import FEWER_TENSORS, PARTS_ALONE, UNPAIRED_C
 from hookscope.results.gradients import GradientRow, ParameterRow
 from hookscope.text import figure, in_words, printable
 
+Output = OutputRow | LayerRow
 AnyRow = TypeVar("AnyRow", LayerRow, GradientRow)
 
 
@@ -57,11 +58,6 @@ class RowPair:
     def sums(self) -> Sums:
         """The sums of A and B."""
         return self.compared.sums.get((A, B), Sums())
-
-    @property
-    def relative_l2(self) -> float | None:
-        """`one_sided` where only one side has a gradient; None where the two cannot be compared."""
-        return self.one_sided if self.compared.note else self.sums.relative_l2
 
     def difference(self, **fields: Any) -> DifferenceRow:
         """Return the row of the pair, with the measures of its tensors unless `fields` has others."""
@@ -155,11 +151,11 @@ def _arrived(*rows: GradientRow | ParameterRow) -> bool:
     return any(row.status in ("gradient", "zero") for row in rows)
 
 
-def _call(row: OutputRow | LayerRow | GradientRow | ParameterRow) -> CallKey:
+def _call(row: Output | GradientRow | ParameterRow) -> CallKey:
     return (row.name, 0) if isinstance(row, ParameterRow) else (row.layer, row.call)
 
 
-def _label(row: OutputRow | LayerRow | GradientRow | ParameterRow) -> str:
+def _label(row: Output | GradientRow | ParameterRow) -> str:
     if isinstance(row, GradientRow):
         return f"{row.label} grad_{row.role}"
     return f"{row.label} grad" if isinstance(row, ParameterRow) else row.label
@@ -225,13 +221,7 @@ def _unmatched(
             yield Unmatched(side, row.label, row.kind, row.shape, reason)
 
 
-def _counts_differ(
-    row: OutputRow | LayerRow,
-    rows: Iterable[OutputRow | LayerRow],
-    others: Iterable[OutputRow | LayerRow],
-    partner: str,
-    title: str,
-) -> str:
+def _counts_differ(row: Output, rows: Iterable[Output], others: Iterable[Output], partner: str, title: str) -> str:
     """Return how many calls of a row's layer, or tensors of its call, `partner` has more or fewer; "" if as many."""
     calls, theirs = (
         Counter(_call(other) for other in side if other.layer == name)
