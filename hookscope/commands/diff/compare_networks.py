@@ -26,7 +26,7 @@ from hookscope.commands.diff.hooked_network import (
     traced,
 )
 from hookscope.commands.diff.passes import Passes
-from hookscope.commands.diff.row_pairs import paired_rows, unmatched
+from hookscope.commands.diff.row_pairs import difference_rows, unmatched
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.commands.diff.torch_compile import Compiled, compile_in_blocks
 from hookscope.commands.diff.values import A, B
@@ -124,7 +124,7 @@ def compare_networks(
     if not passes.records and session.unusable:
         raise session.unusable[0]
     outputs, sizes = passes.outputs.results(), compiled.sizes if compiled else {}
-    paired = paired_rows(networks, passes.rows, pairing)
+    paired = difference_rows(networks, passes.rows, pairing)
     every_row, first_differences = with_origins(paired, eps, sizes, outputs, same_inputs=inputs_b is None)
     rows = _selected_rows(every_row, networks)
     gradients: tuple[DifferenceRow, ...] = ()

@@ -59,7 +59,7 @@ class Passes:
     records_b: list[InputRecord] = field(default_factory=list)
     rows: dict[RowKey, Compared] = field(default_factory=dict)
     _batch_rows: dict[RowKey, Compared] = field(default_factory=dict)
-    _spooled: Sequence[dict[RowKey, PairedOutput]] = ()
+    _spooled: dict[int, dict[RowKey, PairedOutput]] = field(default_factory=dict)  # by position of the network
     _arguments_of_a: dict[CallKey, tuple[list[Any], TreeSpec]] = field(default_factory=dict)  # for shadows
     _shadow_outputs: dict[CallKey, dict[str, Tensor] | str] = field(default_factory=dict)  # by slot, or the error
     _started: list[HookedNetwork] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Passes:
 
         The next batch begins with the random states after B, or after A if B draws no numbers.
         """
-        self._batch_rows, self._spooled, self._started = {}, [{} for _ in self.networks], []
+        self._batch_rows, self._spooled, self._started = {}, {}, []
         spool, self._random_states = Spool(), RandomStates()
         ends: dict[int, RandomStates] = {}
         returned: dict[int, object] = {}
@@ -131,7 +131,7 @@ class Passes:
             ends[B if ends[B].has_drawn(self._random_states) else A].enter()
         self._arguments_of_a.clear()
         self._shadow_outputs.clear()
-        self._spooled = ()
+        self._spooled = {}
         broken = next((output for output in returned.values() if isinstance(output, Break)), None)
         return [returned[place] for place in sorted(returned)], broken
 
@@ -141,7 +141,7 @@ class Passes:
         self._random_states.enter()
 
     def _spooling_observer(self, place: int, spool: Spool) -> Observer:
-        outputs, versions = self._spooled[place], Versions(spool.keep)
+        versions, outputs = Versions(spool.keep), self._spooled.setdefault(place, {})
         keeps = partial(self._keep_inputs, versions) if self.shadow and place == A else None
         return Observer(versions, lambda output: outputs.update({output.place: output}), begins=keeps)
 
@@ -162,10 +162,9 @@ class Passes:
 
     def _compare(self, b: PairedOutput) -> None:
         place = self._partner_place(b)
-        kept = [outputs for network, outputs in enumerate(self._spooled) if network != B]
-        if place is None or any(place not in outputs for outputs in kept):
+        if place is None or any(place not in outputs for outputs in self._spooled.values()):
             return
-        a, *exact = (outputs.pop(place) for outputs in kept)
+        a, *exact = [outputs.pop(place) for outputs in self._spooled.values()]
         batch = len(self.records), self._count
         axis = a.channel_axis if a.value.shape[:1] == (self._count,) else None
         values = [a.value, b.value, *(output.value for output in exact)]

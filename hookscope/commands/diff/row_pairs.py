@@ -236,7 +236,7 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def paired_rows(
+def difference_rows(
     networks: Sequence[HookedNetwork], compared: Mapping[RowKey, Compared], pairing: Pairing
 ) -> list[DifferenceRow]:
     """Return a row for each pair of outputs, containers included, in A's order of execution.
