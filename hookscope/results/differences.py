@@ -194,8 +194,8 @@ class OutputDifference(TensorDifference):
         measures: None if the two cannot be compared.
         error: As in `DifferenceRow`, like `error_b`.
         top1: Inputs with the same best class; None if the output is not one row of class scores for each input.
-        top5: Mean share of A's five best classes that are among B's five best, 0-1; None as for `top1`, or below 5
-            classes.
+        top5: Mean share of A's five best classes that are among B's five best, 0-1; NaN if the scores of an input are
+            NaN on one side only; None as for `top1`, or below 5 classes.
         kl: Mean over inputs of the Kullback-Leibler divergence of B's softmax from A's, in nats; NaN if an input has a
             softmax on one side only; None as for `top1`.
         predictions: Best classes by A and by B; () if the classes are not known.

@@ -193,7 +193,7 @@ def test_inputs_that_cannot_be_read_are_each_named(run: Run, tmp_path: Path) -> 
 def test_networks_that_take_other_inputs_or_return_other_outputs_are_told(run: Run, tmp_path: Path) -> None:
     text = NETWORKS.replace("classes=5", "classes=7")
     (tmp_path / "seven.py").write_text(text, "utf-8")
-    message = "A (pair.py:net) returns (2, 5), B (seven.py:net) returns (2, 7)"
+    message = "A (pair.py:net) returns (2, 5); B (seven.py:net) returns (2, 7)"
     assert_refused(run("diff", "pair.py:net", "seven.py:net", "picture.npy"), 2, message)
     (tmp_path / "grey.py").write_text(NETWORKS.replace("channels=3", "channels=1"), "utf-8")
     message = "picture.npy[0], picture.npy[1]: B (grey.py:net) raised in its forward pass at conv"

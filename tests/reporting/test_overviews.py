@@ -18,8 +18,7 @@ from torch import nn
 import hookscope
 from hookscope.commands.activations.describe import describe_activations
 from hookscope.commands.check.describe import describe_check, wrong_pictures
-from hookscope.commands.diff.describe import describe_differences
-from hookscope.commands.diff.draw_maps import summarised
+from hookscope.commands.diff.describe import describe_differences, summarised
 from hookscope.commands.grads.describe import describe_gradients
 from hookscope.reporting.axes import tail_of, within_blocks
 from hookscope.reporting.depth_charts import depth_charts

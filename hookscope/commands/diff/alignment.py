@@ -2,8 +2,9 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import add, attrgetter
 
 import numpy as np
@@ -15,6 +16,9 @@ from hookscope.results.differences import Match
 from hookscope.text import safe_text
 
 Shape = tuple[int, ...]
+
+Shapes = Mapping[str, tuple[Shape, ...]]
+"""Shapes of the parameters that each module of a network owns, by its dotted name."""
 
 CallKey = tuple[str, int]
 """(layer, call)."""
@@ -82,14 +86,14 @@ class Pairing:
         )
 
 
-def match_names(
-    a: Mapping[str, tuple[Shape, ...]], b: Mapping[str, tuple[Shape, ...]], maps: Sequence[str] = ()
-) -> dict[str, tuple[str, Match]]:
+def match_names(a: Shapes, b: Shapes, maps: Sequence[str] = ()) -> dict[str, tuple[str, Match]]:
     """Pair layers of A and B whose names are equal, also after `maps` or without prefixes of wrappers.
 
+    Equal names go before names without prefixes, unless more layers without prefixes have parameters of equal shapes.
+
     Args:
-        a: Shapes of the parameters that each module of A owns, by its dotted name.
-        b: The same for B.
+        a: The modules of A.
+        b: The modules of B.
         maps: As for `--map`: "encoder.*=backbone.*", with as many stars on both sides.
 
     Returns:
@@ -110,22 +114,37 @@ def match_names(
     for text in maps:
         for name, partner in _pairs_of_map(text, a, b):
             pair(name, partner, "map")
-    for name in a:
-        pair(name, name, "name")
-    rest_a = [name for name in a if name not in matched]
-    rest_b = [name for name in b if name not in taken]
+    equal = [(name, name) for name in a if name in b]
+    stripped = max(_pairs_without_prefixes(a, b), key=partial(_agreeing, a, b)) if a.keys() != b.keys() else []
+    if _agreeing(a, b, stripped) > _agreeing(a, b, equal):
+        for name, partner in _plausible(a, b, stripped):
+            pair(name, partner, "prefix")
+    for name, partner in equal:
+        pair(name, partner, "name")
+    rest_a, rest_b = [name for name in a if name not in matched], [name for name in b if name not in taken]
+    for name, partner in _plausible(a, b, max(_pairs_without_prefixes(rest_a, rest_b), key=len)):
+        pair(name, partner, "prefix")
+    return matched
+
+
+def _agreeing(a: Shapes, b: Shapes, pairs: Sequence[tuple[str, str]]) -> int:
+    """Return how many pairs have parameters, of equal shapes."""
+    return sum(bool(a[name]) and a[name] == b[partner] for name, partner in pairs)
+
+
+def _plausible(a: Shapes, b: Shapes, pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs that have parameters of equal shapes, or of which one is a wrapper of the other."""
     around_a, around_b = containers_of(a), containers_of(b)
-    for name, partner in _pairs_without_prefixes(rest_a, rest_b):
+    for name, partner in pairs:
         if (name in around_a) == (partner in around_b):
             is_partner = a[name] == b[partner]
         else:
             is_partner = _wraps_layer(b, partner, a[name]) or _wraps_layer(a, name, b[partner])
         if is_partner:
-            pair(name, partner, "prefix")
-    return matched
+            yield name, partner
 
 
-def _wraps_layer(layers: Mapping[str, tuple[Shape, ...]], module: str, shapes: tuple[Shape, ...]) -> bool:
+def _wraps_layer(layers: Shapes, module: str, shapes: tuple[Shape, ...]) -> bool:
     """Tell whether a module has no parameters of its own, and a layer inside it has parameters of these shapes."""
     inside = (sizes for name, sizes in layers.items() if is_inside(name, module))
     return bool(shapes) and not layers[module] and shapes in inside
@@ -133,8 +152,11 @@ def _wraps_layer(layers: Mapping[str, tuple[Shape, ...]], module: str, shapes: t
 
 def containers_of(layers: Iterable[str]) -> set[str]:
     """Return the names of the modules around layers: "", "a" and "a.b" for "a.b.c"."""
-    names = {name for name in layers if name}
-    return {name[:at] for name in names for at, letter in enumerate(name) if letter == "."} | ({""} if names else set())
+    around: set[str] = set()
+    for name in layers:
+        while name and (name := name.rpartition(".")[0]) not in around:
+            around.add(name)
+    return around
 
 
 def is_inside(layer: str, module: str) -> bool:
@@ -170,16 +192,14 @@ def matching_names(a: Sequence[str], b: Sequence[str]) -> list[int | None]:
     return [a.index(name) if name in a else next(others, None) for name in b]
 
 
-def _pairs_without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
-    """Remove the wrapper prefix, in A or B, that makes most names equal; return the pairs of equal names."""
-    pairs: list[list[tuple[str, str]]] = [[]]
+def _pairs_without_prefixes(a: Collection[str], b: Collection[str]) -> Iterator[list[tuple[str, str]]]:
+    """Yield the pairs of names that are equal without a prefix of a wrapper, for each prefix in A or B."""
     for _, form in stripped_forms(a):
         names = {read: name for name, read in form.items()}
-        pairs.append([(names[name], name) for name in b if name in names])
+        yield [(names[name], name) for name in b if name in names]
     for _, form in stripped_forms(b):
         names = {read: name for name, read in form.items()}
-        pairs.append([(name, names[name]) for name in a if name in names])
-    return max(pairs, key=len)
+        yield [(name, names[name]) for name in a if name in names]
 
 
 def align(a: Sequence[Call], b: Sequence[Call], names: Mapping[str, tuple[str, Match]]) -> dict[CallKey, CallKey]:

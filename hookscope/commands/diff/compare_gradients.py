@@ -11,13 +11,13 @@ from hookscope.commands.diff.first_differences import exceeds, origin_of, roundi
 from hookscope.commands.diff.hooked_network import HookedNetwork
 from hookscope.commands.diff.measures import Sums, sums_of
 from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters
-from hookscope.commands.diff.values import A, B, Compared, Spool, Value, Versions, compared
+from hookscope.commands.diff.values import A, Spool, Value, Versions, compared
 from hookscope.inputs.batches import Batch
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.differentiation import LossFunction
 from hookscope.results.differences import DifferenceRow, Match
-from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.text import figure
 
 # Rounding may turn the sign of a value near 0, which changes what ReLU or max pooling passes back. The probability is
@@ -26,38 +26,16 @@ from hookscope.text import figure
 _CASES_PER_TURNED_SIGN = 1000
 
 
-@dataclass(slots=True)
-class _Pair:
-    """A gradient of A and its partner in B, over batches.
-
-    Attributes:
-        one_sided: Relative L2 of a gradient that only one side has: 0 if it is all zeros, else infinite; None if the
-            other side does not track it.
-    """
-
-    rows: RowPair
-    compared: Compared = field(default_factory=Compared)
-    one_sided: float | None = None
-
-    def add(self, values: Sequence[Value | None], rows: RowPair, first_input: int = 0, count: int = -1) -> None:
-        """Add the gradients of A, B and the reference over a batch."""
-        present = [value for value in values if value is not None]
-        if None not in values[:2]:
-            self.compared.merge(compared(present, first_input, count))
-            return
-        self.compared.note = self.compared.note or f"{'A' if values[0] is None else 'B'} has no gradient here"
-        statuses = {getattr(row, "status", "") for row in (rows.a, rows.b)}
-        if "not reached" in statuses:
-            self.one_sided = 0.0 if "zero" in statuses else math.inf
-
-    @property
-    def sums(self) -> Sums:
-        return self.compared.sums.get((A, B), Sums())
-
-    @property
-    def relative_l2(self) -> float | None:
-        """`one_sided` where only one side has a gradient; None where the two cannot be compared."""
-        return self.one_sided if self.compared.note else self.sums.relative_l2
+def _add(pair: RowPair, batch: RowPair, values: Sequence[Value | None], first_input: int = 0, count: int = -1) -> None:
+    """Add the gradients of A, B and the reference over a batch, in which they have the rows of `batch`."""
+    present = [value for value in values if value is not None]
+    if None not in values[:2]:
+        pair.compared.merge(compared(present, first_input, count))
+        return
+    pair.compared.note = pair.compared.note or f"{'A' if values[0] is None else 'B'} has no gradient here"
+    statuses = {getattr(row, "status", "") for row in (batch.a, batch.b)}
+    if "not reached" in statuses:
+        pair.one_sided = 0.0 if "zero" in statuses else math.inf
 
 
 def _largest_difference(rows: Sequence[DifferenceRow]) -> float:
@@ -86,7 +64,7 @@ class GradientComparison:
     loss: LossFunction
     pairing: Pairing
     notes: dict[str, None] = field(default_factory=dict)
-    _pairs: dict[str, _Pair] = field(default_factory=dict)
+    _pairs: dict[str, RowPair] = field(default_factory=dict)
     _parameters: dict[str, RowPair] = field(default_factory=dict)
     _totals: tuple[dict[str, Tensor], ...] = field(default_factory=lambda: ({}, {}, {}, {}))
     _rows_of_a: tuple[GradientRow, ...] = ()
@@ -104,9 +82,9 @@ class GradientComparison:
         exact = [gradients for _, gradients in passes[2 : len(self.networks)]]
         self._rows_of_a = self._rows_of_a or first.gradients
         for rows in pair_gradients(first.gradients, other.gradients, self.pairing.partner):
-            pair = self._pairs.setdefault(rows.label, _Pair(rows))
+            pair = self._pairs.setdefault(rows.label, rows)
             values = [ours.get(rows.label), theirs.get(rows.label_b), *(grads.get(rows.label) for grads in exact)]
-            pair.add(values, rows, first_input, len(batch.indices))
+            _add(pair, rows, values, first_input, len(batch.indices))
         calls = self.pairing.calls.items()
         by_order: dict[str, tuple[str, Match]] = {key[0]: (partner[0], "order") for key, partner in calls}
         paired = pair_parameters(first.parameters, other.parameters, {**self.pairing.names, **by_order})
@@ -131,11 +109,11 @@ class GradientComparison:
             eps: As for `rounding_limit`.
             has_rows: Whether a layer of A has rows in the result.
         """
-        parameters = [_Pair(rows) for rows in self._parameters.values()]
+        parameters = [*self._parameters.values()]
         for pair in parameters:
-            labels = pair.rows.label, pair.rows.label_b, pair.rows.label
+            labels = pair.label, pair.label_b, pair.label
             gradients = [self._totals[at].get(labels[at]) for at in range(len(self.networks))]
-            pair.add([None if gradient is None else Value(gradient) for gradient in gradients], pair.rows)
+            _add(pair, pair, [None if gradient is None else Value(gradient) for gradient in gradients])
         activations, pairs = _largest_difference(forward), [*self._pairs.values()]
         limit = rounding_limit(eps, 2 * len(self._rows_of_a))
         limit = max(limit, math.sqrt(_CASES_PER_TURNED_SIGN * activations)) if activations < math.inf else limit
@@ -143,32 +121,29 @@ class GradientComparison:
         listed = [
             pair
             for pair in pairs
-            if pair.rows.label == first or (pair.rows.label.endswith(" grad_output") and has_rows(pair.rows.call[0]))
+            if pair.label == first or (pair.label.endswith(" grad_output") and has_rows(pair.a.layer))
         ]
-        rows = [pair.rows.difference(pair.compared, index=index, limit=limit) for index, pair in enumerate(listed)]
-        rows += [pair.rows.difference(pair.compared, limit=limit) for pair in parameters]
-        rows = [replace(row, origin=origin_of(row)) for row in rows]
+        rows = [pair.difference(index=index, limit=limit) for index, pair in enumerate(listed)]
+        rows += [pair.difference(limit=limit) for pair in parameters]
+        rows = [replace(row, origin=origin_of(row, limit)) for row in rows]
         if self.whole is not None and not first and not any(row.origin == "begins" for row in forward):
             totals = self._totals[A], self._totals[len(self.networks)]
-            self.notes |= dict.fromkeys(_warnings_about_whole(parameters, *totals, rows))
+            self.notes |= dict.fromkeys(_warnings_about_whole(parameters, *totals, limit))
         return tuple(rows), first
 
 
 def _warnings_about_whole(
-    parameters: Sequence[_Pair],
-    ours: Mapping[str, Tensor],
-    theirs: Mapping[str, Tensor],
-    rows: Sequence[DifferenceRow],
+    parameters: Sequence[RowPair], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], limit: float
 ) -> Iterator[str]:
-    """Warn if parameters' gradients differ only for B in one piece; `rows` end with the gradients of B in blocks."""
+    """Warn if B in blocks, with `parameters`, has gradients like A's, `ours`, and B in one piece, `theirs`, has not."""
     exceeding = []
-    for pair, by_blocks in zip(parameters, rows[len(rows) - len(parameters) :], strict=True):
-        gradient, other = ours.get(pair.rows.label), theirs.get(pair.rows.label_b)
+    for pair in parameters:
+        gradient, other = ours.get(pair.label), theirs.get(pair.label_b)
         sums = None if gradient is None or other is None else sums_of(gradient, other)
-        if sums is None or by_blocks.measures is None:
+        if sums is None or pair.compared.measures is None:
             continue
-        if exceeds(sums.relative_l2, max(by_blocks.limit, 2 * by_blocks.measures.relative_l2)):
-            exceeding.append((sums.relative_l2, pair.rows.label))
+        if exceeds(sums.relative_l2, max(limit, 2 * pair.sums.relative_l2)):
+            exceeding.append((sums.relative_l2, pair.label))
     if exceeding:
         worst, label = max(exceeding)
         amount = f"relative L2 up to {figure(worst, 3)} at {label}"
@@ -177,7 +152,7 @@ def _warnings_about_whole(
 
 
 def _first_to_differ(
-    rows_of_a: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Sequence[_Pair], limit: float
+    rows_of_a: Sequence[GradientRow], pairs: Sequence[RowPair], parameters: Sequence[RowPair], limit: float
 ) -> str:
     """Return the label of the first gradient in the backward pass that differs by more than `limit`; "" without one.
 
@@ -188,42 +163,32 @@ def _first_to_differ(
     candidates: list[tuple[float, str]] = []
     arrived: dict[str, float] = dict.fromkeys(containers & layers, math.inf)
     for pair in pairs:
-        site, other = pair.rows.a, pair.rows.b
-        if not (isinstance(site, GradientRow) and isinstance(other, GradientRow)) or site.layer in containers:
+        layer, index = pair.a.layer, pair.b.backward_index if pair.a.backward_index is None else pair.a.backward_index
+        if layer in containers or index is None:
             continue
-        index = other.backward_index if site.backward_index is None else site.backward_index
-        if index is not None and site.role == "output":
-            arrived[site.layer] = max(arrived.get(site.layer, 0), index)
-        if index is not None and exceeds(pair.relative_l2, limit):
-            candidates.append((index, pair.rows.label))
+        if pair.a.role == "output":
+            arrived[layer] = max(arrived.get(layer, 0), index)
+        if exceeds(pair.one_sided if pair.compared.note else pair.sums.relative_l2, limit):
+            candidates.append((index, pair.label))
     for owner, owned in _by_owner(parameters, arrived).items():
-        if exceeds(_joint_relative_l2(owned), limit):
+        # Jointly: the gradient of a bias, before a normalisation or of attention's keys, may be 0 except for rounding.
+        joint = sum((pair.sums for pair in owned), Sums()).relative_l2
+        if any(pair.one_sided for pair in owned) or exceeds(joint, limit):
             most = max(owned, key=lambda pair: (pair.one_sided or 0.0, pair.sums.difference))
             # After the layer's outputs. For a container's own parameters the time of arrival is not known.
-            candidates.append((arrived.get(owner, math.inf) + 0.5, most.rows.label))
+            candidates.append((arrived.get(owner, math.inf) + 0.5, most.label))
     return min(candidates, default=(0.0, ""))[1]
 
 
-def _by_owner(parameters: Sequence[_Pair], layers: Collection[str]) -> dict[str, list[_Pair]]:
+def _by_owner(parameters: Sequence[RowPair], layers: Collection[str]) -> dict[str, list[RowPair]]:
     """Group parameters by the nearest module around them that ran."""
-    by_owner: dict[str, list[_Pair]] = {}
+    by_owner: dict[str, list[RowPair]] = {}
     for pair in parameters:
-        row = pair.rows.a
-        owner = row.layer if isinstance(row, ParameterRow) else ""
+        owner = pair.a.layer
         while owner and owner not in layers:
             owner = owner.rpartition(".")[0]
         by_owner.setdefault(owner, []).append(pair)
     return by_owner
-
-
-def _joint_relative_l2(parameters: Sequence[_Pair]) -> float:
-    """Return the relative L2 norm over all parameters of a layer.
-
-    The gradient of a bias, before a normalisation or of attention's keys, may be 0 except for rounding.
-    """
-    if any(pair.one_sided for pair in parameters):
-        return math.inf
-    return sum((pair.sums for pair in parameters), Sums()).relative_l2
 
 
 def _differentiate(

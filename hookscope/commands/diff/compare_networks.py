@@ -25,8 +25,8 @@ from hookscope.commands.diff.hooked_network import (
     parameter_shapes,
     traced,
 )
-from hookscope.commands.diff.paired_rows import paired_rows, unmatched
 from hookscope.commands.diff.passes import Passes
+from hookscope.commands.diff.row_pairs import difference_rows, unmatched
 from hookscope.commands.diff.tolerances import exceeded, parse_condition
 from hookscope.commands.diff.torch_compile import Compiled, compile_in_blocks
 from hookscope.commands.diff.values import A, B
@@ -114,7 +114,7 @@ def compare_networks(
     eps, _ = max(precisions.values())
     passes = Passes(
         networks,
-        Outputs([side.inspected for side in networks], may_differ=bool(option.layer), output_key=option.output_key),
+        Outputs(networks, may_differ=bool(option.layer), output_key=option.output_key),
         KeptMaps(eps),
         compiled,
         None if loss is None else GradientComparison(networks, compiled.whole if compiled else None, loss, pairing),
@@ -124,7 +124,7 @@ def compare_networks(
     if not passes.records and session.unusable:
         raise session.unusable[0]
     outputs, sizes = passes.outputs.results(), compiled.sizes if compiled else {}
-    paired = paired_rows(networks, passes.rows, pairing)
+    paired = difference_rows(networks, passes.rows, pairing)
     every_row, first_differences = with_origins(paired, eps, sizes, outputs, same_inputs=inputs_b is None)
     rows = _selected_rows(every_row, networks)
     gradients: tuple[DifferenceRow, ...] = ()

@@ -1,5 +1,6 @@
 """Compare what networks return: every tensor, and class scores by their best classes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -8,13 +9,13 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hookscope.commands.diff.alignment import matching_names
+from hookscope.commands.diff.hooked_network import HookedNetwork
 from hookscope.commands.diff.measures import plain
 from hookscope.commands.diff.values import B, Compared, Value, compared
 from hookscope.errors import UsageError
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses.choosing import output_at
 from hookscope.inspection.losses.targets import Output
-from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import top_classes
 from hookscope.parameters import arg
 from hookscope.results.comparison import Prediction
@@ -30,6 +31,13 @@ class _ComparedOutput:
     has_scores: bool = True
     predictions: tuple[list[Prediction], list[Prediction]] = field(default_factory=lambda: ([], []))
 
+    def difference(self, slot: str) -> OutputDifference:
+        result = OutputDifference(slot, self.compared.whole_shapes[0], self.compared.measures, *self.compared.errors)
+        best, best_b = map(tuple, self.predictions)
+        if not self.has_scores or not best:
+            return result
+        return replace(with_classes(result, best, best_b), kl=self.divergence / len(best))
+
 
 @dataclass(slots=True)
 class Outputs:
@@ -42,7 +50,7 @@ class Outputs:
         remark: A sentence about outputs of different form.
     """
 
-    networks: Sequence[InspectedNetwork]
+    networks: Sequence[HookedNetwork]
     may_differ: bool
     output_key: str | None = None
     remark: str = ""
@@ -57,10 +65,8 @@ class Outputs:
         sides = self._paired_by_name([tensors_in(output) for output in returned])
         forms = [_form_text(side) for side in sides]
         if forms[0] != forms[1]:
-            names = [network.info.name for network in self.networks[:2]]
-            self.remark = (
-                f"Outputs cannot be compared: A ({names[0]}) returns {forms[0]}, B ({names[1]}) returns {forms[1]}."
-            )
+            a, b = (f"{side.title} returns {form}" for side, form in zip(self.networks, forms, strict=False))
+            self.remark = f"Outputs cannot be compared: {a}; {b}."
             if not self.may_differ:
                 several = f", or {arg('output_key')} to choose an output" if max(map(len, sides)) > 1 else ""
                 raise UsageError(f"{self.remark} Give {arg('layer')} to compare layers alone{several}.")
@@ -103,16 +109,16 @@ class Outputs:
     def _add_scores(self, output: _ComparedOutput, a: Tensor, b: Tensor, first_input: int) -> None:
         """Compare class scores, (N, K)."""
         places = range(first_input, first_input + len(a))
-        multi = self.networks[0].multi_label
+        multi = self.networks[0].inspected.multi_label
         output.divergence += float((_divergence_of_labels if multi else _divergence)(a.double(), b.double()).sum())
         for side, scores in enumerate((a, b)):
-            categories = self.networks[side].info.categories
+            categories = self.networks[side].inspected.info.categories
             names = categories if len(categories) == scores.shape[1] else ()
             output.predictions[side].extend(top_classes(scores, names, places, _BEST, multi_label=multi))
 
     def results(self) -> tuple[OutputDifference, ...]:
         """Return the differences of the outputs seen so far."""
-        return tuple(_output_difference(slot, output) for slot, output in self._outputs.items())
+        return tuple(output.difference(slot) for slot, output in self._outputs.items())
 
 
 def _by_key(tensors: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
@@ -139,15 +145,6 @@ def _divergence_terms(of_a: Tensor, logs_a: Tensor, logs_b: Tensor) -> Tensor:
     return torch.where(adds_nothing, 0.0, of_a * (logs_a - logs_b))
 
 
-def _output_difference(slot: str, output: _ComparedOutput) -> OutputDifference:
-    measured = output.compared
-    result = OutputDifference(slot, measured.shapes[0].whole, measured.measures, *measured.errors)
-    best, best_b = map(tuple, output.predictions)
-    if not output.has_scores or not best:
-        return result
-    return replace(with_classes(result, best, best_b), kl=output.divergence / len(best))
-
-
 def with_classes(
     output: OutputDifference, best: tuple[Prediction, ...], best_b: tuple[Prediction, ...]
 ) -> OutputDifference:
@@ -155,7 +152,7 @@ def with_classes(
     pairs = zip(best, best_b, strict=True)
     # NaN has no best class: inputs with NaN agree if both sides have it.
     alike = [(a.class_indices, b.class_indices) for a, b in pairs if a.is_nan == b.is_nan]
-    shared = sum(len({*classes} & {*others}) for classes, others in alike)
+    shared = sum(len({*classes} & {*others}) for classes, others in alike) if len(alike) == len(best) else math.nan
     return replace(
         output,
         input_count=len(best),

@@ -70,7 +70,8 @@ class _RunMaps:
         tokens = pair.a.tokens if isinstance(pair.a, LayerRow) else None
         if tokens is not None:
             grids = (tokens.grid,) if tokens.grid is not None else ()
-        output = PairedOutput(pair.call, (*pair.call, ""), (), Value(a), axis, grids)
+        call = pair.a.layer, pair.a.call
+        output = PairedOutput(call, (*call, ""), (), Value(a), axis, grids)
         self.kept.offer(pair.label, output, b, relative_l2, None, self.inputs)
 
 
@@ -213,11 +214,11 @@ def _row(pair: RowPair, a: _OpenRun, b: _OpenRun, drawing: _RunMaps | None = Non
         tensor, other = a.tensors.get_tensor(pair.label), b.tensors.get_tensor(pair.label_b)
     except (SafetensorError, RuntimeError) as error:
         raise InputError(f"The saved tensor '{printable(pair.label, 80)}' cannot be read.") from error
-    tensors = compared([Value(without_float8(tensor)), Value(without_float8(other))])
-    tensors.dtype = coarser(tensor.dtype, other.dtype)
-    if drawing is not None and tensors.measures is not None:
-        drawing.offer(pair, tensor, other, tensors.measures.relative_l2)
-    return pair.difference(tensors)
+    pair.compared = compared([Value(without_float8(tensor)), Value(without_float8(other))])
+    pair.compared.dtype = coarser(tensor.dtype, other.dtype)
+    if drawing is not None and pair.compared.measures is not None:
+        drawing.offer(pair, tensor, other, pair.sums.relative_l2)
+    return pair.difference()
 
 
 def _value_measures(a: TensorStatistics, b: TensorStatistics) -> tuple[Measures | None, str]:
@@ -272,11 +273,11 @@ def _gradients(a: _OpenRun, b: _OpenRun, pairs: Sequence[RowPair]) -> list[Diffe
     one, other = a.run.result, b.run.result
     if not (isinstance(one, Gradients) and isinstance(other, Gradients)):
         return []
-    calls = {pair.call: (pair.call_b, pair.matched) for pair in pairs}
-    layers = {pair.call[0]: (pair.call_b[0], pair.matched) for pair in pairs}
+    calls = {(pair.a.layer, pair.a.call): ((pair.b.layer, pair.b.call), pair.matched) for pair in pairs}
+    layers = {pair.a.layer: (pair.b.layer, pair.matched) for pair in pairs}
     parameters = pair_parameters(one.parameters, other.parameters, layers)
     rows = [_row(pair, a, b) for pair in (*pair_gradients(one.gradients, other.gradients, calls.get), *parameters)]
-    return [replace(row, origin=origin_of(row)) for row in rows]
+    return [replace(row, origin=origin_of(row, row.limit)) for row in rows]
 
 
 def _eps(pairs: Sequence[RowPair]) -> float:
@@ -293,7 +294,7 @@ def _outputs(
     outputs = [
         OutputDifference(pair.a.slot, row.shape, row.measures)
         for pair, row in zip(pairs, rows, strict=True)
-        if pair.call == ("", 0) and isinstance(pair.a, LayerRow)
+        if (pair.a.layer, pair.a.call) == ("", 0)
     ]
     best, best_b = a.run.result.predictions, b.run.result.predictions
     if not best or len(best) != len(best_b):

@@ -3,13 +3,14 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import PurePath
 
+import numpy as np
+
 from hookscope.commands.diff.columns import WEIGHTS, difference_columns, nonfinite_text
-from hookscope.commands.diff.draw_maps import LEGEND, LEGEND_OF_SEQUENCES, shown_maps, summarised
 from hookscope.reporting.columns import number_text, prediction_text
 from hookscope.reporting.document import (
     DepthChart,
@@ -24,10 +25,12 @@ from hookscope.reporting.document import (
     Table,
     line_of,
 )
+from hookscope.reporting.grids import block_means
 from hookscope.reporting.overlays import input_picture
+from hookscope.reporting.overviews.maps import MOST_STAGES
 from hookscope.reporting.run_facts import short_name
 from hookscope.reporting.terminal import model_words
-from hookscope.results.activations import FeatureMaps
+from hookscope.results.activations import FeatureMaps, MapSummary
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.differences import (
     PARTS_ALONE,
@@ -38,6 +41,7 @@ from hookscope.results.differences import (
     OutputDifference,
     Side,
     WeightDifference,
+    spread,
 )
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.record import RunRecord
@@ -55,10 +59,18 @@ _LEGENDS = {
     "ulps": "ulps: max |Δ| in units in the last place; a few are rounding, millions are other values",
 }
 
+_LONGEST_SIDE = 160  # pixels of a map, as in `MapSummary`
+
+_MAPS_LEGEND = (
+    "A-B for the first input. Above, the mean of |A-B| over channels; below, A-B in the channel where it is largest. "
+    "Each map has its own scale, shown below it; 0 is the darkest colour. NaN and Inf are magenta."
+)
+_SEQUENCES_LEGEND = "Of a sequence, each row is a channel and each column a step or a token."
+
 
 def describe_differences(result: Differences, record: RunRecord | None = None) -> Document:
     """Describe a comparison; `record` is of its run, whose grids the page shows."""
-    maps = shown_maps(result, _first_rows(result))
+    maps = _shown_maps(result, _first_rows(result))
     letters = dict(zip([drawn.row for drawn in maps], _MARKS, strict=False))
     sides = (("A", result.a, result.inputs), ("B", result.b, result.inputs_b))
     random = [letter for letter, side, _ in sides if side.model.random]
@@ -167,7 +179,7 @@ def _first_rows(result: Differences) -> set[int]:
 def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]) -> Maps:
     begins, mark = _first_rows(result), first_mark(result)
     more = sum(bool(row.relative_l2) for row in result.rows) - len(shown)
-    legend = [LEGEND, LEGEND_OF_SEQUENCES] if any(drawn.is_sequence for drawn in shown) else [LEGEND]
+    legend = [_MAPS_LEGEND, *[_SEQUENCES_LEGEND] * any(drawn.is_sequence for drawn in shown)]
     legend += [f"{counted(more, 'more row')} {'differs' if more == 1 else 'differ'}."] if more > 0 else []
     return Maps(
         maps=[summarised(drawn, f"{drawn.kind}: {mark}" if drawn.row in begins else drawn.kind) for drawn in shown],
@@ -176,6 +188,36 @@ def _maps(result: Differences, shown: list[FeatureMaps], letters: dict[int, str]
         names=("mean of |A-B|", "A-B in channel {}"),
         sequences={drawn.row for drawn in shown if drawn.is_sequence},
     )
+
+
+def summarised(maps: FeatureMaps, kind: str) -> MapSummary:
+    """Reduce A-B, (C, H, W) or (C, T, H, W) of a clip, to the mean of |A-B| and A-B in its largest channel."""
+    values = maps.values[:, maps.values.shape[1] // 2] if maps.arrangement == "frames" else maps.values
+    with np.errstate(invalid="ignore", over="ignore"):
+        strength = np.square(values, dtype=np.float64).sum(axis=(1, 2))
+        mean = np.abs(values).mean(axis=0, dtype=np.float64)
+    channel = int(np.nan_to_num(strength, nan=math.inf).argmax())
+    step = -(-max(mean.shape) // _LONGEST_SIDE)
+    height, width = mean.shape
+    return MapSummary(
+        maps.row,
+        maps.label,
+        kind,
+        maps.input_index,
+        block_means(mean, step),
+        block_means(values[channel], step),
+        channel,
+        maps.channel_count,
+        (height, width),
+    )
+
+
+def _shown_maps(result: Differences, begins: Collection[int]) -> list[FeatureMaps]:
+    """Return maps in the order of running: of the rows `begins`, and of the largest differences over the depth."""
+    drawable = [maps for maps in result.maps if maps.arrangement != "vector" and min(maps.values.shape[-2:]) > 1]
+    amounts = {row.index: row.relative_l2 or 0.0 for row in result.rows}
+    sizes = {index: math.inf if math.isnan(amount) else amount for index, amount in amounts.items()}
+    return spread(drawable, MOST_STAGES, lambda maps: maps.row in begins, lambda maps: sizes.get(maps.row, 0.0))
 
 
 def _pictures(result: Differences, record: RunRecord | None) -> Pictures:
@@ -407,8 +449,14 @@ def _rounding_or_equal(result: Differences) -> Iterator[str]:
 
 def _not_compared(rows: Sequence[DifferenceRow], unit: str) -> Iterator[str]:
     if alone := [row for row in rows if row.measures is None]:
-        many = f"{len(alone):,} of {counted(len(rows), unit)} cannot be compared"
-        yield f"{many}, as at {layer_words(alone[0].label)}: {alone[0].note}."
+        example = f"{'as ' if len(alone) > 1 else ''}at {layer_words(alone[0].label)}: {alone[0].note}"
+        yield f"{_share_of(alone, rows, unit)} cannot be compared, {example}."
+
+
+def _share_of(part: Sequence[object], whole: Sequence[object], unit: str, verb: str = "") -> str:
+    """Return "2 of 3 rows differ", "1 of 3 rows differs", or "The only row differs"."""
+    subject = f"{len(part):,} of {counted(len(whole), unit)}" if len(whole) > 1 else f"The only {unit}"
+    return f"{subject} {verb}{'s' if verb and len(part) == 1 else ''}".rstrip()
 
 
 def _first_unequal(result: Differences) -> Iterator[str]:
@@ -482,7 +530,8 @@ def _output_text(output: OutputDifference) -> str:
     if both_nan:
         parts.append(f"probabilities are NaN in A and in B for {both_nan} of {output.input_count} inputs")
     classes = [] if output.top1 is None else [_top1_text(output.top1, output.input_count)]
-    classes += [] if output.top5 is None else [f"top-5 overlap {percent_text(output.top5, 0)}"]
+    if output.top5 is not None and not math.isnan(output.top5):
+        classes.append(f"top-5 overlap {percent_text(output.top5, 0)}")
     return f"{name}: {'; '.join(filter(None, [*classes, ', '.join(parts)]))}."
 
 
@@ -513,8 +562,8 @@ def _weights_answer(result: Differences) -> Iterator[str]:
         yield f"A and B hold the same values in {counted(len(comparable), 'tensor')}."
     elif changed:
         finite = _without_nan(_labelled_norms(changed))
-        amount = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
-        yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{amount}."
+        most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
+        yield f"{_share_of(changed, rows, 'tensor', 'differ')}{most}."
         if broken := sum(row.nonfinite is not None for row in changed):
             yield f"{_hold_nan(broken, 'tensor')}."
     flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
@@ -556,11 +605,11 @@ def gradients_answer(result: Differences) -> str:
         sentences.append(f"No difference shows in {counted(len(measured), 'gradient')}.")
     sentences += _not_compared(result.gradients, "gradient")
     if changed:
-        many = f"{len(changed):,} of {counted(len(measured), 'gradient')} differ"
+        many = _share_of(changed, measured, "gradient", "differ")
         sentences.append(f"{many}: relative L2 {_at_most(*max(changed))}.")
     if broken:
-        hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side only"
-        sentences.append(f"{hold}, {layer_words(broken[0])} among them.")
+        hold = _share_of(broken, measured, "gradient", "hold")
+        sentences.append(f"{hold} NaN or Inf on one side only, {layer_words(broken[0])} among them.")
     errors = _without_nan((row.error_b, row.label) for row in result.gradients if row.error_b)
     if result.reference and errors:
         error, label = max(errors)

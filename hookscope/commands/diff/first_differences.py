@@ -59,11 +59,12 @@ def with_origins(
     first_seen = False
     depth = 0
     for row in rows:
-        depth += sizes.get(row.layer, 1)
-        limited = replace(row, limit=rounding_limit(eps, depth))
-        single = rounding_limit(eps, sizes.get(row.layer, 1))
-        judged.append(replace(limited, origin=origin_of(limited, single, first_seen=first_seen)))
-        first_seen = first_seen or _differs(judged[-1])
+        size = sizes.get(row.layer, 1)
+        depth += size
+        limit = rounding_limit(eps, depth)
+        origin = origin_of(row, limit, rounding_limit(eps, size), first_seen=first_seen)
+        judged.append(replace(row, limit=limit, origin=origin))
+        first_seen = first_seen or _differs(judged[-1], limit)
     begins = _first_and_later(judged, eps, sizes)
     if not same_inputs:
         given_same = {row.label for row in judged if _has_equal_inputs(row)}
@@ -74,19 +75,22 @@ def with_origins(
     return tuple(judged), _with_ends(judged, begins, stays=stays)
 
 
-def _differs(row: DifferenceRow) -> bool:
-    return row.shape != row.shape_b if row.measures is None else exceeds(row.relative_l2, row.limit)
+def _differs(row: DifferenceRow, limit: float | None = None) -> bool:
+    if row.measures is None:
+        return row.shape != row.shape_b
+    return exceeds(row.relative_l2, row.limit if limit is None else limit)
 
 
-def origin_of(row: DifferenceRow, single: float = math.inf, *, first_seen: bool = False) -> Origin:
+def origin_of(row: DifferenceRow, limit: float, single: float = math.inf, *, first_seen: bool = False) -> Origin:
     """Return where a row's difference comes from.
 
     Args:
-        row: A row with its limit.
+        row: Any row.
+        limit: The limit of the difference of its outputs.
         single: The limit of the difference that a layer adds by itself.
         first_seen: Whether an earlier row differs.
     """
-    total, differs = row.relative_l2, _differs(row)
+    total, differs = row.relative_l2, _differs(row, limit)
     origin: Origin = "unclear"
     if total == 0:
         origin = "equal"
@@ -97,7 +101,7 @@ def origin_of(row: DifferenceRow, single: float = math.inf, *, first_seen: bool 
     elif total is not None and row.added is not None:
         origin = "passed on"
     elif differs and row.arriving_relative_l2 is not None:
-        arrives = exceeds(row.arriving_relative_l2, row.limit)
+        arrives = exceeds(row.arriving_relative_l2, limit)
         origin = "begins" if not arrives else "unclear" if first_seen else "passed on"
     return origin
 

@@ -28,11 +28,40 @@ from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import Break
 from hookscope.inspection.state.preservation import Preserved, RandomStates, preserved
 from hookscope.inspection.state.snapshot import Snapshot
-from hookscope.results.activations import LayerRow
-from hookscope.results.statistics import TensorStatistics
+from hookscope.results.network import row_label
 
 # Containers that are never called themselves.
 NEVER_CALLED = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
+
+
+@dataclass(slots=True)
+class OutputRow:
+    """An output of a network, in its first batch; fields without an entry are those of `LayerRow`.
+
+    Attributes:
+        constants: Of an operation, by path, as in `Operation`.
+        inputs: For each input of an operation, the name of the parameter, buffer or attribute; "" for any other input,
+            None for an input that the operation has overwritten.
+        passed_through: Whether the output was an unchanged input in every batch.
+    """
+
+    index: int
+    layer: str
+    kind: str
+    call: int
+    slot: str
+    shape: tuple[int, ...]
+    dtype: str
+    owner: str | None = None
+    source: str = ""
+    constants: dict[str, str] = field(default_factory=dict)
+    inputs: Sequence[str | None] = ()
+    passed_through: bool = True
+
+    @property
+    def label(self) -> str:
+        """Name for people, see `row_label`."""
+        return row_label(self.layer, self.call, self.slot)
 
 
 class PairedOutput(NamedTuple):
@@ -74,19 +103,6 @@ class Observer:
     begins: Callable[[CallKey, str, Any, Any], object] | None = None
 
 
-class Arguments(NamedTuple):
-    """The arguments of an operation in the first batch.
-
-    Attributes:
-        constants: By path, as in `Operation`.
-        inputs: For each input, the name of the parameter, buffer or attribute; "" for any other input, None for an
-            input that the operation has overwritten.
-    """
-
-    constants: dict[str, str]
-    inputs: list[str | None]
-
-
 @dataclass(slots=True, kw_only=True)
 class HookedNetwork:
     """A network, how it runs, and its outputs so far.
@@ -99,9 +115,7 @@ class HookedNetwork:
         options: How the network runs, forward and backward.
         cpu_threads: Number of CPU threads; None for torch's default.
         own_inputs: Maps a batch, or pair of batches, to the batch that this network runs on.
-        rows: Outputs of all batches, in order of execution; only the shape and dtype of the first batch are measured.
-        arguments: Of the operations among them.
-        passed_through: Whether an output was an unchanged input in every batch.
+        rows: Outputs of all batches, in order of execution.
     """
 
     title: str
@@ -115,9 +129,7 @@ class HookedNetwork:
     cpu_threads: int | None = None
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
     own_inputs: Callable[[Batch], Batch] = lambda batch: batch
-    rows: dict[RowKey, LayerRow] = field(default_factory=dict)
-    arguments: dict[RowKey, Arguments] = field(default_factory=dict)
-    passed_through: dict[RowKey, bool] = field(default_factory=dict)
+    rows: dict[RowKey, OutputRow] = field(default_factory=dict)
     _state: Preserved = field(init=False)
     _captured: Capture[None] = field(init=False)
     _observer: Observer | None = None
@@ -137,7 +149,7 @@ class HookedNetwork:
         """Run a copy of this object without edits, with these layers hooked; return it. The network is restored."""
         operations = None if self.operations is None else OperationChoice(self.operations.patterns)
         no_edits = PlacedEdits({}, (), {})
-        trial = replace(self, hooked=layers, operations=operations, edits=no_edits, rows={}, passed_through={})
+        trial = replace(self, hooked=layers, operations=operations, edits=no_edits, rows={})
         with trial.prepared():
             trial.run(batch, None)
         return trial
@@ -164,7 +176,8 @@ class HookedNetwork:
         with cpu_threads(self.cpu_threads), self._hooks() as self._captured:
             output = self._forward(batch)
             for seen in self._captured.restart():
-                self.passed_through[seen.place] = seen.passed_through and self.passed_through.get(seen.place, True)
+                if seen.place in self.rows:
+                    self.rows[seen.place].passed_through &= seen.passed_through
         self._observer = None  # frees the values of tensors
         return output
 
@@ -207,13 +220,10 @@ class HookedNetwork:
 
     def _observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
         place = (call.layer, call.call, slot)
-        axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tensor.shape)
+        needs_axis = not tensor.is_nested and (self.recorder.token_layout is not None or self.options.edits)
+        axis = self.recorder.axes.channel_axis(call.maker, tensor.shape) if needs_axis else None
         if place not in self.rows:
             self.rows[place] = self._row(call, slot, tensor)
-            if call.operation is not None:
-                constants = {path: repr(value) for path, value in call.operation.constants}
-                names = [self._stored_name(source, tensor) for _, source in call.inputs]
-                self.arguments[place] = Arguments(constants, names)
         partner, observer = self.partner(place[:2]), self._observer
         if partner is not None and observer is not None:
             overwrote, version_of = self._overwrote.pop(place[:2], None), observer.versions.of
@@ -223,16 +233,17 @@ class HookedNetwork:
             value = version_of(tensor)
             observer.observe(PairedOutput(partner, place, call.slots or [slot], value, axis, grids, inputs))
 
-    def _row(self, call: ModuleCall, slot: str, tensor: Tensor) -> LayerRow:
-        kind, owner, source = type(call.module).__name__, None, ""
+    def _row(self, call: ModuleCall, slot: str, tensor: Tensor) -> OutputRow:
+        shape, dtype = () if tensor.is_nested else tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        row = OutputRow(len(self.rows), call.layer, type(call.module).__name__, call.call, slot, shape, dtype)
         if call.operation is not None:
-            kind, owner, source, _ = call.operation
-        shape = () if tensor.is_nested else tuple(tensor.shape)
-        form = TensorStatistics(shape, str(tensor.dtype).removeprefix("torch."), 0)
-        return LayerRow(len(self.rows), call.layer, kind, call.call, slot, 0, form, owner=owner, source=source)
+            row.kind, row.owner, row.source, constants = call.operation
+            row.constants = {path: repr(value) for path, value in constants}
+            row.inputs = [self._stored_name(source, tensor) for _, source in call.inputs]
+        return row
 
     def _stored_name(self, source: Tensor, output: Tensor) -> str | None:
-        """Return the name of an input of an operation, as in `Arguments.inputs`."""
+        """Return the name of an input of an operation, as in `OutputRow.inputs`."""
         if source is output:
             return None
         tensor, name, version = self._stored.get(id(source), (None, "", 0))
@@ -297,7 +308,7 @@ def layers_to_hook(
 
 def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the parameters that a module owns directly."""
-    return tuple(tuple(parameter.shape) for parameter in owned_parameters(module))
+    return tuple([parameter.shape for parameter in owned_parameters(module)])
 
 
 def coarsest_precision(network: HookedNetwork) -> tuple[float, str]:
@@ -319,6 +330,6 @@ def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
     for place, row in trial.rows.items():
         owned = parameter_shapes(trial.hooked[row.layer]) if row.owner is None else ()
         call = calls.get(place[:2], Call(place[:2], row.kind, (), owned))
-        is_unchanged = call.is_unchanged or bool(trial.passed_through.get(place))
+        is_unchanged = call.is_unchanged or row.passed_through
         calls[call.key] = replace(call, shapes=(*call.shapes, row.shape), is_unchanged=is_unchanged)
     return [*calls.values()]

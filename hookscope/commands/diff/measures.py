@@ -193,8 +193,10 @@ def comparable(a: Tensor, b: Tensor) -> str:
         is_dense = tensor.is_nested == (a.is_nested and b.is_nested) and (
             tensor.is_nested or tensor.layout == torch.strided
         )
-        if not is_dense or tensor.is_meta:
+        if not is_dense:
             return f"{side} is no dense tensor"
+        if tensor.is_meta:
+            return f"{side} is a meta tensor, which has no values"
         if not tensor.is_nested and missing_memory(tensor):
             return f"the memory of {side} was freed"
     if _sizes(a) != _sizes(b):

@@ -1,15 +1,12 @@
 """Run the networks one after the other over each batch: A's outputs wait in a spool, and B's hooks compare them."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from operator import add
 from typing import Any
 from weakref import ref
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
@@ -19,7 +16,7 @@ from hookscope.commands.diff.compare_gradients import GradientComparison
 from hookscope.commands.diff.compare_outputs import Outputs
 from hookscope.commands.diff.difference_maps import KeptMaps
 from hookscope.commands.diff.hooked_network import HookedNetwork, Observer, PairedOutput
-from hookscope.commands.diff.measures import Sums, sums_of
+from hookscope.commands.diff.measures import sums_of
 from hookscope.commands.diff.torch_compile import Compiled
 from hookscope.commands.diff.values import REFERENCE, A, B, Compared, Spool, Value, Versions, compared
 from hookscope.errors import ModelError
@@ -35,43 +32,6 @@ from hookscope.inspection.state.preservation import RandomStates
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import row_label
 from hookscope.text import exception_line
-
-
-@dataclass(slots=True)
-class Row:
-    """An output of A and its partner in B, compared.
-
-    Attributes:
-        place_b: The place of B's output.
-        output: The comparison of the outputs.
-        inputs: Sums of A and B for each input tensor of the layer; () if they cannot be compared.
-        input_shapes_differ: Whether the shape of an input tensor is different in B.
-        added: Sums of A's output and the output of B's layer on A's input; None without them.
-        note: Why there is no `added`.
-    """
-
-    place_b: RowKey
-    output: Compared
-    inputs: tuple[Sums, ...] = ()
-    input_shapes_differ: bool = False
-    added: Sums | None = None
-    note: str = ""
-
-    @property
-    def input_relative_l2(self) -> float | None:
-        """The largest relative L2 difference of any input, infinite where shapes differ; None without inputs."""
-        norms = [math.inf] if self.input_shapes_differ else [sums.relative_l2 for sums in self.inputs]
-        return float(np.max(norms)) if norms else None  # NaN if one is
-
-    def merge(self, other: "Row") -> None:
-        """Merge the row of another batch."""
-        self.output.merge(other.output)
-        are_known = len(self.inputs) == len(other.inputs)
-        self.inputs = tuple(map(add, self.inputs, other.inputs)) if are_known else ()
-        self.input_shapes_differ |= other.input_shapes_differ
-        if other.added is not None:
-            self.added = other.added if self.added is None else self.added + other.added
-        self.note = self.note or other.note
 
 
 @dataclass(slots=True)
@@ -97,9 +57,9 @@ class Passes:
     shadow: bool
     records: list[InputRecord] = field(default_factory=list)
     records_b: list[InputRecord] = field(default_factory=list)
-    rows: dict[RowKey, Row] = field(default_factory=dict)
-    _batch_rows: dict[RowKey, Row] = field(default_factory=dict)
-    _spooled: Sequence[dict[RowKey, PairedOutput]] = ()
+    rows: dict[RowKey, Compared] = field(default_factory=dict)
+    _batch_rows: dict[RowKey, Compared] = field(default_factory=dict)
+    _spooled: dict[int, dict[RowKey, PairedOutput]] = field(default_factory=dict)  # by position of the network
     _arguments_of_a: dict[CallKey, tuple[list[Any], TreeSpec]] = field(default_factory=dict)  # for shadows
     _shadow_outputs: dict[CallKey, dict[str, Tensor] | str] = field(default_factory=dict)  # by slot, or the error
     _started: list[HookedNetwork] = field(default_factory=list)
@@ -151,7 +111,7 @@ class Passes:
 
         The next batch begins with the random states after B, or after A if B draws no numbers.
         """
-        self._batch_rows, self._spooled, self._started = {}, [{} for _ in self.networks], []
+        self._batch_rows, self._spooled, self._started = {}, {}, []
         spool, self._random_states = Spool(), RandomStates()
         ends: dict[int, RandomStates] = {}
         returned: dict[int, object] = {}
@@ -171,7 +131,7 @@ class Passes:
             ends[B if ends[B].has_drawn(self._random_states) else A].enter()
         self._arguments_of_a.clear()
         self._shadow_outputs.clear()
-        self._spooled = ()
+        self._spooled = {}
         broken = next((output for output in returned.values() if isinstance(output, Break)), None)
         return [returned[place] for place in sorted(returned)], broken
 
@@ -181,7 +141,7 @@ class Passes:
         self._random_states.enter()
 
     def _spooling_observer(self, place: int, spool: Spool) -> Observer:
-        outputs, versions = self._spooled[place], Versions(spool.keep)
+        versions, outputs = Versions(spool.keep), self._spooled.setdefault(place, {})
         keeps = partial(self._keep_inputs, versions) if self.shadow and place == A else None
         return Observer(versions, lambda output: outputs.update({output.place: output}), begins=keeps)
 
@@ -202,16 +162,14 @@ class Passes:
 
     def _compare(self, b: PairedOutput) -> None:
         place = self._partner_place(b)
-        if place is None:
+        if place is None or any(place not in outputs for outputs in self._spooled.values()):
             return
-        a, *rest = (outputs.pop(place, None) for network, outputs in enumerate(self._spooled) if network != B)
-        exact = [output for output in rest if output is not None]
-        if a is None or len(exact) < len(rest):
-            return
+        a, *exact = [outputs.pop(place) for outputs in self._spooled.values()]
         batch = len(self.records), self._count
         axis = a.channel_axis if a.value.shape[:1] == (self._count,) else None
         values = [a.value, b.value, *(output.value for output in exact)]
-        row = self._batch_rows[place] = Row(b.place, compared(values, *batch, axis))
+        row = self._batch_rows[place] = compared(values, *batch, axis)
+        row.place_b = b.place
         if len(a.inputs) == len(b.inputs):
             order = matching_names([path for path, _ in b.inputs], [path for path, _ in a.inputs])
             inputs = [(a.inputs[at][1], b.inputs[other][1]) for at, other in enumerate(order) if other is not None]
@@ -222,10 +180,10 @@ class Passes:
             row.input_shapes_differ = any(one != two and -1 not in (*one, *two) for one, two in shapes)
         shadow = self._shadow_outputs.get(b.call, {})
         if isinstance(shadow, str):
-            row.note = shadow
+            row.not_added = shadow
         elif b.place[2] in shadow:
             row.added = sums_of(a.value.read(), shadow[b.place[2]])
-        difference = row.output.sums.get((A, B))
+        difference = row.sums.get((A, B))
         if difference is not None and not self.records and self.networks[A].has_rows(place[0]):
             added = None if row.added is None else row.added.relative_l2
             self.maps.offer(row_label(*place), a, b.value.read(), difference.relative_l2, added, self._count)

@@ -1,8 +1,8 @@
-"""Pairs of rows, of networks that ran and of stored runs, and how the rows of stored runs find their partners."""
+"""Pairs of rows: of stored runs, of gradients, and of networks that ran, with a list of rows without a partner."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from hookscope.commands.diff.alignment import (
@@ -15,52 +15,68 @@ from hookscope.commands.diff.alignment import (
     match_names,
     matching_names,
 )
-from hookscope.commands.diff.measures import culprit
-from hookscope.commands.diff.values import A, B, Compared
+from hookscope.commands.diff.hooked_network import HookedNetwork, OutputRow
+from hookscope.commands.diff.measures import Sums, culprit
+from hookscope.commands.diff.values import A, B, Compared, largest
+from hookscope.hooks.observed import RowKey
 from hookscope.results.activations import LayerRow
-from hookscope.results.differences import FEWER_TENSORS, PARTS_ALONE, DifferenceRow, Match, Unmatched
+from hookscope.results.differences import FEWER_TENSORS, PARTS_ALONE, UNPAIRED_CALL, DifferenceRow, Match, Unmatched
 from hookscope.results.gradients import GradientRow, ParameterRow
+from hookscope.text import figure, in_words, printable
 
-OutputRow = TypeVar("OutputRow", LayerRow, GradientRow)
-Row = LayerRow | GradientRow | ParameterRow
+Output = OutputRow | LayerRow
+AnyRow = TypeVar("AnyRow", LayerRow, GradientRow)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowPair:
-    """A pair of rows.
+    """A pair of rows, and the comparison of their tensors.
 
     Attributes:
-        call: (layer, call) in A, or the name of a parameter and 0; `call_b` is the same for B.
-        label: The name of the tensor in a file of the run: "conv1", "conv1 grad_output", "conv1.weight grad".
+        a: An `OutputRow`, `LayerRow`, `GradientRow` or `ParameterRow`; `b` is of the same class.
+        one_sided: Relative L2 of a gradient that only one side has: 0 if it is all zeros, else infinite; None if the
+            other side does not track it.
     """
 
-    a: Row
-    b: Row
-    call: CallKey
-    call_b: CallKey
-    label: str
-    label_b: str
+    a: Any
+    b: Any
     matched: Match
+    compared: Compared = field(default_factory=Compared)
+    one_sided: float | None = None
 
-    def difference(self, tensors: Compared | None = None, **fields: Any) -> DifferenceRow:
+    @property
+    def label(self) -> str:
+        """The name of A's tensor in a file of the run: "conv1", "conv1 grad_output", "conv1.weight grad"."""
+        return _label(self.a)
+
+    @property
+    def label_b(self) -> str:
+        """The name of B's tensor."""
+        return _label(self.b)
+
+    @property
+    def sums(self) -> Sums:
+        """The sums of A and B."""
+        return self.compared.sums.get((A, B), Sums())
+
+    def difference(self, **fields: Any) -> DifferenceRow:
         """Return the row of the pair, with the measures of its tensors unless `fields` has others."""
-        tensors = tensors or Compared()
-        a, b, measures = self.a.statistics, self.b.statistics, tensors.measures
-        (shape, shape_b), (error, error_b) = tensors.shapes, tensors.errors
+        tensors, measures, (error, error_b) = self.compared, self.compared.measures, self.compared.errors
+        shape, shape_b = tensors.whole_shapes if tensors.shapes else (self.a.shape, self.b.shape)
         measured: dict[str, Any] = {
             "index": self.a.index,
-            "layer": self.call[0],
+            "layer": _call(self.a)[0],
             "label": self.label,
             "kind": self.a.kind,
             "label_b": self.label_b,
             "kind_b": self.b.kind,
             "matched": self.matched,
-            "shape": shape.whole if len(shape) else a.shape,
-            "shape_b": shape_b.whole if len(shape_b) else b.shape,
-            "dtype": a.dtype,
-            "dtype_b": b.dtype,
+            "shape": shape,
+            "shape_b": shape_b,
+            "dtype": self.a.dtype,
+            "dtype_b": self.b.dtype,
             "measures": measures,
-            "source": self.a.source if isinstance(self.a, LayerRow) else "",
+            "source": "" if isinstance(self.a, GradientRow | ParameterRow) else self.a.source,
             "error": error,
             "error_b": error_b,
             "channel": None if measures is None else culprit(tensors.sums[A, B]),
@@ -100,7 +116,7 @@ def pair_rows(
         if row.index in partners and partners[row.index][0].index not in taken:
             other, how = partners[row.index]
             taken.add(other.index)
-            pairs.append(RowPair(row, other, _call(row), _call(other), row.label, other.label, how))
+            pairs.append(RowPair(row, other, how))
     paired = {pair.a.index for pair in pairs}
     alone = [
         *_unmatched("A", a, paired, b, pairing, wrapped_b),
@@ -115,8 +131,7 @@ def pair_gradients(
     """Pair gradients of outputs and inputs that at least one side has."""
     for row, other, how in _partners(a, b, partner):
         if _arrived(row, other):
-            label, label_b = (f"{side.label} grad_{side.role}" for side in (row, other))
-            yield RowPair(row, other, _call(row), _call(other), label, label_b, how)
+            yield RowPair(row, other, how)
 
 
 def pair_parameters(
@@ -129,20 +144,26 @@ def pair_parameters(
         partner, how = layers.get(owner, (owner, "name"))
         other = by_name.get(f"{partner}{dot}{name}")
         if other is not None and _arrived(row, other):
-            yield RowPair(row, other, (row.name, 0), (other.name, 0), f"{row.name} grad", f"{other.name} grad", how)
+            yield RowPair(row, other, how)
 
 
 def _arrived(*rows: GradientRow | ParameterRow) -> bool:
     return any(row.status in ("gradient", "zero") for row in rows)
 
 
-def _call(row: LayerRow | GradientRow) -> CallKey:
-    return row.layer, row.call
+def _call(row: Output | GradientRow | ParameterRow) -> CallKey:
+    return (row.name, 0) if isinstance(row, ParameterRow) else (row.layer, row.call)
+
+
+def _label(row: Output | GradientRow | ParameterRow) -> str:
+    if isinstance(row, GradientRow):
+        return f"{row.label} grad_{row.role}"
+    return f"{row.label} grad" if isinstance(row, ParameterRow) else row.label
 
 
 def _partners(
-    a: Sequence[OutputRow], b: Sequence[OutputRow], partner: Callable[[CallKey], tuple[CallKey, Match] | None]
-) -> Iterator[tuple[OutputRow, OutputRow, Match]]:
+    a: Sequence[AnyRow], b: Sequence[AnyRow], partner: Callable[[CallKey], tuple[CallKey, Match] | None]
+) -> Iterator[tuple[AnyRow, AnyRow, Match]]:
     """Pair the rows of paired calls; the tensors of one call are paired by `matching_names`."""
     calls_b = _by_call(b)
     for (call, role), rows in _by_call(a).items():
@@ -153,9 +174,9 @@ def _partners(
             yield from ((row, others[at], paired[1]) for row, at in zip(rows, order, strict=True) if at is not None)
 
 
-def _by_call(rows: Sequence[OutputRow]) -> dict[tuple[CallKey, str], list[OutputRow]]:
+def _by_call(rows: Sequence[AnyRow]) -> dict[tuple[CallKey, str], list[AnyRow]]:
     """Group rows by their call and, for gradients, by their role in it."""
-    calls: dict[tuple[CallKey, str], list[OutputRow]] = {}
+    calls: dict[tuple[CallKey, str], list[AnyRow]] = {}
     for row in rows:
         calls.setdefault((_call(row), row.role if isinstance(row, GradientRow) else ""), []).append(row)
     return calls
@@ -195,12 +216,12 @@ def _unmatched(
         if row.index not in paired:
             partner = pairing.namesake(row.layer)
             missing = "output" if partner is not None else "layer" if row.owner is None else "operation"
-            counted = "" if partner is None else counts_differ(row, rows, others, partner[0], title)
+            counted = "" if partner is None else _counts_differ(row, rows, others, partner[0], title)
             reason = f"{title}{PARTS_ALONE}" if row.layer in wrapped else counted or f"{title} has no such {missing}"
             yield Unmatched(side, row.label, row.kind, row.shape, reason)
 
 
-def counts_differ(row: LayerRow, rows: Iterable[LayerRow], others: Iterable[LayerRow], partner: str, title: str) -> str:
+def _counts_differ(row: Output, rows: Iterable[Output], others: Iterable[Output], partner: str, title: str) -> str:
     """Return how many calls of a row's layer, or tensors of its call, `partner` has more or fewer; "" if as many."""
     calls, theirs = (
         Counter(_call(other) for other in side if other.layer == name)
@@ -213,3 +234,92 @@ def counts_differ(row: LayerRow, rows: Iterable[LayerRow], others: Iterable[Laye
 
 def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def difference_rows(
+    networks: Sequence[HookedNetwork], compared: Mapping[RowKey, Compared], pairing: Pairing
+) -> list[DifferenceRow]:
+    """Return a row for each pair of outputs, containers included, in A's order of execution.
+
+    The index counts only rows of layers that have rows in the result.
+    """
+    rows: list[DifferenceRow] = []
+    listed = 0
+    for place, a in networks[A].rows.items():
+        row, partner = compared.get(place), pairing.partner(place[:2])
+        if row is None or partner is None:
+            continue
+        b = networks[B].rows[row.place_b]
+        if a.passed_through and b.passed_through:
+            continue
+        words, total, arriving = _arguments(a, b, row)
+        if any(edit.place == "input" for edit in networks[B].edits.by_name.get(b.layer, ())):
+            words, arriving = "with an edited input", None  # the input before the edit is not known
+        rows.append(
+            RowPair(a, b, partner[1], row).difference(
+                index=listed,
+                input_relative_l2=total,
+                arriving_relative_l2=arriving,
+                arguments=words,
+                added=None if row.added is None else row.added.measured(row.dtype),
+                note=row.note or row.not_added,
+            )
+        )
+        listed += networks[A].has_rows(a.layer)
+    return rows
+
+
+def _arguments(a: OutputRow, b: OutputRow, row: Compared) -> tuple[str, float | None, float | None]:
+    """Return in words which constants and stored tensors of an operation differ, and how far its inputs differ.
+
+    The first norm is over all inputs, the second over outputs of layers; both are None if an input was overwritten.
+    """
+    total = row.input_relative_l2
+    if a.owner is None or b.owner is None:
+        return "", total, total
+    of_a, of_b = a.constants, b.constants
+    parts: list[str] = []
+    if sorted(of_a.values()) != sorted(of_b.values()):
+        parts += [_constant(path, of_a, of_b) for path in of_a if of_b.get(path, of_a[path]) != of_a[path]]
+    if None in a.inputs:
+        return in_words(parts), None, None
+    if row.input_shapes_differ or len(row.inputs) != len(a.inputs):
+        return in_words(parts), total, total
+    amounts = [(name, sums.relative_l2) for name, sums in zip(a.inputs, row.inputs, strict=True)]
+    stored = [(printable(name), figure(value, 3)) for name, value in amounts if name and value]
+    parts += [f"given {name}, which differs by {amount}" for name, amount in stored]
+    arriving = [value for name, value in amounts if not name]
+    if not arriving:
+        return in_words(parts), total, 0.0 if parts else None
+    return in_words(parts), total, largest(arriving)
+
+
+def _constant(path: str, of_a: Mapping[str, str], of_b: Mapping[str, str]) -> str:
+    name = f"{path[2:-2]}=" if path.startswith("['") else ""
+    return f"given {name}{printable(of_a[path], 40)} in A and {name}{printable(of_b[path], 40)} in B"
+
+
+def unmatched(
+    networks: Sequence[HookedNetwork], compared: Mapping[RowKey, Compared], pairing: Pairing, *, with_b: bool
+) -> Iterator[Unmatched]:
+    """Yield the outputs of A that have no partner, with the reason, and outputs of B if `with_b`."""
+    paired: dict[Literal["A", "B"], Collection[RowKey]] = {"A": compared}
+    if with_b:
+        paired["B"] = {row.place_b for row in compared.values()}
+    for side, places in paired.items():
+        (network, other), title = (networks[:2], "B") if side == "A" else (networks[1::-1], "A")
+        partners = pairing if side == "A" else pairing.inverse()
+        for place, row in network.rows.items():
+            if place not in places and network.has_rows(row.layer) and not row.passed_through:
+                reason = _reason(row, network, other, title, partners)
+                yield Unmatched(side, row.label, row.kind, row.shape, reason)
+
+
+def _reason(row: OutputRow, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
+    partner, is_layer = pairing.namesake(row.layer), row.layer in network.hooked
+    is_called = partner is not None and any(layer == partner[0] for layer, *_ in other.rows)
+    if partner is None or not (is_called or is_layer):
+        return f"{title} has no such layer" if is_layer else f"{title} calls no such operation"
+    if not is_called:
+        return f"{title} does not call it"
+    return _counts_differ(row, network.rows.values(), other.rows.values(), partner[0], title) or UNPAIRED_CALL

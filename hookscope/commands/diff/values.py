@@ -1,9 +1,11 @@
 """Values of tensors at moments of a pass, kept in a spool, and comparisons of A's and B's."""
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, count
+from operator import add
 from typing import Any
 
 import torch
@@ -12,9 +14,9 @@ from torch import Tensor
 from hookscope.commands.diff.measures import Sums, coarser, comparable, sums_of
 from hookscope.hooks.autograd import strided_copy
 from hookscope.hooks.memory import missing_memory
-from hookscope.hooks.observed import shape_of
+from hookscope.hooks.observed import RowKey, shape_of
 from hookscope.inputs.batches import length_of
-from hookscope.inspection.batch_shapes import BatchShapes
+from hookscope.inspection.batch_shapes import BatchShapes, Shape
 from hookscope.inspection.saved_tensors import SavedTensors, spool_tensor
 from hookscope.results.differences import Measures
 from hookscope.results.runs.tensors import DTYPES, TensorSpool
@@ -127,13 +129,24 @@ class Compared:
         sums: By pair of networks.
         dtype: The coarser floating dtype of A and B.
         note: Why A and B cannot be compared in some batch.
-        shapes: Shapes of the tensors of A and of B in the batches; with a `note`, in the batches that it is about.
+        shapes: In how many batches of which size the tensors of A and of B had which shapes; with a `note`, only
+            batches that it is about.
+        place_b: The place of B's output, for an output of a layer; it alone has the next fields.
+        inputs: Sums of A and B for each input tensor of the layer; () if they cannot be compared.
+        input_shapes_differ: Whether the shape of an input tensor is different in B.
+        added: Sums of A's output and the output of B's layer on A's input; None without them.
+        not_added: Why there is no `added`.
     """
 
     sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     note: str = ""
-    shapes: tuple[BatchShapes, BatchShapes] = field(default_factory=lambda: (BatchShapes(), BatchShapes()))
+    shapes: dict[tuple[int, Shape, Shape], int] = field(default_factory=dict)
+    place_b: RowKey = ("", 0, "")
+    inputs: tuple[Sums, ...] = ()
+    input_shapes_differ: bool = False
+    added: Sums | None = None
+    not_added: str = ""
 
     def merge(self, other: "Compared") -> None:
         """Merge the comparison of other batches."""
@@ -143,8 +156,23 @@ class Compared:
         if other.note and not self.note:
             self.note, self.shapes = other.note, other.shapes
         elif other.note or not self.note:
-            for shapes, others in zip(self.shapes, other.shapes, strict=True):
-                shapes.merge(others)
+            for shapes, times in other.shapes.items():
+                self.shapes[shapes] = self.shapes.get(shapes, 0) + times
+        are_known = len(self.inputs) == len(other.inputs)
+        self.inputs = tuple(map(add, self.inputs, other.inputs)) if are_known else ()
+        self.input_shapes_differ |= other.input_shapes_differ
+        if other.added is not None:
+            self.added = other.added if self.added is None else self.added + other.added
+        self.not_added = self.not_added or other.not_added
+
+    @property
+    def whole_shapes(self) -> tuple[Shape, Shape]:
+        """The shapes of A's and B's tensors over all batches."""
+        sides = BatchShapes(), BatchShapes()
+        for (inputs, *shapes), times in self.shapes.items():
+            for seen, shape in zip(sides, shapes, strict=True):
+                seen.add(inputs, shape, times)
+        return sides[A].whole, sides[B].whole
 
     @property
     def measures(self) -> Measures | None:
@@ -157,14 +185,23 @@ class Compared:
         error, error_b = (self.sums.get((network, REFERENCE)) for network in (A, B))
         return None if error is None else error.error, None if error_b is None else error_b.error
 
+    @property
+    def input_relative_l2(self) -> float | None:
+        """The largest relative L2 difference of any input, infinite where shapes differ; None without inputs."""
+        return math.inf if self.input_shapes_differ else largest([sums.relative_l2 for sums in self.inputs])
+
+
+def largest(norms: Sequence[float]) -> float | None:
+    """Return the largest number; NaN if one is, None if there are none."""
+    return math.nan if any(map(math.isnan, norms)) else max(norms, default=None)
+
 
 def compared(
     values: Sequence[Value], first_input: int = 0, count: int = -1, channel_axis: int | None = None
 ) -> Compared:
     """Compare the values that the networks have in a batch; the other arguments are those of `Value.sums_with`."""
-    result = Compared(dtype=coarser(values[A].dtype, values[B].dtype))
-    for shapes, value in zip(result.shapes, values, strict=False):
-        shapes.add(count, value.shape)
+    shapes = count, values[A].shape, values[B].shape
+    result = Compared(dtype=coarser(values[A].dtype, values[B].dtype), shapes={shapes: 1})
     for first, other in combinations(range(len(values)), 2):
         axis = channel_axis if (first, other) == (A, B) else None
         sums = values[first].sums_with(values[other], first_input, count, axis)

@@ -1,5 +1,6 @@
 """Layers find their partners."""
 
+import copy
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,30 @@ def test_a_wrapped_network_is_its_own_partner(wrap: Any) -> None:
     result = hookscope.diff(small(), wrap(small()).eval(), torch.randn(2, 3, 8, 8))
     assert [row.origin for row in result.rows] == ["equal"] * 4
     assert result.unmatched == ()
+
+
+NUMBERED = [
+    lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)),
+    lambda: nn.Sequential(nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 4)),
+    lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)),
+]
+
+
+@pytest.mark.parametrize("build", NUMBERED)
+@pytest.mark.parametrize("wrapped", ["A", "B"])
+def test_a_wrapper_is_stripped_though_its_name_is_that_of_a_layer_too(build: Any, wrapped: str) -> None:
+    torch.manual_seed(0)
+    network = build()
+    other = copy.deepcopy(network)
+    faulty = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1]
+    with torch.no_grad():
+        other.get_parameter(f"{faulty}.weight")[0] *= 1.5
+    one, other = (nn.Sequential(network), other) if wrapped == "A" else (network, nn.Sequential(other))
+    result = hookscope.diff(one, other, torch.randn(3, 4))
+    names = [(row.label, row.label_b) if wrapped == "A" else (row.label_b, row.label) for row in result.rows]
+    assert all(behind == f"0.{name}" for behind, name in names)
+    assert (len(names), result.unmatched) == (3, ())
+    assert [first.layer.removeprefix("0." * (wrapped == "A")) for first in result.first_differences] == [faulty]
 
 
 def test_a_compiled_part_is_its_own_partner() -> None:

@@ -939,11 +939,16 @@ def test_where_scores_are_nan_there_is_no_best_class(tmp_path: Path) -> None:
     plain, broken = nn.Sequential(nn.Linear(4, 6)), nn.Sequential(Broken(4, 6))
     broken.load_state_dict(plain.state_dict())
     x = torch.randn(2, 4)
-    (output,) = hookscope.diff(plain, broken, x).outputs
-    assert (output.top1, output.top5) == (1, 0.5)
+    result = hookscope.diff(plain, broken, x, fail_over="top5<0.5")
+    (output,) = result.outputs
+    assert output.top1 == 1
+    assert output.top5 is not None
     assert output.kl is not None
+    assert math.isnan(output.top5)
     assert math.isnan(output.kl)
-    hookscope.diff(plain, broken, x).save(tmp_path / "run")
+    assert answer(result)[-1] == "Output: top-1 unchanged on 1/2 inputs; B is NaN (6 of 12 values)."
+    assert len(result.exceeded) == 1
+    result.save(tmp_path / "run")
     stored = read_run(tmp_path / "run").result.outputs[0].predictions[1]
     assert [[math.isnan(probability) for probability in one.probabilities] for one in stored] == [
         [False] * 5,
@@ -977,7 +982,7 @@ def test_an_output_key_chooses_the_output() -> None:
 
 def test_outputs_of_other_form_are_an_error_but_for_layers() -> None:
     other = small(fc=nn.Linear(144, 7))
-    with pytest.raises(UsageError, match=r"A \(Sequential\) returns \(2, 5\), B \(Sequential\) returns \(2, 7\)"):
+    with pytest.raises(UsageError, match=r"A \(Sequential\) returns \(2, 5\); B \(Sequential\) returns \(2, 7\)"):
         hookscope.diff(small(), other, pictures())
     result = hookscope.diff(small(), other, pictures(), layer=["conv", "relu"])
     assert [(row.index, row.layer) for row in result.rows] == [(0, "conv"), (1, "relu")]
@@ -989,7 +994,9 @@ def test_rows_that_cannot_be_compared_are_not_said_to_be_equal() -> None:
     layers = nn.Linear(4, 4), Apply(Tensor.to_sparse), Apply(Tensor.to_dense), nn.Linear(4, 2)
     equal, other, output = answer(hookscope.diff(nn.Sequential(*layers), "same", torch.ones(2, 4)))
     assert (equal, output[:6]) == ("A and B are equal in 3 rows.", "Output")
-    assert other == "1 of 4 rows cannot be compared, as at layer 1: A is no dense tensor."
+    assert other == "1 of 4 rows cannot be compared, at layer 1: A is no dense tensor."
+    (only, _) = answer(hookscope.diff(nn.Sequential(layers[1]), "same", torch.ones(2, 4)))
+    assert only == "The only row cannot be compared, at layer 0: A is no dense tensor."
 
 
 def test_a_network_that_takes_other_inputs_raises_under_its_name() -> None:
@@ -1080,7 +1087,7 @@ def test_a_container_whose_own_code_makes_nan_says_so() -> None:
 def test_a_network_without_values_cannot_be_compared() -> None:
     network = small()
     result = hookscope.diff(network, copy.deepcopy(network).to("meta"), pictures())
-    assert {row.note for row in result.rows} == {"B is no dense tensor"}
+    assert {row.note for row in result.rows} == {"B is a meta tensor, which has no values"}
     assert answer(result)[-1] == "Output: it cannot be compared."
 
 
