@@ -562,8 +562,8 @@ def _weights_answer(result: Differences) -> Iterator[str]:
         yield f"A and B hold the same values in {counted(len(comparable), 'tensor')}."
     elif changed:
         finite = _without_nan(_labelled_norms(changed))
-        most = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
-        yield f"{_share_of(changed, rows, 'tensor', 'differ')}{most}."
+        amount = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
+        yield f"{_share_of(changed, rows, 'tensor', 'differ')}{amount}."
         if broken := sum(row.nonfinite is not None for row in changed):
             yield f"{_hold_nan(broken, 'tensor')}."
     flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
