@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hookscope.hooks.patterns import FILLING
+from hookscope.results.headroom import FORMATS
 from hookscope.rules.rule import (
-    GREATEST,
     RuleFinding,
     RuleTerms,
     is_within,
@@ -454,7 +454,7 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
         (magnitude, row)
         for magnitude, row in magnitudes
         if terms.is_on(output_of(row))
-        and terms.limit("max_magnitude", output_of(row)) < magnitude < GREATEST[row.activation.dtype]
+        and terms.limit("max_magnitude", output_of(row)) < magnitude < FORMATS[row.activation.dtype].greatest
     ]
     if beyond:
         magnitude, first = min(beyond, key=lambda pair: pair[1].owner is not None)
@@ -485,7 +485,7 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
 
 
 def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str) -> Iterator[RuleFinding]:
-    top = GREATEST[dtype]
+    top = FORMATS[dtype].greatest
     rows = [row for row in forward_of(measured).rows if "float" in row.activation.dtype]
     rows.sort(key=lambda row: row.owner is not None)  # of two equal values, a layer's is named
     magnitudes = [(_magnitude(row, dtype), output_of(row), named(row)) for row in rows]

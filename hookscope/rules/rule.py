@@ -23,14 +23,6 @@ T = TypeVar("T")
 Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "labels", "baseline"]
 """The part of `CheckMeasurements` that a rule needs."""
 
-GREATEST: Mapping[str, float] = {
-    "float16": 65504.0,
-    "bfloat16": (2 - 2**-7) * 2.0**127,
-    "float32": (2 - 2**-23) * 2.0**127,
-    "float64": (2 - 2**-52) * 2.0**1023,
-}
-"""The greatest finite number of a dtype (IEEE 754; bfloat16 is single precision with 8 significant bits)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limit:
