@@ -47,6 +47,25 @@ GRADS_RULES = (
 ACTIVATIONS_RULES = ("non-finite-activation", "constant-activation", "dead-channels")
 """The rules of `hookscope activations` in the order of its report."""
 
+HISTORY_RULES = {
+    "dead-filters-appear": "a weight or scale has more output channels that are zero than in the first file",
+    "norm-jump": "a norm grew by a factor of 10 (of a variance by 100; only if its root mean square times √inputs"
+    " exceeds 3), or a weight's or scale's fell by 10",
+    "weights-traded": "weights of one shape exchanged their values; copies do not count",
+    "weight-jump": "a weight or scale moved by half of its norm, and four times as far as before, later, and as others"
+    " of its kind (a scale also by 0.5 in root mean square); not judged in the second file",
+    "weight-stops": "a weight that moved has exactly the previous values, while most others moved",
+    "frozen-weight-moves": "a parameter stored with `requires_grad` False changed; usually by"
+    " `zero_grad(set_to_none=False)`",
+    "statistics-reset": "a BatchNorm is back at mean 0 and variance 1, or counted fewer batches",
+    "tensors-change": "a tensor is missing, new, or has another shape; fails if only this file differs, unless it is"
+    " new",
+    "dtype-change": "a tensor has another dtype",
+    "optimizer-reset": "an optimiser's state is missing (except in the last file), newly empty or zero, or counted"
+    " fewer steps",
+}
+"""The rules of `hookscope history` that compare files, with what they report."""
+
 
 def grads_limits() -> dict[str, tuple[Rule, str]]:
     """Return, for each limit name in `hookscope grads --limit`, the rule and the limit's name in the rule."""

@@ -15,6 +15,7 @@ from hookscope.rules.rule import (
     is_within,
     limit,
     named,
+    named_values,
     non_finite_count,
     output_of,
     required,
@@ -79,7 +80,14 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
 
 
-@rule("dead-channels", "warn", "forward", ("non-finite-activation",), followers="layer")
+@rule(
+    "dead-channels",
+    "warn",
+    "forward",
+    ("non-finite-activation",),
+    followers="layer",
+    yields_to=("non-finite-activation", "dead-layer", "constant-activation"),
+)
 @limit(
     "max_fraction",
     0.8,
@@ -94,7 +102,8 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information.
     Causes: too large a learning rate, too negative a bias. The rule checks ReLU, ReLU6, Hardswish and Threshold, as
     modules or as functions, with at least 32 values per channel: fewer values, as in squeeze-and-excitation, may all be
-    zero by chance. The convolution before a ReLU is not checked: it may be negative everywhere.
+    zero by chance. The convolution before a ReLU is not checked: it may be negative everywhere. A layer that is zero
+    everywhere is left to dead-layer, if that rule is on.
 
     In a trained network, channels that are zero on noise often respond to pictures, so on noise the limit is higher,
     88% instead of 80%. Give pictures.
@@ -490,7 +499,7 @@ def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str) -> Iter
     rows.sort(key=lambda row: row.owner is not None)  # of two equal values, a layer's is named
     magnitudes = [(_magnitude(row, dtype), output_of(row), named(row)) for row in rows]
     magnitudes += [
-        (values.max_abs or 0.0, stored_in(values), f"'{values.name}' ({values.kind})")
+        (values.max_abs or 0.0, stored_in(values), named_values(values))
         for values in measured.stored
         if "float" in values.dtype and not values.kind.endswith("Observer")  # observers for quantisation hold counts
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from itertools import chain, product
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.results.findings import Finding, Level
@@ -92,6 +93,8 @@ class Rule:
         evaluate: Yields problems. Its docstring gives the meaning and the explanation.
         silenced_by: Rules whose findings are the cause of this rule's; it is then skipped.
         followers: Noun for the targets ("layer") if the first finding of a level lists all others; else "".
+        yields_to: Rules that report the same more precisely: at a place with such a finding that is as severe, this
+            rule reports none.
     """
 
     identifier: str
@@ -101,6 +104,7 @@ class Rule:
     silenced_by: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=dict)
     followers: str = ""
+    yields_to: tuple[str, ...] = ()
 
     @property
     def meaning(self) -> str:
@@ -131,10 +135,10 @@ def limit(name: str, default: float, meaning: str, basis: str, grads_name: str =
 
 
 def rule(
-    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), *, followers: str = ""
+    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), **kwargs: Any
 ) -> Callable[[Evaluate], Rule]:
     """Return a decorator that makes a function a rule. See `Rule` for the arguments."""
-    return lambda function: Rule(identifier, level, needs, function, silenced_by, _LIMITS.get(function, {}), followers)
+    return lambda function: Rule(identifier, level, needs, function, silenced_by, _LIMITS.get(function, {}), **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +167,20 @@ class RuleTerms:
             value = change.limits.get(name, value)
         return value
 
-    def findings(self, problems: Iterable[RuleFinding]) -> list[Finding]:
-        """Return findings with levels, without targets for which the rule is off; with `followers`, one per level."""
-        reported = [finding for problem in problems if (finding := self._finding(problem)) is not None]
+    def findings(
+        self, problems: Iterable[RuleFinding], reported_by: Mapping[str, Iterable[Finding]] | None = None
+    ) -> list[Finding]:
+        """Return findings with levels; with `followers`, one per level.
+
+        Left out are targets for which the rule is off, and places to which the rule yields: `reported_by` has the
+        findings of other rules.
+        """
+        others = chain.from_iterable((reported_by or {}).get(name, ()) for name in self.rule.yields_to)
+        known = {(place, other.level) for other in others for place in other.places}
+        findings = (finding for problem in problems if (finding := self._finding(problem)) is not None)
+        reported = [
+            finding for finding in findings if known.isdisjoint(product((finding.where,), ("fail", finding.level)))
+        ]
         if not self.rule.followers:
             return reported
         by_level: dict[Level, list[Finding]] = {}
@@ -249,6 +264,11 @@ def quoted(row: LayerRow | GradientRow) -> str:
 def named(row: LayerRow | GradientRow) -> str:
     """Return the name of a row in messages: "'relu' (ReLU)", or "'(model):relu' (net.py:14)" for an operation."""
     return f"'{row.label}' ({row.source or row.kind})"
+
+
+def named_values(values: StoredValues) -> str:
+    """Return the name of a parameter or buffer in messages, with the class of its module if the file shows it."""
+    return f"'{values.name}'" + (f" ({values.kind})" if values.kind != "Module" else "")
 
 
 def module_of(row: LayerRow | GradientRow) -> str:

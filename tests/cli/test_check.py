@@ -20,8 +20,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
+from hookscope.commands.history.changes import DEAD, DTYPE, FILE_TO_FILE, OPTIMISER, TENSORS
 from hookscope.errors import NothingMatchedError
-from hookscope.rules import RULES
+from hookscope.rules import HISTORY_RULES, RULES
 from tests.cli.conftest import Ended, Run, names_below, table
 from tests.fork_server import ForkServer
 from tests.models.hostile import Call
@@ -743,6 +744,15 @@ def test_every_rule_is_explained(run: Run, rule: str) -> None:
     assert ended.code == 0
     assert ended.stdout.startswith(rule)
     assert " ".join(RULES[rule].meaning.split()) in " ".join(ended.stdout.split())
+
+
+def test_rules_of_history_are_explained_too(run: Run) -> None:
+    assert {*HISTORY_RULES} == {*FILE_TO_FILE, DEAD, TENSORS, DTYPE, OPTIMISER}
+    ended = run("check", "--explain", "norm-jump")
+    assert ended.code == 0
+    assert " ".join(ended.stdout.split()).startswith(
+        "norm-jump, a rule of `hookscope history`, reports that a norm grew by a factor of 10"
+    )
 
 
 # From pre-commit and pytest
