@@ -113,10 +113,8 @@ def _inform(option: options.Check) -> int:
     if option.rules:
         tables.print(rules_table(tables.width), overflow="ignore", crop=False)
     if option.explain is not None:
-        if option.explain in HISTORY_RULES:
-            tables.print(
-                f"{option.explain}, a rule of `hookscope history`, reports that {HISTORY_RULES[option.explain]}."
-            )
+        if meaning := HISTORY_RULES.get(option.explain):
+            tables.print(f"{option.explain}, a rule of `hookscope history`, reports that {meaning}.")
         elif option.explain in RULES:
             tables.print(rule_explanation(RULES[option.explain]))
         else:

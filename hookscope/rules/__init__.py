@@ -5,7 +5,6 @@ imported for annotations only.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from sys import float_info
 
 from hookscope.errors import UsageError, nearest
@@ -25,7 +24,6 @@ from hookscope.rules import (
     weights,
 )
 from hookscope.rules.rule import Rule
-from hookscope.rules.settings import CheckSettings, RuleSettings
 
 _FILES = (
     *(stored, weights, training_state),
@@ -55,16 +53,15 @@ HISTORY_RULES = {
     "weight-jump": "a weight or scale moved by half of its norm, and four times as far as before, later, and as others"
     " of its kind (a scale also by 0.5 in root mean square); not judged in the second file",
     "weight-stops": "a weight that moved has exactly the previous values, while most others moved",
-    "frozen-weight-moves": "a parameter stored with `requires_grad` False changed; usually by"
-    " `zero_grad(set_to_none=False)`",
+    "frozen-weight-moves": "a parameter of `requires_grad` False changed; usually by `zero_grad(set_to_none=False)`",
     "statistics-reset": "a BatchNorm is back at mean 0 and variance 1, or counted fewer batches",
-    "tensors-change": "a tensor is missing, new, or has another shape; fails if only this file differs, unless it is"
-    " new",
+    "tensors-change": "a tensor is missing, new, or has another shape; fails if only one differs, unless it is new",
     "dtype-change": "a tensor has another dtype",
     "optimizer-reset": "an optimiser's state is missing (except in the last file), newly empty or zero, or counted"
     " fewer steps",
 }
-"""The rules of `hookscope history` that compare files, with what they report."""
+"""What the rules of `hookscope history` report: the first compares with the first file, the next six with the file
+before, and the last three any two files."""
 
 
 def grads_limits() -> dict[str, tuple[Rule, str]]:
@@ -84,20 +81,11 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
     return limits
 
 
-def with_limits(settings: CheckSettings, overrides: Limits) -> CheckSettings:
-    """Return the settings of a check with other limits: values by "RULE.LIMIT", or texts "RULE.LIMIT=VALUE".
+def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
+    """Return the limits, by rule and limit, of values by "RULE.LIMIT", or of texts "RULE.LIMIT=VALUE".
 
     Raises UsageError if a rule or limit does not exist, or a value is invalid.
     """
-    rules = dict(settings.rules)
-    for identifier, limits in check_limits(overrides).items():
-        current = rules.get(identifier, RuleSettings())
-        rules[identifier] = replace(current, limits={**current.limits, **limits})
-    return replace(settings, rules=rules)
-
-
-def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
-    """Return the limits that `--limit RULE.LIMIT=VALUE` sets, by rule and limit; raises as `with_limits`."""
     limits: dict[str, dict[str, float]] = {}
     choices = {f"{name}.{key.replace('_', '-')}": (rule, key) for name, rule in RULES.items() for key in rule.limits}
     for text, written, value in _named_limits(overrides):

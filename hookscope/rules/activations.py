@@ -15,7 +15,6 @@ from hookscope.rules.rule import (
     is_within,
     limit,
     named,
-    named_values,
     non_finite_count,
     output_of,
     required,
@@ -44,6 +43,9 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
     "Softsign": (-3 / 4, 3 / 4),
     "Hardsigmoid": (0.0, 1.0),
 }
+
+# Rules that report an output with only dead channels, or none that can be judged.
+_SAY_THE_SAME = ("non-finite-activation", "dead-layer", "constant-activation")
 
 _PROBABILITIES = ("Sigmoid", "Hardsigmoid")
 
@@ -80,14 +82,7 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
 
 
-@rule(
-    "dead-channels",
-    "warn",
-    "forward",
-    ("non-finite-activation",),
-    followers="layer",
-    yields_to=("non-finite-activation", "dead-layer", "constant-activation"),
-)
+@rule("dead-channels", "warn", "forward", ("non-finite-activation",), followers="layer", yields_to=_SAY_THE_SAME)
 @limit(
     "max_fraction",
     0.8,
@@ -256,10 +251,9 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
             continue
         below = terms.limit("below", output_of(row))
         symptom = f"channels stay below {below:g} in magnitude over {_inputs_words(measured, row)}"
-        most = terms.limit("max_fraction", output_of(row))
         greatest_input = inputs.get(row.inputs[0]) if row.inputs else None
         share = _quiet_share(peaks, row, below, greatest_input)
-        yield from _above(most, share, row, f"of its {peaks.size} {symptom}")
+        yield from _above(terms.limit("max_fraction", output_of(row)), share, row, f"of its {peaks.size} {symptom}")
 
 
 @rule("saturated-activation", "warn", "forward", ("non-finite-activation",), followers="layer")
@@ -499,7 +493,7 @@ def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str) -> Iter
     rows.sort(key=lambda row: row.owner is not None)  # of two equal values, a layer's is named
     magnitudes = [(_magnitude(row, dtype), output_of(row), named(row)) for row in rows]
     magnitudes += [
-        (values.max_abs or 0.0, stored_in(values), named_values(values))
+        (values.max_abs or 0.0, stored_in(values), f"'{values.name}' ({values.kind})")
         for values in measured.stored
         if "float" in values.dtype and not values.kind.endswith("Observer")  # observers for quantisation hold counts
     ]

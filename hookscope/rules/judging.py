@@ -25,7 +25,7 @@ from hookscope.results.check import CheckMeasurements, CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.repeats import Run, reduced
-from hookscope.rules import ACTIVATIONS_RULES, GRADS_RULES, RULES, check_limits, grads_limits, with_limits
+from hookscope.rules import ACTIVATIONS_RULES, GRADS_RULES, RULES, check_limits, grads_limits
 from hookscope.rules.baseline import Baseline
 from hookscope.rules.forward import raised
 from hookscope.rules.rule import WHOLE_NETWORK, Rule, RuleFinding, RuleTerms, is_on, terms_of
@@ -117,19 +117,18 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
         rule, limit = all_limits[name]
         changed.setdefault(rule.identifier, {})[limit] = value
     settings = CheckSettings(rules={name: RuleSettings(limits=values) for name, values in changed.items()})
-    folded = _for_rules(gradients)
-    measured = CheckMeasurements(folded.model, (), folded, gradients=folded, origin_searched=False)
-    return _found(measured, [terms_of(RULES[name], settings) for name in GRADS_RULES])
+    return _found(gradients, [terms_of(RULES[name], settings) for name in GRADS_RULES])
 
 
 def judge_activations(activations: Activations) -> tuple[Finding, ...]:
     """Judge one forward pass by the rules of `hookscope activations`: failures first."""
-    folded = _for_rules(activations)
-    measured = CheckMeasurements(folded.model, (), folded, origin_searched=False)
-    return _found(measured, [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES])
+    return _found(activations, [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES])
 
 
-def _found(measured: CheckMeasurements, terms: Sequence[RuleTerms]) -> tuple[Finding, ...]:
+def _found(run: Run, terms: Sequence[RuleTerms]) -> tuple[Finding, ...]:
+    folded = _for_rules(run)
+    gradients = folded if isinstance(folded, Gradients) else None
+    measured = CheckMeasurements(folded.model, (), folded, gradients=gradients, origin_searched=False)
     by_rule = _evaluated(measured, terms)
     found: dict[str, list[Finding]] = {}
     for term in terms:
@@ -203,18 +202,17 @@ def judged_by(
     Raises:
         UsageError: If a rule or a limit does not exist, no rule is left, or a limit would have no effect.
     """
-    settings = with_limits(settings, option.limit)
     wanted = wanted_rules(settings, option.select, option.ignore)
-    idle = _idle(settings, baseline)
-    by_rule = {} if renews_baseline else check_limits(option.limit)
-    for name, limits in by_rule.items():
-        written = f"{arg('limit')} {name}.{next(iter(limits)).replace('_', '-')}"
-        if name not in wanted:
-            remedy = f"Turn it on with {arg('select')} {name}."
-            raise UsageError(f"{written} has no effect: the rule is off or left out. {remedy}")
-        if name in idle:
-            raise UsageError(f"{written} has no effect: {name} needs {_idle_without(name)}.")
-    return settings, wanted
+    idle, rules = _idle(settings, baseline), dict(settings.rules)
+    for name, limits in check_limits(option.limit).items():
+        useless = f"{arg('limit')} {name}.{next(iter(limits)).replace('_', '-')} has no effect"
+        if name not in wanted and not renews_baseline:
+            raise UsageError(f"{useless}: the rule is off or left out. Turn it on with {arg('select')} {name}.")
+        if name in idle and not renews_baseline:
+            raise UsageError(f"{useless}: {name} needs {_idle_without(name)}.")
+        current = rules.get(name, RuleSettings())
+        rules[name] = replace(current, limits={**current.limits, **limits})
+    return replace(settings, rules=rules), wanted
 
 
 def _matching(option: str, patterns: Iterable[str]) -> set[str]:

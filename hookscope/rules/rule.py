@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from itertools import chain, product
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hookscope.hooks.patterns import Pattern, parse_pattern
@@ -93,8 +94,7 @@ class Rule:
         evaluate: Yields problems. Its docstring gives the meaning and the explanation.
         silenced_by: Rules whose findings are the cause of this rule's; it is then skipped.
         followers: Noun for the targets ("layer") if the first finding of a level lists all others; else "".
-        yields_to: Rules that report the same more precisely: at a place with such a finding that is as severe, this
-            rule reports none.
+        yields_to: Rules that report the same; at a place where one of them has as severe a finding, this one has none.
     """
 
     identifier: str
@@ -170,17 +170,10 @@ class RuleTerms:
     def findings(
         self, problems: Iterable[RuleFinding], reported_by: Mapping[str, Iterable[Finding]] | None = None
     ) -> list[Finding]:
-        """Return findings with levels; with `followers`, one per level.
-
-        Left out are targets for which the rule is off, and places to which the rule yields: `reported_by` has the
-        findings of other rules.
-        """
+        """Return findings with levels, where the rule is on and does not yield; with `followers`, one per level."""
         others = chain.from_iterable((reported_by or {}).get(name, ()) for name in self.rule.yields_to)
         known = {(place, other.level) for other in others for place in other.places}
-        findings = (finding for problem in problems if (finding := self._finding(problem)) is not None)
-        reported = [
-            finding for finding in findings if known.isdisjoint(product((finding.where,), ("fail", finding.level)))
-        ]
+        reported = [finding for problem in problems if (finding := self._finding(problem, known)) is not None]
         if not self.rule.followers:
             return reported
         by_level: dict[Level, list[Finding]] = {}
@@ -188,7 +181,7 @@ class RuleTerms:
             by_level.setdefault(finding.level, []).append(finding)
         return [self._with_followers(first, rest) for first, *rest in by_level.values()]
 
-    def _finding(self, problem: RuleFinding) -> Finding | None:
+    def _finding(self, problem: RuleFinding, known: AbstractSet[tuple[str, str]]) -> Finding | None:
         level = self.level_of(problem.target)
         if level == "off":
             return None
@@ -196,7 +189,9 @@ class RuleTerms:
         if problem.at_least == "fail" and not any(change.level for change in self._changes(problem.target)):
             level = "fail"
         level = "warn" if "warn" in (level, problem.at_most) else "fail"
-        return Finding(self.rule.identifier, level, problem.target.where, message)
+        where = problem.target.where
+        is_known = (where, "fail") in known or (where, level) in known
+        return None if is_known else Finding(self.rule.identifier, level, where, message)
 
     def _with_followers(self, first: Finding, rest: Sequence[Finding]) -> Finding:
         if not rest:
@@ -264,11 +259,6 @@ def quoted(row: LayerRow | GradientRow) -> str:
 def named(row: LayerRow | GradientRow) -> str:
     """Return the name of a row in messages: "'relu' (ReLU)", or "'(model):relu' (net.py:14)" for an operation."""
     return f"'{row.label}' ({row.source or row.kind})"
-
-
-def named_values(values: StoredValues) -> str:
-    """Return the name of a parameter or buffer in messages, with the class of its module if the file shows it."""
-    return f"'{values.name}'" + (f" ({values.kind})" if values.kind != "Module" else "")
 
 
 def module_of(row: LayerRow | GradientRow) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, listed, named_values, rule, stored_in
+from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, listed, rule, stored_in
 from hookscope.text import are, counted, figure, some_of
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _least_likely_run(zeros: tuple[int, ...], count: int) -> tuple[int, int, flo
 
 def about(values: StoredValues, claim: str) -> RuleFinding:
     """Return a finding on a parameter or buffer: a sentence of its name and a claim."""
-    return RuleFinding(stored_in(values), f"{named_values(values)}{claim}.")
+    return RuleFinding(stored_in(values), f"'{values.name}' ({values.kind}){claim}.")
 
 
 def leaf_of(values: StoredValues) -> str:
@@ -295,5 +295,5 @@ def worst_weight(
         share, worst = max(broken, key=lambda pair: pair[0])
         limit = terms.limit(name, stored_in(worst))
         above = f"{len(broken)} of {counted(len(judged), 'weight')} {are(len(broken))} above it"
-        message = f"{named_values(worst)}: {share:.1%} of {flaw} (limit {limit:.0%}); {above}."
+        message = f"'{worst.name}' ({worst.kind}): {share:.1%} of {flaw} (limit {limit:.0%}); {above}."
         yield RuleFinding(stored_in(worst), message)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hookscope.results.headroom import FORMATS
-from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, named_values, rule, stored_in
+from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule, stored_in
 from hookscope.rules.stored import (
     about,
     batch_norm_is_untrained,
@@ -62,7 +62,7 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         target, ratio = stored_in(values), values.outlier_ratio or 0.0
         is_scaled = "float8" in values.dtype  # its scale makes it reach the greatest number
         greatest = math.inf if is_scaled or values.dtype not in FORMATS else FORMATS[values.dtype].greatest
-        named = f"{named_values(values)} reaches {figure(values.max_abs, 5)}"
+        named = f"'{values.name}' ({values.kind}) reaches {figure(values.max_abs, 5)}"
         times = f"{figure(ratio, 3)} times the 99.9% quantile of its magnitudes"
         if values.max_abs == greatest:
             yield RuleFinding(target, f"{named}, the greatest number of {values.dtype}: an overflow was cut off there.")
@@ -169,7 +169,7 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     ]
     for values in unsigned:
         wrong = "negative" if (values.max or 0.0) > 0 else "positive"
-        message = f"{named_values(values)}: none of its {_nonzero(values):,} values other than 0 is {wrong}"
+        message = f"'{values.name}' ({values.kind}): none of its {_nonzero(values):,} values other than 0 is {wrong}"
         fails = len(unsigned) >= max(_FEWEST_TRAINED, terms.limit("fail_fraction", stored_in(values)) * len(weights))
         have = "has" if len(unsigned) == 1 else "have"
         share = f"{len(unsigned)} of {counted(len(weights), 'weight')} {have} values of one sign only"
