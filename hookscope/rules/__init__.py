@@ -60,8 +60,7 @@ HISTORY_RULES = {
     "optimizer-reset": "an optimiser's state is missing (except in the last file), newly empty or zero, or counted"
     " fewer steps",
 }
-"""What the rules of `hookscope history` report: the first compares with the first file, the next six with the file
-before, and the last three any two files."""
+"""What the rules of `hookscope history` report; the six after the first compare each file with the one before it."""
 
 
 def grads_limits() -> dict[str, tuple[Rule, str]]:
@@ -82,10 +81,7 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
 
 
 def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
-    """Return the limits, by rule and limit, of values by "RULE.LIMIT", or of texts "RULE.LIMIT=VALUE".
-
-    Raises UsageError if a rule or limit does not exist, or a value is invalid.
-    """
+    """Return limits by rule and name, of values by "RULE.LIMIT" or texts "RULE.LIMIT=VALUE"; UsageError if wrong."""
     limits: dict[str, dict[str, float]] = {}
     choices = {f"{name}.{key.replace('_', '-')}": (rule, key) for name, rule in RULES.items() for key in rule.limits}
     for text, written, value in _named_limits(overrides):

@@ -126,9 +126,8 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
         furthest = max(furthest, moved.furthest)
         if change and terms.is_on(target):
             changed.append((target, change))
-    # The label without call and output names the module.
-    names = {label: re.sub(r"(#\d+)?(\[.*)?\Z", "", label).removeprefix("(model)") for label in by_label}
-    gone = [FindingTarget(label, (names[label],), row.kind) for label, row in by_label.items()]
+    modules = {label: re.sub(r"(#\d+)?(\[.*)?\Z", "", label).removeprefix("(model)") for label in by_label}
+    gone = [FindingTarget(label, (modules[label],), row.kind) for label, row in by_label.items()]
     changed += [(target, "it is in the baseline and does not run") for target in gone if terms.is_on(target)]
     remark = _moved_inputs(baseline, measured, terms) if changed else ""
     for index, (target, change) in enumerate(changed or reversed(of_gradients)):

@@ -117,23 +117,23 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
         rule, limit = all_limits[name]
         changed.setdefault(rule.identifier, {})[limit] = value
     settings = CheckSettings(rules={name: RuleSettings(limits=values) for name, values in changed.items()})
-    return _found(gradients, [terms_of(RULES[name], settings) for name in GRADS_RULES])
+    return _judged(gradients, [terms_of(RULES[name], settings) for name in GRADS_RULES])
 
 
 def judge_activations(activations: Activations) -> tuple[Finding, ...]:
     """Judge one forward pass by the rules of `hookscope activations`: failures first."""
-    return _found(activations, [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES])
+    return _judged(activations, [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES])
 
 
-def _found(run: Run, terms: Sequence[RuleTerms]) -> tuple[Finding, ...]:
+def _judged(run: Run, terms: Sequence[RuleTerms]) -> tuple[Finding, ...]:
     folded = _for_rules(run)
     gradients = folded if isinstance(folded, Gradients) else None
     measured = CheckMeasurements(folded.model, (), folded, gradients=gradients, origin_searched=False)
     by_rule = _evaluated(measured, terms)
-    found: dict[str, list[Finding]] = {}
+    findings: dict[str, list[Finding]] = {}
     for term in terms:
-        found[term.rule.identifier] = term.findings(by_rule.get(term.rule.identifier, ()), found)
-    return _failures_first(chain.from_iterable(found.values()))
+        findings[term.rule.identifier] = term.findings(by_rule.get(term.rule.identifier, ()), findings)
+    return _failures_first(chain.from_iterable(findings.values()))
 
 
 def refused(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -172,8 +171,8 @@ class RuleTerms:
     ) -> list[Finding]:
         """Return findings with levels, where the rule is on and does not yield; with `followers`, one per level."""
         others = chain.from_iterable((reported_by or {}).get(name, ()) for name in self.rule.yields_to)
-        known = {(place, other.level) for other in others for place in other.places}
-        reported = [finding for problem in problems if (finding := self._finding(problem, known)) is not None]
+        reported_at = {(place, other.level) for other in others for place in other.places}
+        reported = [finding for problem in problems if (finding := self._finding(problem, reported_at)) is not None]
         if not self.rule.followers:
             return reported
         by_level: dict[Level, list[Finding]] = {}
@@ -181,7 +180,7 @@ class RuleTerms:
             by_level.setdefault(finding.level, []).append(finding)
         return [self._with_followers(first, rest) for first, *rest in by_level.values()]
 
-    def _finding(self, problem: RuleFinding, known: AbstractSet[tuple[str, str]]) -> Finding | None:
+    def _finding(self, problem: RuleFinding, reported_at: Collection[tuple[str, str]]) -> Finding | None:
         level = self.level_of(problem.target)
         if level == "off":
             return None
@@ -190,7 +189,7 @@ class RuleTerms:
             level = "fail"
         level = "warn" if "warn" in (level, problem.at_most) else "fail"
         where = problem.target.where
-        is_known = (where, "fail") in known or (where, level) in known
+        is_known = (where, "fail") in reported_at or (where, level) in reported_at
         return None if is_known else Finding(self.rule.identifier, level, where, message)
 
     def _with_followers(self, first: Finding, rest: Sequence[Finding]) -> Finding:
