@@ -14,7 +14,7 @@ from hookscope.cli.sections import help_record
 from hookscope.commands.history.columns import file_columns, layer_columns
 from hookscope.reporting.columns import Column
 from hookscope.results.history import History
-from hookscope.rules import RULES
+from hookscope.rules import HISTORY_RULES, RULES
 from hookscope.rules.rule import Rule
 
 Part = Callable[[], str]
@@ -68,9 +68,16 @@ def columns(declared: Sequence[Column]) -> str:
 
 
 _NO_FILES = History(files=(), order="", verdicts=(), rows=())
+
+
+def _history_rows() -> Iterator[str]:
+    return (f"| `{name}` | {_prose(meaning)} |" for name, meaning in HISTORY_RULES.items())
+
+
 TABLES: Mapping[str, Part] = {
     "columns-of-files": lambda: columns(file_columns(_NO_FILES)),
     "columns-of-layers-over-files": lambda: columns(layer_columns(_NO_FILES)),
+    "rules-of-history": lambda: "\n".join(("| rule | reports that |", "|---|---|", *_history_rows())),
 }
 
 

@@ -107,16 +107,19 @@ def _inform(option: options.Check) -> int:
     """Do what `--rules`, `--explain` and `--init` ask for, and ignore the other options."""
     from hookscope.cli.rule_tables import rule_explanation, rules_table
     from hookscope.errors import nearest
-    from hookscope.rules import RULES
+    from hookscope.rules import HISTORY_RULES, RULES
 
     tables, _ = consoles(json=False)
     if option.rules:
         tables.print(rules_table(tables.width), overflow="ignore", crop=False)
     if option.explain is not None:
-        if option.explain not in RULES:
-            close = nearest(option.explain, RULES)
+        if meaning := HISTORY_RULES.get(option.explain):
+            tables.print(f"{option.explain}, a rule of `hookscope history`, reports that {meaning}.")
+        elif option.explain in RULES:
+            tables.print(rule_explanation(RULES[option.explain]))
+        else:
+            close = nearest(option.explain, (*RULES, *HISTORY_RULES))
             raise UsageError(f"No rule is called {option.explain!r}.{close} List them with --rules.")
-        tables.print(rule_explanation(RULES[option.explain]))
     if option.init:
         from hookscope.commands.check.configuration.default_file import default_text
 

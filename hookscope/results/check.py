@@ -11,7 +11,7 @@ from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, most_severe
 from hookscope.results.accuracy import Accuracy, LabelledResult
 from hookscope.results.activations import LayerRow, MapSummary, Run
 from hookscope.results.comparison import Prediction
-from hookscope.results.findings import Finding
+from hookscope.results.findings import Finding, raise_failures
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.json_form import SCHEMA_VERSION, UNSTORED, in_json, json_form
@@ -19,7 +19,7 @@ from hookscope.results.network import ModelInfo
 from hookscope.results.renderers import RenderedResult
 from hookscope.results.survey import Survey
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
-from hookscope.text import safe_text, strict_json
+from hookscope.text import strict_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,16 +367,11 @@ class CheckReport(RenderedResult):
         Raises:
             AssertionError: With the error, and every finding of level "fail".
         """
-        __tracebackhide__ = True  # pytest then shows the test's own line
-        if self.passed:
-            return
+        __tracebackhide__ = True
         failures = (finding for finding in self.findings if finding.level == "fail" and finding.message != self.error)
-        lines = (
-            f"{self.checkpoint} did not pass.",
-            self.error,
-            *(f"{' '.join(filter(None, (failure.rule, failure.where)))}: {failure.message}" for failure in failures),
-        )
-        raise AssertionError("\n".join(map(safe_text, filter(None, lines))))
+        lines = (f"{' '.join(filter(None, (failure.rule, failure.where)))}: {failure.message}" for failure in failures)
+        if not self.passed:
+            raise_failures((f"{self.checkpoint} did not pass.", self.error, *lines))
 
 
 def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:

@@ -1,7 +1,10 @@
 """The findings of rules."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
+
+from hookscope.text import safe_text
 
 Level = Literal["fail", "warn", "off"]
 
@@ -28,3 +31,9 @@ class Finding:
     def places(self) -> tuple[str, ...]:
         """`where`, then `followed_by`."""
         return (self.where, *self.followed_by)
+
+
+def raise_failures(lines: Iterable[str]) -> NoReturn:
+    """Raise AssertionError for a test, with one line for each failure; empty ones are left out."""
+    __tracebackhide__ = True  # pytest then shows the test's own line
+    raise AssertionError("\n".join(map(safe_text, filter(None, lines))))

@@ -1,12 +1,15 @@
-"""How well the values of an output fit narrower number formats."""
+"""Floating-point formats, and how well the values of an output fit narrower ones."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.results.distribution import Distribution
-from hookscope.results.statistics import TensorStatistics
+if TYPE_CHECKING:  # these load NumPy, which `hookscope grads --help` must not
+    from hookscope.results.distribution import Distribution
+    from hookscope.results.statistics import TensorStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,17 @@ FLOAT16 = "float16"
 FORMATS: Mapping[str, NumberFormat] = {
     FLOAT16: NumberFormat(65504.0, 2.0**-24),
     "bfloat16": NumberFormat((2 - 2.0**-7) * 2.0**127, 2.0**-133),
+    "float32": NumberFormat((2 - 2.0**-23) * 2.0**127, 2.0**-149),
+    "float64": NumberFormat((2 - 2.0**-52) * 2.0**1023, 2.0**-1074),
     "float8_e4m3fn": NumberFormat(448.0, 2.0**-9),
     "float8_e5m2": NumberFormat(57344.0, 2.0**-16),
+    "float8_e4m3fnuz": NumberFormat(240.0, 2.0**-10),
+    "float8_e5m2fnuz": NumberFormat(57344.0, 2.0**-17),
 }
-"""IEEE 754 binary16; bfloat16; Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433, table 1."""
+"""IEEE 754 binary16 to 64; bfloat16 is binary32 with 8 significant bits; Micikevicius et al., "FP8 Formats for Deep
+Learning", arXiv 2209.05433, table 1; "fnuz": Noune et al., arXiv 2206.02915."""
 
+_NARROWER = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _INT8_STEPS = 127
 
 
@@ -54,7 +63,8 @@ def headroom_of(statistics: TensorStatistics) -> tuple[Headroom, ...]:
         return ()
     nonzero = spread.nonzero()
     headrooms = []
-    for name, (most, least) in FORMATS.items():
+    for name in _NARROWER:
+        most, least = FORMATS[name]
         factor = most / greatest if greatest else None
         over = spread.share_outside(-most, most) if greatest > most else 0.0
         headrooms.append(Headroom(name, factor, over, _share_within(nonzero, least / 2)))

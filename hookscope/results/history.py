@@ -7,11 +7,11 @@ from typing import Literal
 
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, most_severe
 from hookscope.results.comparison import Prediction
-from hookscope.results.findings import Finding
+from hookscope.results.findings import Finding, raise_failures
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.renderers import RunResult
-from hookscope.text import counted, safe_text
+from hookscope.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,16 +221,11 @@ class History(RunResult[tuple[WeightPoint, ...]]):
             AssertionError: With each failure, and the file in which it began.
         """
         __tracebackhide__ = True
-        if self.passed:
-            return
-        failures = [
-            f"{self.files[verdict.first].label}: {verdict.message}"
-            for verdict in self.verdicts
-            if verdict.level == "fail"
-        ]
-        errors = [f"{file.label}: {file.error}" for file in self.unreadable]
-        lines = (f"{counted(len(self.files), 'file')} did not all pass.", *errors, *failures)
-        raise AssertionError("\n".join(map(safe_text, lines)))
+        failures = [(verdict.first, verdict.message) for verdict in self.verdicts if verdict.level == "fail"]
+        errors = [(file.index, file.error) for file in self.unreadable]
+        lines = (f"{self.files[at].label}: {message}" for at, message in (*errors, *failures))
+        if not self.passed:
+            raise_failures((f"{counted(len(self.files), 'file')} did not all pass.", *lines))
 
     def by_label(self) -> dict[str, tuple[WeightPoint, ...]]:
         """Return each tensor in the order of the files, by name: "layer1.0.conv1.weight"."""

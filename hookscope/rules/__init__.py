@@ -5,7 +5,6 @@ imported for annotations only.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from sys import float_info
 
 from hookscope.errors import UsageError, nearest
@@ -25,7 +24,6 @@ from hookscope.rules import (
     weights,
 )
 from hookscope.rules.rule import Rule
-from hookscope.rules.settings import CheckSettings, RuleSettings
 
 _FILES = (
     *(stored, weights, training_state),
@@ -47,6 +45,23 @@ GRADS_RULES = (
 ACTIVATIONS_RULES = ("non-finite-activation", "constant-activation", "dead-channels")
 """The rules of `hookscope activations` in the order of its report."""
 
+HISTORY_RULES = {
+    "dead-filters-appear": "a weight or scale has more output channels that are zero than in the first file",
+    "norm-jump": "a norm grew by a factor of 10 (of a variance by 100; only if its root mean square times √inputs"
+    " exceeds 3), or a weight's or scale's fell by 10",
+    "weights-traded": "weights of one shape exchanged their values; copies do not count",
+    "weight-jump": "a weight or scale moved by half of its norm, and four times as far as before, later, and as others"
+    " of its kind (a scale also by 0.5 in root mean square); not judged in the second file",
+    "weight-stops": "a weight that moved has exactly the previous values, while most others moved",
+    "frozen-weight-moves": "a parameter of `requires_grad` False changed; usually by `zero_grad(set_to_none=False)`",
+    "statistics-reset": "a BatchNorm is back at mean 0 and variance 1, or counted fewer batches",
+    "tensors-change": "a tensor is missing, new, or has another shape; fails if only one differs, unless it is new",
+    "dtype-change": "a tensor has another dtype",
+    "optimizer-reset": "an optimiser's state is missing (except in the last file), newly empty or zero, or counted"
+    " fewer steps",
+}
+"""What the rules of `hookscope history` report; the six after the first compare each file with the one before it."""
+
 
 def grads_limits() -> dict[str, tuple[Rule, str]]:
     """Return, for each limit name in `hookscope grads --limit`, the rule and the limit's name in the rule."""
@@ -65,20 +80,8 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
     return limits
 
 
-def with_limits(settings: CheckSettings, overrides: Limits) -> CheckSettings:
-    """Return the settings of a check with other limits: values by "RULE.LIMIT", or texts "RULE.LIMIT=VALUE".
-
-    Raises UsageError if a rule or limit does not exist, or a value is invalid.
-    """
-    rules = dict(settings.rules)
-    for identifier, limits in check_limits(overrides).items():
-        current = rules.get(identifier, RuleSettings())
-        rules[identifier] = replace(current, limits={**current.limits, **limits})
-    return replace(settings, rules=rules)
-
-
 def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
-    """Return the limits that `--limit RULE.LIMIT=VALUE` sets, by rule and limit; raises as `with_limits`."""
+    """Return limits by rule and name, of values by "RULE.LIMIT" or texts "RULE.LIMIT=VALUE"; UsageError if wrong."""
     limits: dict[str, dict[str, float]] = {}
     choices = {f"{name}.{key.replace('_', '-')}": (rule, key) for name, rule in RULES.items() for key in rule.limits}
     for text, written, value in _named_limits(overrides):

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hookscope.hooks.patterns import FILLING
+from hookscope.results.headroom import FORMATS
 from hookscope.rules.rule import (
-    GREATEST,
     RuleFinding,
     RuleTerms,
     is_within,
@@ -44,6 +44,9 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
     "Hardsigmoid": (0.0, 1.0),
 }
 
+# Rules that report an output with only dead channels, or none that can be judged.
+_SAY_THE_SAME = ("non-finite-activation", "dead-layer", "constant-activation")
+
 _PROBABILITIES = ("Sigmoid", "Hardsigmoid")
 
 # Operations that select values or resample them: a mask stays a mask.
@@ -76,7 +79,7 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
 
 
-@rule("dead-channels", "warn", "forward", ("non-finite-activation",), followers="layer")
+@rule("dead-channels", "warn", "forward", ("non-finite-activation",), followers="layer", yields_to=_SAY_THE_SAME)
 @limit(
     "max_fraction",
     0.8,
@@ -91,7 +94,8 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information.
     Causes: too large a learning rate, too negative a bias. The rule checks ReLU, ReLU6, Hardswish and Threshold, as
     modules or as functions, with at least 32 values per channel: fewer values, as in squeeze-and-excitation, may all be
-    zero by chance. The convolution before a ReLU is not checked: it may be negative everywhere.
+    zero by chance. The convolution before a ReLU is not checked: it may be negative everywhere. A layer that is zero
+    everywhere is left to dead-layer, if that rule is on.
 
     In a trained network, channels that are zero on noise often respond to pictures, so on noise the limit is higher,
     88% instead of 80%. Give pictures.
@@ -247,10 +251,9 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
             continue
         below = terms.limit("below", output_of(row))
         symptom = f"channels stay below {below:g} in magnitude over {_inputs_words(measured, row)}"
-        most = terms.limit("max_fraction", output_of(row))
         greatest_input = inputs.get(row.inputs[0]) if row.inputs else None
         share = _quiet_share(peaks, row, below, greatest_input)
-        yield from _above(most, share, row, f"of its {peaks.size} {symptom}")
+        yield from _above(terms.limit("max_fraction", output_of(row)), share, row, f"of its {peaks.size} {symptom}")
 
 
 @rule("saturated-activation", "warn", "forward", ("non-finite-activation",), followers="layer")
@@ -450,7 +453,7 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
         (magnitude, row)
         for magnitude, row in magnitudes
         if terms.is_on(output_of(row))
-        and terms.limit("max_magnitude", output_of(row)) < magnitude < GREATEST[row.activation.dtype]
+        and terms.limit("max_magnitude", output_of(row)) < magnitude < FORMATS[row.activation.dtype].greatest
     ]
     if beyond:
         magnitude, first = min(beyond, key=lambda pair: pair[1].owner is not None)
@@ -481,7 +484,7 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
 
 
 def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str) -> Iterator[RuleFinding]:
-    top = GREATEST[dtype]
+    top = FORMATS[dtype].greatest
     rows = [row for row in forward_of(measured).rows if "float" in row.activation.dtype]
     rows.sort(key=lambda row: row.owner is not None)  # of two equal values, name the layer's
     magnitudes = [(_magnitude(row, dtype), output_of(row), named(row)) for row in rows]

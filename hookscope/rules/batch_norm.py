@@ -231,12 +231,12 @@ def _mismatch(
 ) -> RuleFinding:
     far, target = judged.far, judged.target
     factor, apart = _limits(judged, terms)
-    begins = f"It begins at {_named_with_input(judged)}"
+    begins = f"The mismatch begins at {_named_with_input(judged)}"
     if stray is not None:
         ratio = figure(stray.far.channel_ratio, 3)
         begins = (
-            f"It begins at {_named_with_input(stray)}, with an input channel that has {ratio} times the stored"
-            f" variance, and reaches most channels at {_named_with_input(judged)}"
+            f"The mismatch begins at {_named_with_input(stray)}, with an input channel that has {ratio} times the"
+            f" stored variance, and reaches most channels at {_named_with_input(judged)}"
         )
     correlation = ""
     if far.mean_correlation is not None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from hookscope.results.headroom import FORMATS
 from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, output_of, required, rule
 from hookscope.text import figure, in_words, printable, shape_text
 
@@ -26,9 +27,6 @@ _LIMITS = {
     "bfloat16": "max_difference_bfloat16",
 }
 _HALF = frozenset({"float16", "bfloat16"})
-
-# The smallest positive number of float16 (IEEE 754): values that differ by less may be equal in float16.
-_STEP_OF_FLOAT16 = 2.0**-24
 
 # Rounding may move a quantile this many times as far as the values (root mean square), because an outer quantile of few
 # values is a single value. Four standard deviations, times 1.5 because the root mean square is over 256 values per
@@ -128,7 +126,8 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
         furthest = max(furthest, moved.furthest)
         if change and terms.is_on(target):
             changed.append((target, change))
-    gone = [*map(_gone_target, by_label.values())]
+    modules = {label: re.sub(r"(#\d+)?(\[.*)?\Z", "", label).removeprefix("(model)") for label in by_label}
+    gone = [FindingTarget(label, (modules[label],), row.kind) for label, row in by_label.items()]
     changed += [(target, "it is in the baseline and does not run") for target in gone if terms.is_on(target)]
     remark = _moved_inputs(baseline, measured, terms) if changed else ""
     for index, (target, change) in enumerate(changed or reversed(of_gradients)):
@@ -184,11 +183,6 @@ def _moved_inputs(baseline: Baseline, measured: CheckMeasurements, terms: RuleTe
     return f"; the inputs of the network differ already, {by}: look at how inputs are read and prepared"
 
 
-def _gone_target(row: BaselineRow) -> FindingTarget:
-    name = re.sub(r"(#\d+)?(\[.*)?\Z", "", row.label).removeprefix("(model)")  # the label without call and output
-    return FindingTarget(row.label, (name,), row.kind)
-
-
 def _changed_facts(before: BaselineRow, now: BaselineRow, most_dead: float | None, *, may_round: bool) -> str:
     other_dtype = before.dtype != now.dtype and not (may_round and {before.dtype, now.dtype} <= _LIMITS.keys())
     for fact, was, current in (
@@ -214,7 +208,7 @@ def _movement(before: BaselineRow, now: BaselineRow, precision: str, limit: floa
     was, current = _statistics(before), _statistics(now)
     spread = max(before.std or 0.0, _LEAST_SPREAD * math.hypot(before.mean or 0.0, before.std or 0.0))
     if precision == "float16" and limit > 0:
-        spread = max(spread, _STEP_OF_FLOAT16 / limit)
+        spread = max(spread, FORMATS["float16"].smallest / limit)  # values that differ by less may be equal
     moved = {name: _ratio(abs(value - current[name]), spread) for name, value in was.items() if name in current}
     most = max(moved, key=lambda name: moved[name], default="")
     furthest, distance = moved.get(most, 0.0), _kept_values_apart(before, now)

@@ -32,7 +32,9 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
         wanted = {label: _indices(label, measured.model.categories) for label in named}
         name = str(expected.image)
         prediction = predictions.get(inputs.index(name)) if name in inputs else None
-        if prediction is not None:
+        if prediction is not None and prediction.is_nan:
+            messages = iter(["has NaN among its class scores, so no class is first."])
+        elif prediction is not None:
             messages = _unmet(expected, wanted, prediction, measured.model.categories)
         elif name in inputs:
             reason = measured.unmeasured.get("expectation", "the network returned no class scores; name the output.")
@@ -69,7 +71,7 @@ def _unmet(
         place = next((str(rank) for rank, index in enumerate(ranked, 1) if index in wanted[expected.top1]), "")
         rank = f"in place {place}" if place else f"not among the first {len(ranked)}"
         yield f"{classified}); expected first is {_named(expected.top1, categories)}, which is {rank}."
-    elif expected.min_probability is not None and not share >= expected.min_probability:  # NaN is no probability
+    elif expected.min_probability is not None and share < expected.min_probability:
         yield f"{classified}; limit: at least {expected.min_probability:g})."
     among = ranked[: expected.k]
     # A prediction of a network with fewer than k classes lists all of them.

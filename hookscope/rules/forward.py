@@ -359,7 +359,7 @@ def _excuse(measured: CheckMeasurements, output: OutputValues) -> str:
     """Return a sentence, after a space, on a harmless reason for a constant output; "" without one."""
     if not _holds_fractions(output):
         return " Whole numbers, such as the index of a class, may be the same by chance."
-    weights = [values for values in measured.stored if is_weight(values)]
+    weights = [values for values in measured.stored if is_weight(values) or values.filter_count]
     zeros = [*itertools.takewhile(is_zero, reversed(weights))]
     if 0 < len(zeros) <= _MOST_HEADS:
         return f" '{weights[-1].name}' is all 0, as an untrained head may be."

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import chain
 
 from hookscope.errors import (
     EXIT_DONE,
@@ -24,7 +25,7 @@ from hookscope.results.check import CheckMeasurements, CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.repeats import Run, reduced
-from hookscope.rules import ACTIVATIONS_RULES, GRADS_RULES, RULES, check_limits, grads_limits, with_limits
+from hookscope.rules import ACTIVATIONS_RULES, GRADS_RULES, RULES, check_limits, grads_limits
 from hookscope.rules.baseline import Baseline
 from hookscope.rules.forward import raised
 from hookscope.rules.rule import WHOLE_NETWORK, Rule, RuleFinding, RuleTerms, is_on, terms_of
@@ -65,12 +66,13 @@ def judge(
             from a different network or from different inputs, or if no rule is left to judge by.
     """
     judging = _Judging(measured, _terms(measured, settings, wanted, baseline))
-    for name, rule in RULES.items():
+    for rule in sorted(RULES.values(), key=lambda rule: bool(rule.yields_to)):
+        name = rule.identifier
         judging.outcomes[name] = judging.outcome(rule) if name in judging.terms else RuleOutcome(name, "off")
     error = _error(measured)
     return CheckReport(
         checkpoint,
-        tuple(judging.outcomes.values()),
+        tuple(judging.outcomes[name] for name in RULES),
         measured.model,
         measured.forward.inputs if measured.forward else (),
         error,
@@ -115,27 +117,23 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
         rule, limit = all_limits[name]
         changed.setdefault(rule.identifier, {})[limit] = value
     settings = CheckSettings(rules={name: RuleSettings(limits=values) for name, values in changed.items()})
-    terms = {name: terms_of(RULES[name], settings) for name in GRADS_RULES}
-    folded = _for_rules(gradients)
-    measured = CheckMeasurements(folded.model, (), folded, gradients=folded, origin_searched=False)
-    by_rule = _evaluated(measured, terms.values())
-    findings = [finding for name in GRADS_RULES for finding in terms[name].findings(by_rule.get(name, ()))]
-    return _failures_first(findings)
+    return _judged(gradients, [terms_of(RULES[name], settings) for name in GRADS_RULES])
 
 
 def judge_activations(activations: Activations) -> tuple[Finding, ...]:
-    """Judge one forward pass by the rules of `hookscope activations`: failures first; each output has one finding."""
-    judged = _for_rules(activations)
-    measured = CheckMeasurements(judged.model, (), judged, origin_searched=False)
-    terms = [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES]
+    """Judge one forward pass by the rules of `hookscope activations`: failures first."""
+    return _judged(activations, [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES])
+
+
+def _judged(run: Run, terms: Sequence[RuleTerms]) -> tuple[Finding, ...]:
+    folded = _for_rules(run)
+    gradients = folded if isinstance(folded, Gradients) else None
+    measured = CheckMeasurements(folded.model, (), folded, gradients=gradients, origin_searched=False)
     by_rule = _evaluated(measured, terms)
-    places: set[str] = set()
-    findings: list[Finding] = []
+    findings: dict[str, list[Finding]] = {}
     for term in terms:
-        new = [finding for finding in by_rule.get(term.rule.identifier, ()) if finding.target.where not in places]
-        places.update(finding.target.where for finding in new)
-        findings += term.findings(new)
-    return _failures_first(findings)
+        findings[term.rule.identifier] = term.findings(by_rule.get(term.rule.identifier, ()), findings)
+    return _failures_first(chain.from_iterable(findings.values()))
 
 
 def refused(
@@ -204,18 +202,17 @@ def judged_by(
     Raises:
         UsageError: If a rule or a limit does not exist, no rule is left, or a limit would have no effect.
     """
-    settings = with_limits(settings, option.limit)
     wanted = wanted_rules(settings, option.select, option.ignore)
-    idle = _idle(settings, baseline)
-    by_rule = {} if renews_baseline else check_limits(option.limit)
-    for name, limits in by_rule.items():
-        written = f"{arg('limit')} {name}.{next(iter(limits)).replace('_', '-')}"
-        if name not in wanted:
-            remedy = f"Turn it on with {arg('select')} {name}."
-            raise UsageError(f"{written} has no effect: the rule is off or left out. {remedy}")
-        if name in idle:
-            raise UsageError(f"{written} has no effect: {name} needs {_idle_without(name)}.")
-    return settings, wanted
+    idle, rules = _idle(settings, baseline), dict(settings.rules)
+    for name, limits in check_limits(option.limit).items():
+        useless = f"{arg('limit')} {name}.{next(iter(limits)).replace('_', '-')} has no effect"
+        if name not in wanted and not renews_baseline:
+            raise UsageError(f"{useless}: the rule is off or left out. Turn it on with {arg('select')} {name}.")
+        if name in idle and not renews_baseline:
+            raise UsageError(f"{useless}: {name} needs {_idle_without(name)}.")
+        current = rules.get(name, RuleSettings())
+        rules[name] = replace(current, limits={**current.limits, **limits})
+    return replace(settings, rules=rules), wanted
 
 
 def _matching(option: str, patterns: Iterable[str]) -> set[str]:
@@ -293,7 +290,7 @@ class _Judging:
             problems = [
                 replace(first, message=f"It could not run, because the gradients fail {cause}: {first.message}")
             ]
-        return _outcome(name, terms.findings(problems))
+        return self._outcome(terms, problems)
 
     def _missing(self, terms: RuleTerms) -> str:
         """Return the reason why a rule cannot run, in words; "" if it can."""
@@ -319,7 +316,11 @@ class _Judging:
         earlier = (finding.message for outcome in self.outcomes.values() for finding in outcome.findings)
         if terms.rule.level != "off" or message in earlier or _error(self.measured) or self.measured.no_network:
             return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
-        return _outcome(terms.rule.identifier, terms.findings([RuleFinding(WHOLE_NETWORK, message)]))
+        return self._outcome(terms, [RuleFinding(WHOLE_NETWORK, message)])
+
+    def _outcome(self, terms: RuleTerms, problems: Iterable[RuleFinding]) -> RuleOutcome:
+        findings = {name: outcome.findings for name, outcome in self.outcomes.items()}
+        return _outcome(terms.rule.identifier, terms.findings(problems, findings))
 
     def _silencing(self, rule: Rule, cause: str) -> str:
         """Return the finding that silences a rule, in words; "" if none does."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.results.findings import Finding, Level
@@ -22,14 +23,6 @@ T = TypeVar("T")
 
 Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "labels", "baseline"]
 """The part of `CheckMeasurements` that a rule needs."""
-
-GREATEST: Mapping[str, float] = {
-    "float16": 65504.0,
-    "bfloat16": (2 - 2**-7) * 2.0**127,
-    "float32": (2 - 2**-23) * 2.0**127,
-    "float64": (2 - 2**-52) * 2.0**1023,
-}
-"""The greatest finite number of a dtype (IEEE 754; bfloat16 is single precision with 8 significant bits)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +93,7 @@ class Rule:
         evaluate: Yields problems. Its docstring gives the meaning and the explanation.
         silenced_by: Rules whose findings are the cause of this rule's; it is then skipped.
         followers: Noun for the targets ("layer") if the first finding of a level lists all others; else "".
+        yields_to: Rules that report the same; at a place where one of them has as severe a finding, this one has none.
     """
 
     identifier: str
@@ -109,6 +103,7 @@ class Rule:
     silenced_by: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=dict)
     followers: str = ""
+    yields_to: tuple[str, ...] = ()
 
     @property
     def meaning(self) -> str:
@@ -139,10 +134,10 @@ def limit(name: str, default: float, meaning: str, basis: str, grads_name: str =
 
 
 def rule(
-    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), *, followers: str = ""
+    identifier: str, level: Level, needs: Needs, silenced_by: tuple[str, ...] = (), **kwargs: Any
 ) -> Callable[[Evaluate], Rule]:
     """Return a decorator that makes a function a rule. See `Rule` for the arguments."""
-    return lambda function: Rule(identifier, level, needs, function, silenced_by, _LIMITS.get(function, {}), followers)
+    return lambda function: Rule(identifier, level, needs, function, silenced_by, _LIMITS.get(function, {}), **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +166,13 @@ class RuleTerms:
             value = change.limits.get(name, value)
         return value
 
-    def findings(self, problems: Iterable[RuleFinding]) -> list[Finding]:
-        """Return findings with levels, without targets for which the rule is off; with `followers`, one per level."""
-        reported = [finding for problem in problems if (finding := self._finding(problem)) is not None]
+    def findings(
+        self, problems: Iterable[RuleFinding], reported_by: Mapping[str, Iterable[Finding]] | None = None
+    ) -> list[Finding]:
+        """Return findings with levels, where the rule is on and does not yield; with `followers`, one per level."""
+        others = chain.from_iterable((reported_by or {}).get(name, ()) for name in self.rule.yields_to)
+        reported_at = {(place, other.level) for other in others for place in other.places}
+        reported = [finding for problem in problems if (finding := self._finding(problem, reported_at)) is not None]
         if not self.rule.followers:
             return reported
         by_level: dict[Level, list[Finding]] = {}
@@ -181,7 +180,7 @@ class RuleTerms:
             by_level.setdefault(finding.level, []).append(finding)
         return [self._with_followers(first, rest) for first, *rest in by_level.values()]
 
-    def _finding(self, problem: RuleFinding) -> Finding | None:
+    def _finding(self, problem: RuleFinding, reported_at: Collection[tuple[str, str]]) -> Finding | None:
         level = self.level_of(problem.target)
         if level == "off":
             return None
@@ -189,7 +188,9 @@ class RuleTerms:
         if problem.at_least == "fail" and not any(change.level for change in self._changes(problem.target)):
             level = "fail"
         level = "warn" if "warn" in (level, problem.at_most) else "fail"
-        return Finding(self.rule.identifier, level, problem.target.where, message)
+        where = problem.target.where
+        is_known = (where, "fail") in reported_at or (where, level) in reported_at
+        return None if is_known else Finding(self.rule.identifier, level, where, message)
 
     def _with_followers(self, first: Finding, rest: Sequence[Finding]) -> Finding:
         if not rest:

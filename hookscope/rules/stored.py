@@ -66,14 +66,16 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
 
     A layer whose weight is zero passes nothing on. The weight was never loaded, was pruned, or starts at zero by
     design: untrained heads and last layers of residual branches do. Load it, or ignore the rule where zero is meant.
-    Only weights with at least two axes longer than 1 are checked; not biases, including attention's tables of biases,
-    and scales. Tables of positions ("pos" in the name) are not checked while weights are random or BatchNorm is
-    untrained, because some start at zero.
+    The rule checks weights with at least two axes longer than 1, weights of known layers with one input or output, and
+    the scale of a normalisation layer whose bias varies, because training moves both. It does not check other scales,
+    nor biases, including attention's tables of biases. Tables of positions ("pos" in the name) are not checked while
+    weights are random or BatchNorm is untrained, because some start at zero.
 
     A file of low-rank adapters (LoRA) fails if each of them has a half or a scale that is zero everywhere, as every
     lora_B is before training: the adapters then change nothing in their network.
     """
     passing = ("bias", "pos") if is_untrained(measured) else ("bias",)
+    varied = {values.name: values.shape for values in measured.stored if values.min != values.max}
     idle = measured.idle_adapters
     if idle:
         message = f"The adapters change nothing: each has a tensor of zeros, as before training ({listed(idle)})."
@@ -81,7 +83,9 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
     for values in measured.stored:
         if values.name in idle:
             continue
-        if is_weight(values) and is_zero(values) and not any(word in leaf_of(values) for word in passing):
+        bias = f"{values.name.removesuffix('weight')}bias"
+        is_checked = is_weight(values) or values.filter_count or varied.get(bias) == values.shape
+        if is_checked and is_zero(values) and not any(word in leaf_of(values) for word in passing):
             yield about(values, f" is 0 in all of its {values.element_count:,} values")
 
 
@@ -105,8 +109,8 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     """Two weights that are not tied have the same values.
 
     Two equal weights that do not share memory are usually a mistake: one weight was loaded twice, or layers were copied
-    and never trained apart. Compare their names with those in the original checkpoint. Tied weights and constant
-    weights do not count.
+    and never trained apart. Compare their names with those in the original checkpoint. Tied weights, constant weights
+    and tables of equal rows, such as A_log of an untrained Mamba, do not count.
     """
     for values in measured.stored:
         if values.twin_of:

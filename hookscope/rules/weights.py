@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.rules.rule import GREATEST, WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule, stored_in
+from hookscope.results.headroom import FORMATS
+from hookscope.rules.rule import WHOLE_NETWORK, RuleFinding, RuleTerms, limit, rule, stored_in
 from hookscope.rules.stored import (
     about,
     batch_norm_is_untrained,
@@ -59,7 +60,8 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
         if values.max_abs is None or not (values.role == "parameter" or leaf_of(values).startswith("running_")):
             continue
         target, ratio = stored_in(values), values.outlier_ratio or 0.0
-        greatest = GREATEST.get(values.dtype, math.inf)
+        is_scaled = "float8" in values.dtype  # its scale makes it reach the greatest number
+        greatest = math.inf if is_scaled or values.dtype not in FORMATS else FORMATS[values.dtype].greatest
         named = f"'{values.name}' ({values.kind}) reaches {figure(values.max_abs, 5)}"
         times = f"{figure(ratio, 3)} times the 99.9% quantile of its magnitudes"
         if values.max_abs == greatest:
@@ -380,14 +382,6 @@ def _last_trained(stored: Sequence[StoredValues], fraction: float) -> int:
     return trained[-1] if len(trained) >= max(_FEWEST_TRAINED, fraction * len(judged)) else 0
 
 
-# Greatest and smallest positive number: OCP 8-bit Floating Point Specification, 2023; "fnuz": Noune et al. 2022.
-_FORMATS: Mapping[str, tuple[float, float]] = {
-    "float8_e4m3fn": (448.0, 2.0**-9),
-    "float8_e5m2": (57344.0, 2.0**-16),
-    "float8_e4m3fnuz": (240.0, 2.0**-10),
-    "float8_e5m2fnuz": (57344.0, 2.0**-17),
-}
-
 _SHORTEST_ROW = 8  # a scale per row saturates one value in each row, which is a large share of a shorter row
 
 
@@ -422,7 +416,7 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     for values in measured.stored:
         if (float8 := values.float8) is None:
             continue
-        greatest, step = _FORMATS[float8.dtype]
+        greatest, step = FORMATS[float8.dtype]
         target = stored_in(values)
         share = float8.saturated_count / values.element_count
         long_enough = math.prod(values.shape[1:]) >= _SHORTEST_ROW

@@ -726,6 +726,14 @@ def test_a_rule_is_explained_by_name(run: Run) -> None:
     assert (ended.code, ended.stdout.startswith("drift")) == (0, True)
 
 
+def test_rules_of_history_are_explained_too(run: Run) -> None:
+    ended = run("check", "--explain", "norm-jump")
+    assert ended.code == 0
+    assert " ".join(ended.stdout.split()).startswith(
+        "norm-jump, a rule of `hookscope history`, reports that a norm grew by a factor of 10"
+    )
+
+
 # From pre-commit and pytest
 
 

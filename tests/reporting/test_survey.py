@@ -222,8 +222,8 @@ def test_formats_reach_as_far_as_torch_says(name: str) -> None:
     dtype: torch.dtype = getattr(torch, name)
     greatest, smallest = FORMATS[name]
     assert greatest == torch.finfo(dtype).max
-    assert torch.tensor(smallest).to(dtype).double().item() == smallest
-    assert torch.tensor(smallest / 2).to(dtype).item() == 0
+    assert torch.tensor(smallest, dtype=torch.float64).to(dtype).double().item() == smallest
+    assert torch.tensor(smallest / 2, dtype=torch.float64).to(dtype).item() == 0
 
 
 def test_headroom_counts_what_overflows_and_what_vanishes() -> None:

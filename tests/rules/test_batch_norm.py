@@ -107,9 +107,9 @@ def test_it_begins_at_the_first_layer_with_a_channel_far_off_though_most_channel
     (finding,) = found(one_off, all_off)
     assert (finding.level, finding.where) == ("fail", "bn")
     assert finding.message.startswith(
-        "It begins at 'bn' (BatchNorm2d), with an input channel that has 10,000 times the stored variance, and reaches"
-        " most channels at 'bn2' (BatchNorm2d): over 4 inputs, variances of its input differ from the stored ones by a"
-        " factor of 325 (limit 5), "
+        "The mismatch begins at 'bn' (BatchNorm2d), with an input channel that has 10,000 times the stored variance,"
+        " and reaches most channels at 'bn2' (BatchNorm2d): over 4 inputs, variances of its input differ from the"
+        " stored ones by a factor of 325 (limit 5), "
     )
     (finding,) = found(norm(variance=[1, 900, 1, 1]), all_off)  # as the channels of healthy layers vary
     assert finding.where == "bn2"
@@ -138,8 +138,8 @@ def test_the_first_layer_that_is_off_is_named_and_later_ones_are_counted() -> No
     )
     assert finding.where == "b"
     assert finding.message == (
-        "It begins at 'b' (BatchNorm2d): over 4 inputs, variances of its input differ from the stored ones by a"
-        " factor of 1 (limit 5), means by 3 stored standard deviations (limit 1); medians over 4 channels."
+        "The mismatch begins at 'b' (BatchNorm2d): over 4 inputs, variances of its input differ from the stored ones by"
+        " a factor of 1 (limit 5), means by 3 stored standard deviations (limit 1); medians over 4 channels."
         " 1 of 2 later BatchNorms follow."
     )
 

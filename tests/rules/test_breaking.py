@@ -39,6 +39,8 @@ from tests.commands.check.measurements import (
 ZERO: dict[str, Any] = {"min": 0.0, "max": 0.0, "max_abs": 0.0}
 SATURATED = distribution_of(np.r_[np.full(9, 0.999), 0.5])
 RAISED = Failure("conv", "Conv2d", ("2x3x4x4",), "RuntimeError: expected 4 channels")
+HEAD = stored("out.weight", shape=(1, 64), zero_count=64, filter_count=1, **ZERO)
+SCALE = stored("norm.weight", shape=(4,), zero_count=4, **ZERO)
 POSITIONS = stored("rel_pos_h", shape=(27, 64), zero_count=27 * 64, **ZERO)
 
 BREAKING: list[tuple[str, str, str, CheckMeasurements]] = [
@@ -47,6 +49,8 @@ BREAKING: list[tuple[str, str, str, CheckMeasurements]] = [
     ("non-finite-parameter", "fail", "bn.running_var", with_stored("bn.running_var", inf_count=4)),
     ("zero-parameter", "warn", "conv.weight", with_stored("conv.weight", zero_count=48, **ZERO)),
     ("zero-parameter", "warn", "rel_pos_h", replace(HEALTHY, stored=(POSITIONS,))),
+    ("zero-parameter", "warn", "out.weight", replace(HEALTHY, stored=(HEAD,))),
+    ("zero-parameter", "warn", "norm.weight", replace(HEALTHY, stored=(SCALE, stored("norm.bias", shape=(4,))))),
     ("constant-parameter", "warn", "head.weight", with_stored("head.weight", min=0.1, max=0.1)),
     ("duplicate-parameter", "warn", "head.weight", with_stored("head.weight", twin_of="other.weight")),
     ("batchnorm-variance", "fail", "bn.running_var", with_stored("bn.running_var", min=-1e-9)),
@@ -80,6 +84,8 @@ NEAR_MISSES: list[tuple[str, CheckMeasurements]] = [
     ),
     ("zero-parameter", with_stored("conv.weight", zero_count=47)),
     ("zero-parameter", with_stored("conv.bias", zero_count=4, **ZERO)),
+    ("zero-parameter", replace(HEALTHY, stored=(SCALE, stored("norm.bias", shape=(4,), zero_count=4, **ZERO)))),
+    ("zero-parameter", replace(HEALTHY, stored=(SCALE,))),
     ("zero-parameter", replace(HEALTHY, stored=(stored("attention_biases", shape=(4, 9), zero_count=36, **ZERO),))),
     ("zero-parameter", replace(HEALTHY, stored=(POSITIONS,), model=replace(HEALTHY.model, random=True))),
     ("zero-parameter", replace(HEALTHY, stored=(stored("scale", shape=(4, 1, 1), zero_count=4, **ZERO),))),
@@ -318,13 +324,16 @@ def test_a_single_zero_variance_in_an_untrained_batchnorm_fails() -> None:
     assert judged(replace(HEALTHY, stored=(trained, variances))).findings == ()
 
 
-def test_a_constant_output_is_a_warning_while_the_head_is_zero() -> None:
-    head = stored("head.weight", "Linear", (6, 4), zero_count=24, **ZERO)
+@pytest.mark.parametrize("outputs", [6, 1])
+def test_a_constant_output_is_a_warning_while_the_head_is_zero(outputs: int) -> None:
+    head = stored("head.weight", "Linear", (outputs, 4), zero_count=4 * outputs, filter_count=outputs, **ZERO)
     changed = replace(with_output(input_difference=0.0), stored=(stored("conv.weight"), head))
     actual = judged(changed, wanted=frozenset({"constant-output"})).findings
     assert [(finding.level, "'head.weight' is all 0" in finding.message) for finding in actual] == [("warn", True)]
-    earlier = replace(changed, stored=(head, stored("conv.weight")))
-    assert [finding.level for finding in judged(earlier, wanted=frozenset({"constant-output"})).findings] == ["fail"]
+    before_a_trained_head = (head, replace(head, zero_count=0, min=-1.0, max=1.0, max_abs=1.0))
+    for earlier in ((head, stored("conv.weight")), before_a_trained_head):
+        found_ = judged(replace(changed, stored=earlier), wanted=frozenset({"constant-output"})).findings
+        assert [finding.level for finding in found_] == ["fail"]
 
 
 def test_a_constant_output_is_a_warning_where_the_weights_are_random() -> None:

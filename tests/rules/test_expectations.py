@@ -77,7 +77,13 @@ def test_too_small_a_probability_of_the_first_class_fails() -> None:
         "'cat.jpg' is classified as 'tabby cat' (0) with probability 0.600 (softmax; limit: at least 0.61)."
     ]
     assert messages(min_probability=0.6) == []
-    assert len(messages(with_prediction(probabilities=(float("nan"),) * 5), min_probability=0.1)) == 1
+
+
+@pytest.mark.parametrize("expected", [{"top1": 0}, {"min_probability": 0.1}, {"contains": ("tram",)}], ids=str)
+def test_scores_with_nan_have_no_first_class(expected: dict[str, object]) -> None:
+    assert messages(with_prediction(probabilities=(float("nan"),) * 5), **expected) == [
+        "'cat.jpg' has NaN among its class scores, so no class is first."
+    ]
     assert len(messages(top1="tram", min_probability=0.9)) == 1  # a wrong class is not said twice
 
 

@@ -119,7 +119,7 @@ def test_the_dead_relu_is_named_with_its_line_though_no_operation_was_asked_for(
     assert "dead-channels" in [verdict.rule for verdict in result.verdicts if verdict.where == "(model):relu"]
     assert [row.label for row in result.rows] == ["conv1", "fc"]
     report = hookscope.check(Dead())
-    assert "dead-channels" in [finding.rule for outcome in report.outcomes for finding in outcome.findings]
+    assert [finding.rule for finding in report.findings] == ["constant-output", "dead-layer"]
 
 
 def test_what_is_measured_for_verdicts_alone_is_not_in_the_result() -> None:

@@ -17,13 +17,14 @@ from hookscope.errors import (
     UsageError,
     most_severe,
 )
+from hookscope.options import Check
 from hookscope.reporting.check_report import level_counts
 from hookscope.results.check import RuleOutcome
 from hookscope.results.findings import Finding
 from hookscope.results.network import Failure
-from hookscope.rules import RULES, check_limits, with_limits
+from hookscope.rules import RULES, check_limits
 from hookscope.rules.baseline import baseline_of
-from hookscope.rules.judging import judge, refused, wanted_rules
+from hookscope.rules.judging import judge, judged_by, refused, wanted_rules
 from hookscope.rules.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from tests.commands.check.measurements import (
     EVERYTHING,
@@ -370,14 +371,14 @@ def test_limits_are_put_over_those_of_the_configuration_and_keep_levels_and_laye
         rules={"dead-filter": RuleSettings("fail", {"max_fraction": 0.5, "min_chance": 1e-9})}, layers=layers
     )
     texts = ["dead-filter.max-fraction=0.1", "outlier-weight.max_ratio=7", "accuracy.min-fraction=0"]
-    changed = with_limits(settings, texts)
+    changed, _ = judged_by(settings, Check(limit=texts), None, renews_baseline=True)
     assert changed.rules == {
         "dead-filter": RuleSettings("fail", {"max_fraction": 0.1, "min_chance": 1e-9}),
         "outlier-weight": RuleSettings(None, {"max_ratio": 7.0}),
         "accuracy": RuleSettings(None, {"min_fraction": 0.0}),
     }
     assert changed.layers == layers
-    assert with_limits(settings, []) == settings
+    assert judged_by(settings, Check(), None)[0] == settings
 
 
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.limits])

@@ -8,6 +8,7 @@ import pytest
 
 from hookscope.results.check import CheckMeasurements, StoredValues
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
+from hookscope.rules.settings import CheckSettings, RuleSettings
 from tests.commands.check.measurements import (
     FORWARD,
     HEALTHY,
@@ -181,10 +182,22 @@ def test_a_weight_whose_square_overflows_and_one_that_was_cut_off_fail() -> None
 
 def test_a_layer_that_is_zero_everywhere_fails_once_weights_are_trained() -> None:
     dead = with_row("relu", shape=(2, 4, 16, 16), element_count=2048, dead_channel_count=4, max=0.0)
-    warnings = [(rule, "warn", "relu") for rule in ("dead-channels", "dead-layer", "constant-activation")]
-    assert findings(judged(dead)) == [("dead-layer", "fail", "relu"), warnings[0], warnings[2]]
+    warnings = [(rule, "warn", "relu") for rule in ("dead-layer", "constant-activation")]
+    assert findings(judged(dead)) == [("dead-layer", "fail", "relu"), warnings[1]]
     random = replace(dead, model=replace(dead.model, random=True))
     assert findings(judged(random)) == warnings
+
+
+def test_dead_channels_are_left_to_rules_that_report_the_same_output_as_severely() -> None:
+    dead = with_row("relu", shape=(2, 4, 16, 16), element_count=2048, dead_channel_count=4)
+    random = replace(dead, model=replace(dead.model, random=True))
+    strict = CheckSettings(rules={"dead-channels": RuleSettings("fail")})
+    layer, channels = (("dead-layer", "fail", "relu"), ("dead-channels", "fail", "relu"))
+    wanted = frozenset({"dead-layer", "dead-channels"})
+    assert findings(judged(dead, wanted=wanted)) == [layer]
+    assert findings(judged(dead, strict, wanted)) == [layer]
+    assert findings(judged(random, strict, wanted)) == [channels, ("dead-layer", "warn", "relu")]
+    assert findings(judged(dead, strict, wanted - {"dead-layer"})) == [channels]
 
 
 def test_activations_whose_square_overflows_fail_where_they_begin() -> None:

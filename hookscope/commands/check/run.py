@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from hookscope.rules.settings import CheckSettings
 
 
-_JUDGED_ALONE = (
-    "A state dict is checked without a network, so options that load or run one do not apply. Load it into the network "
-    "and give that, or save it and give the file."
-)
-
-
 @interrupts_between_blocks()
 def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> CheckReport:
     """Check one checkpoint by the rules of `hookscope check`; the network runs in this process.
@@ -60,7 +54,10 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
     if isinstance(checkpoint, Mapping):
         loading = replace(option, key=None, arch=None if option.arch == NO_NETWORK else option.arch)
         if any_given(loading, options.PickleOptions) or needing_a_run(option):
-            raise UsageError(_JUDGED_ALONE)
+            raise UsageError(
+                "A state dict is checked without a network, so options that load or run one do not apply. Load it into "
+                "the network and give that, or save it and give the file."
+            )
         option = replace(option, arch=NO_NETWORK)
     elif not isinstance(checkpoint, str | Path):
         loaded = load_model(checkpoint)  # it refuses other objects

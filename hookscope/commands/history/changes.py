@@ -42,14 +42,7 @@ _COSINE_OF_COPY = 0.5
 
 _WRITTEN = "such as an average (EMA) or a merged adapter"
 
-DEAD = "dead-filters-appear"
-JUMP, NORM, TRADED, RESET = "weight-jump", "norm-jump", "weights-traded", "statistics-reset"
-STOP = "weight-stops"
 FROZEN = "frozen-weight-moves"
-TENSORS, DTYPE, OPTIMISER = "tensors-change", "dtype-change", "optimizer-reset"
-
-FILE_TO_FILE = (NORM, TRADED, JUMP, STOP, FROZEN, RESET)
-"""The rules that compare each file with the one before it; `--bisect` leaves them out."""
 
 Row = Mapping[str, WeightPoint]
 """The tensors of one file by name."""
@@ -65,7 +58,8 @@ def dead_since(first: Row, now: Row, first_label: str) -> Iterator[Finding]:
             kind, holds = ("channel", "is 0") if row.is_scale else ("output channel", "has only zeros")
             channels = f"{row.dead_filter_count:,} of {counted(row.filter_count or 0, kind)}"
             was = f"in {before.dead_filter_count:,} of them" if before.dead_filter_count else "in none"
-            yield Finding(DEAD, "warn", name, f"'{name}' {holds} in {channels}; in {first_label} {was}.")
+            message = f"'{name}' {holds} in {channels}; in {first_label} {was}."
+            yield Finding("dead-filters-appear", "warn", name, message)
 
 
 def changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryFinding]:
@@ -191,11 +185,11 @@ def _is_new(rows: Row, layer: str) -> bool:
 
 # In order of precedence: a rule skips tensors that an earlier rule has reported.
 _RULES: Mapping[str, Callable[[_Pair], Iterator[tuple[str, str]]]] = {
-    TRADED: _traded,
-    NORM: _norms,
-    JUMP: _jumps,
-    STOP: _stops,
-    RESET: _resets,
+    "weights-traded": _traded,
+    "norm-jump": _norms,
+    "weight-jump": _jumps,
+    "weight-stops": _stops,
+    "statistics-reset": _resets,
 }
 
 
@@ -287,7 +281,7 @@ def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Ite
         is_counter = all(name.endswith("num_batches_tracked") for name in names)  # load_state_dict does not need it
         fails = is_alone and change in ("missing", "shape") and not is_counter
         message = _tensors_message(names, change, rows[before], rows[now], (labels[before], labels[now]))
-        rule = DTYPE if change == "dtype" else TENSORS
+        rule = "dtype-change" if change == "dtype" else "tensors-change"
         yield _change(rule, "fail" if fails else "warn", names, before, now, message)
 
 
@@ -328,7 +322,7 @@ def optimiser_changes(files: Sequence[HistoryFile]) -> Iterator[HistoryFinding]:
             if lost:
                 labels = read[at - 1].label, read[at].label
                 message = f"The state of '{printable(key, 80)}' {lost.format(*labels)}."
-                yield _change(OPTIMISER, "warn", (key,), read[at - 1].index, read[at].index, message)
+                yield _change("optimizer-reset", "warn", (key,), read[at - 1].index, read[at].index, message)
                 last_steps = 0.0
                 states[at] = replace(now, steps=None) if now else None
 

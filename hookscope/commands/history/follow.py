@@ -10,11 +10,7 @@ from typing import NamedTuple
 import torch
 
 from hookscope.commands.history.changes import (
-    DTYPE,
-    FILE_TO_FILE,
     FROZEN,
-    OPTIMISER,
-    TENSORS,
     changes,
     dead_since,
     moved_though_frozen,
@@ -31,7 +27,7 @@ from hookscope.parameters import arg
 from hookscope.results.findings import Finding
 from hookscope.results.history import History, HistoryFile, WeightPoint
 from hookscope.results.inputs import Provenance
-from hookscope.rules import RULES
+from hookscope.rules import HISTORY_RULES, RULES
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
 from hookscope.text import counted, once_per_file, printable, some_of
 
@@ -224,8 +220,8 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, searches: b
         read = sum(file.status == "read" for file in files)
         parts.append(
             f"{arg('bisect')} read {read} of {len(files)} files, assuming that a problem stays once it begins. Changes "
-            f"from file to file ({', '.join(FILE_TO_FILE)}) were not looked for; {TENSORS}, {DTYPE} and {OPTIMISER} "
-            "compare the files read."
+            f"from file to file ({', '.join([*HISTORY_RULES][1:7])}) were not looked for; tensors-change, "
+            "dtype-change and optimizer-reset compare the files read."
         )
     return " ".join(parts)
 

@@ -150,22 +150,21 @@ def _moved_by(read: Checkpoint, measured: CheckMeasurements) -> dict[str, list[s
         return None
     groups = groups_of(read.training.optimisers[0][1])
     settings = [moves_by(group) for group in groups]
-    listed = [_texts(group, "param_names") for group in groups]
+    listed = [[name for name in _items(group, "param_names") if isinstance(name, str)] for group in groups]
     if any(listed):
         by_name = {name: by for by, names in zip(settings, listed, strict=True) for name in names}
         return by_name if by_name.keys() <= flags.keys() else None
     distinct = [tensor.name for tensor in measured.stored if tensor.name in flags]
-    parameters = [group.get("params") for group in groups]
-    count = sum(len(parameter) for parameter in parameters if isinstance(parameter, list | tuple))
+    count = sum(len(_items(group, "params")) for group in groups)
     for names in (distinct, [name for name in distinct if flags[name]]):
         if names and count == len(names) and (names is not distinct or settings[1:] == settings[:-1]):
             return dict.fromkeys(names, settings[0])
     return None
 
 
-def _texts(group: Mapping[Any, Any], key: str) -> list[str]:
+def _items(group: Mapping[Any, Any], key: str) -> Sequence[Any]:
     items = group.get(key)
-    return [item for item in items if isinstance(item, str)] if isinstance(items, list | tuple) else []
+    return items if isinstance(items, list | tuple) else ()
 
 
 def _judged(file: HistoryFile, report: CheckReport, began: float, **kwargs: Any) -> MeasuredFile:

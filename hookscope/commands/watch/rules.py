@@ -17,11 +17,12 @@ from hookscope.commands.watch.steps import ArrivedStep, is_finite
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.gradients import Gradients, LossRecord, ParameterRow
+from hookscope.results.headroom import FORMATS
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.training import TrainingFinding, TrainingStep, WatchedParameter
 from hookscope.rules import RULES
-from hookscope.rules.rule import GREATEST, listed, non_finite_count, terms_of
+from hookscope.rules.rule import listed, non_finite_count, terms_of
 from hookscope.rules.settings import CheckSettings
 from hookscope.text import are, counted, figure, in_words, safe_text, some_of
 
@@ -78,7 +79,7 @@ def _dead_fraction(row: LayerRow) -> float | None:
 _OUTPUT_RULES: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | None]]] = {
     "non-finite-activation": (0.0, lambda row: float(non_finite_count(row.activation))),
     "overflowing-activation": ("max_magnitude", _greatest),
-    "fp16-headroom": ("max_fraction_of_range", lambda row: _greatest(row) / GREATEST["float16"]),
+    "fp16-headroom": ("max_fraction_of_range", lambda row: _greatest(row) / FORMATS["float16"].greatest),
     "dead-layer": (None, _dead_fraction),
     "dead-channels": ("max_fraction", _dead_fraction),
     "saturated-activation": ("max_fraction", saturated_fraction),

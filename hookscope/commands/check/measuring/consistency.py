@@ -345,14 +345,6 @@ def _mirrored(tensor: Tensor) -> Tensor:
 
 
 def same_input(first: Batch, second: Batch) -> bool:
-    """Tell whether two batches, both of one input, hold equal values."""
+    """Tell whether two batches, both of one input, hold equal values; NaN equals NaN."""
     inputs = [tensors_given(batch.args, batch.kwargs) for batch in (first, second)]
-    pairs = zip(*inputs, strict=True)
-    return all(_same_tensor(left, right) for (_, left), (_, right) in pairs)
-
-
-def _same_tensor(left: Tensor, right: Tensor) -> bool:
-    if left.is_nested:
-        parts = [*left.unbind()], [*right.unbind()]
-        return len(parts[0]) == len(parts[1]) and all(map(_same_tensor, *parts))
-    return left.shape == right.shape and torch.equal(left, right)
+    return all(difference(left, right) == 0 for (_, left), (_, right) in zip(*inputs, strict=True))

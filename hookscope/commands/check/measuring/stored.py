@@ -237,14 +237,15 @@ def _twin_of(entry: _NamedTensor, values: StoredValues, seen: dict[object, list[
         return ""
     key = (values.dtype, values.shape, values.min, values.max, values.zero_count, entry.tensor.device)
     alike = seen.setdefault(key, [])
-    twin = next((other.name for other in alike if _equal(other.tensor, entry.tensor)), "")
+    twin = next((other.name for other in alike if _is_copy(other.tensor, entry.tensor)), "")
     alike.append(entry)
     return twin
 
 
-def _equal(first: Tensor, second: Tensor) -> bool:
+def _is_copy(first: Tensor, second: Tensor) -> bool:
+    """Tell whether equal values are in separate memory; a table of equal rows, as Mamba's A_log, starts so anywhere."""
     try:
         shared = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-        return not shared and torch.equal(first, second)
+        return not shared and torch.equal(first, second) and not (len(first) > 1 and torch.equal(first[1:], first[:-1]))
     except (RuntimeError, NotImplementedError):  # sparse, or a dtype that torch cannot compare
         return False

@@ -178,6 +178,8 @@ SIX, SWAPPED = torch.arange(6.0).reshape(2, 3), torch.tensor([[0.0, 2.0, 1.0], [
         pytest.param(torch.arange(6.0).reshape(6, 1), torch.arange(6.0).reshape(6, 1), "", id="one axis longer than 1"),
         pytest.param(SIX, torch.arange(6.0).reshape(3, 2), "", id="another shape"),
         pytest.param(SIX, SIX.half(), "", id="another dtype"),
+        pytest.param(SIX[:1].expand(4, 3).log1p(), SIX[:1].expand(4, 3).log1p(), "", id="equal rows, as Mamba's A_log"),
+        pytest.param(SIX[None], SIX[None].clone(), "first", id="a single row of several axes"),
     ],
 )
 def test_twins_are_equal_weights_that_are_not_tied(first: Tensor, second: Tensor, twin: str) -> None:
