@@ -3,9 +3,11 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
+
+N = TypeVar("N")
 
 # GitHub's runner acts on a line that starts with "::", and on "##[" anywhere in a line. A renderer may break a line at
 # any white space, so a "::" after white space may become the start of a line.
@@ -150,6 +152,13 @@ def _entry(value: Any) -> str:
     if isinstance(value, list) and value:
         return "[\n" + ",\n".join(f"    {json.dumps(item, allow_nan=False)}" for item in value) + "\n  ]"
     return json.dumps(value, allow_nan=False)
+
+
+def number_in(value: Any, kind: Callable[[Any], N]) -> N:
+    """Return a text or number as a number; ValueError also for underscores, which Python skips: "0_5" would be 5."""
+    if isinstance(value, str) and "_" in value:
+        raise ValueError(value)
+    return kind(value)
 
 
 def json_number(value: float) -> float | str:

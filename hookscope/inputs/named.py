@@ -25,6 +25,7 @@ from hookscope.text import counted, printable, shape_text
 # "1,2.5,-3": in brackets it is a tuple or a list.
 _NUMBER = r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*"
 _NUMBERS = re.compile(f"(?P<row>{_NUMBER}(?:,{_NUMBER})+,?)(?::(?P<dtype>\\w+))?")
+_UNDERSCORED = re.compile(r"[-+\d.,eE\s]*\d_[-+\d.,eE\s_]*")  # which Python would skip: 1_5 is 15
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -130,9 +131,11 @@ def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
         record = InputRecord(value.strip(), None, None, tuple(row.shape), ())
         return NamedInput(name, row, record, is_exact=numbers["dtype"] is not None)
     try:
-        return NamedInput(name, ast.literal_eval(value.strip()))
+        if _UNDERSCORED.fullmatch(value) is None:
+            return NamedInput(name, ast.literal_eval(value.strip()))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # no literal: a file
-        path = Path(value)
+        pass
+    path = Path(value)
     try:
         return _named(name, *load_argument(path, preprocessing), preprocessing)
     except ImageError as error:
