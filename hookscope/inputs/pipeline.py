@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from hookscope.errors import ImageError
-from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batches, to_device
+from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batches, part_of, to_device
 from hookscope.inputs.clips import Source
 from hookscope.inputs.loading import read_upright, take_upright
 from hookscope.inputs.named import NamedInput, named_batch, named_count, with_named
@@ -31,13 +31,13 @@ _NO_PICTURE = 205  # of 255: the grey in place of inputs that cannot be shown
 class Photographs:
     """The photographs behind the inputs of a run.
 
-    `pictures` are pictures in memory, `batch` the inputs if they are tensors. `seen` has what the network saw of the
-    first inputs: (H, W, 3) or (H, W) uint8.
+    `pictures` are pictures in memory. `batch` returns the inputs if they are no files. `seen` has what the network saw
+    of the first files: (H, W, 3) or (H, W) uint8.
     """
 
     preprocessing: Preprocessing
     pictures: Sequence[Image] = ()
-    batch: Batch | None = None
+    batch: Callable[[], Batch] | None = None
     seen: Mapping[InputRecord, NDArray[np.uint8]] = field(default_factory=dict)
 
     def __call__(self, inputs: Sequence[InputRecord], index: int) -> Photograph:
@@ -76,13 +76,16 @@ class Photographs:
     def _seen(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8] | None:
         if inputs[index] in self.seen:
             return self.seen[inputs[index]]
-        if self.batch is None or len(self.batch.indices) != len(inputs) or not self.batch.args:
+        batch = None if self.batch is None else self.batch()
+        if batch is None or len(batch.indices) != len(inputs):
             return None
-        values = self.batch.args[0]
-        if not isinstance(values, torch.Tensor):
-            return None
-        pictures = thumbnails(values[index : index + 1].detach().float().cpu().numpy(), self.preprocessing)
-        return pictures[0] if pictures else None
+        single = part_of(batch, index)
+        for value in (*single.args, *single.kwargs.values()):
+            tensor = torch.stack(value) if isinstance(value, list) else value  # of a detector
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested:
+                for picture in thumbnails(tensor.detach().float().cpu().numpy(), self.preprocessing):
+                    return picture
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +115,19 @@ class InputPipeline:
         batches: Iterator[Batch]
         if self.files:
             batches = map(self._pictured, load_batches(self.files, self.preprocessing, size, on_error, self.readers))
-        elif self.batch is not None:
-            batches = in_batches(self.batch, size)
-        elif self.noise:
-            batches = in_batches(noise_batch(self.noise, self.seed, self.preprocessing.kind), size)
         else:
-            batches = in_batches(named_batch(self.named), size)
+            batches = in_batches(self._whole(), size)
         if self.named and (self.files or self.batch is not None or self.noise):
             total = self.input_count() if any(kwarg.row_count > 1 for kwarg in self.named) else 1
             batches = (with_named(batch, self.named, total) for batch in batches)
         placed = (to_device(batch, self.device, self.dtype) for batch in batches)
         return map(self.finish, placed) if self.finish else placed
+
+    def _whole(self) -> Batch:
+        """Return inputs that are no files, without those by name that only accompany them."""
+        if self.batch is not None:
+            return self.batch
+        return noise_batch(self.noise, self.seed, self.preprocessing.kind) if self.noise else named_batch(self.named)
 
     def input_count(self) -> int:
         """Return how many inputs there are, unusable ones counted; tensor files are read for that."""
@@ -138,7 +143,7 @@ class InputPipeline:
     def photographs(self) -> Photographs:
         """The photographs behind the inputs, to be read again."""
         in_memory = [file for file in self.files if isinstance(file, Image)]
-        return Photographs(self.preprocessing, in_memory, self.batch, self.pictures)
+        return Photographs(self.preprocessing, in_memory, None if self.files else self._whole, self.pictures)
 
     def _pictured(self, batch: Batch) -> Batch:
         values = batch.args[0]

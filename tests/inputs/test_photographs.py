@@ -9,9 +9,10 @@ from PIL import Image, ImageOps
 
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.loading import load_input
-from hookscope.inputs.pipeline import Photographs
+from hookscope.inputs.pipeline import InputPipeline, Photographs
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import InputRecord, Preprocessing, Region
+from hookscope.results.noise_shapes import parse_noise_shapes
 from tests.inputs.written import random_pixels, save
 
 CROPPED = Preprocessing(resize=20, crop=(20, 20))
@@ -63,6 +64,24 @@ def test_of_tensors_it_is_what_the_network_saw():
     values = torch.rand(2, 3, 8, 9)
     record = InputRecord("tensor", None, None, (3, 8, 9), ())
     plain = Preprocessing(mean=(), std=())
-    shown = Photographs(plain, batch=Batch((values,), (0, 1), (record, record)))([record, record], 1)
-    assert np.abs(shown.pixels.transpose(2, 0, 1) / 255 - values[1].numpy()).max() < 0.003
-    assert shown.remark == ""
+    for args, kwargs in (
+        ((values,), {}),
+        (([*values],), {}),
+        ((), {"rate": 3, "x": values}),
+        ((values[:, 0], values), {}),
+    ):
+        batch = Batch(args, (0, 1), (record, record), kwargs)
+        shown = Photographs(plain, batch=lambda batch=batch: batch)([record, record], 1)
+        assert np.abs(shown.pixels.transpose(2, 0, 1) / 255 - values[1].numpy()).max() < 0.003
+        assert shown.remark == ""
+
+
+def test_of_noise_it_is_the_noise():
+    plain, cpu = Preprocessing(mean=(0.5,), std=(0.5,), channels=1), torch.device("cpu")
+    pipeline = InputPipeline([], plain, cpu, torch.float32, noise=parse_noise_shapes("3,1,8,9"), seed=4)
+    (batch,) = pipeline.batches(3)
+    for index in range(3):
+        shown = pipeline.photographs(batch.records, index)
+        expected = (batch.args[0][index] * 0.5 + 0.5).clamp(0, 1)
+        assert np.abs(shown.pixels.transpose(2, 0, 1) / 255 - expected.numpy()).max() < 0.003
+        assert shown.remark == ""

@@ -60,6 +60,7 @@ def weights_of(network: nn.Module, pictures: Tensor) -> list[Weights]:
 def test_numbers_are_those_of_numpy(network: nn.Module, pictures: Tensor) -> None:
     result = hookscope.attention(network, pictures)
     assert result.census == "2 of 2 blocks seen"
+    assert [*result] == [*result.maps]  # what `result["class token"]` chooses from
     expected = weights_of(network, pictures)
     rows = iter(result.rows)
     places = np.stack(np.meshgrid(np.arange(4), np.arange(4), indexing="ij"), -1).reshape(16, 2)
