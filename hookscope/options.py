@@ -150,6 +150,10 @@ def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
 _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((str, str | None), ((str,), "a text")),
     **dict.fromkeys((int, int | None), ((Integral,), "a whole number")),
+    bool: ((bool,), "True or False"),
+    int | Sequence[int]: ((Integral, list, tuple), "a whole number or a list of whole numbers"),
+    str | int | None: ((str, Integral), "a text or a whole number"),
+    str | int | Sequence[str | int]: ((str, Integral, list, tuple), "texts and whole numbers"),
     Texts: ((str, list, tuple), "a text or a list of texts"),
     **dict.fromkeys((Limits, Arguments), ((str, list, tuple, Mapping), "a mapping, a text or a list of texts")),
     **{kind: ((*get_args(kind), PathLike), "a path") for kind in (File, File | None)},
@@ -159,6 +163,7 @@ _HINTS = {
     "arch": " Give the name of a network here, such as 'net.py:build', and a module as `model`.",
     "device": " Give its name, such as 'cuda:1'.",
     "input": " It gives arguments by name: {'meta': tensor}.",
+    "target": " A function is given as 'file.py:function'.",
 }
 
 
@@ -192,11 +197,12 @@ def of_kind(name: str, kind: Any, value: Any) -> Any:
     """Return the value of an option or argument, a path of type `Named` as text; UsageError if its type is wrong."""
     choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
     classes, wanted = _KINDS.get(kind, ((), ""))
-    is_right = not classes or (isinstance(value, classes) and not (isinstance(value, bool) and Integral in classes))
-    if kind in (Texts, Limits, Arguments) and isinstance(value, list | tuple):
-        is_right = all(isinstance(text, str) for text in value)
-    if not is_right:
-        actual = f"the class {value.__name__}" if isinstance(value, type) else f"type {type(value).__name__}"
+    is_list = isinstance(value, list | tuple) and list in classes
+    right = tuple({*classes} - {list, tuple, Mapping}) if is_list else classes
+    items = value if is_list else [value]
+    wrong = [item for item in items if not isinstance(item, right) or isinstance(item, bool) is not (kind is bool)]
+    if classes and wrong:
+        actual = f"the class {wrong[0].__name__}" if isinstance(wrong[0], type) else f"type {type(wrong[0]).__name__}"
         raise UsageError(f"{arg(name)} takes {wanted}, not {printable(actual)}.{_HINTS.get(name, '')}")
     if choices and value not in choices:
         raise UsageError(f"{arg(name)} takes {' or '.join(choices)}, not {printable(repr(value))}.")

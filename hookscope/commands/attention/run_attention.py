@@ -136,8 +136,8 @@ def _block(block: str | int) -> int | str:
 
 def _distinct_heads(heads: Sequence[int]) -> list[int]:
     for head in heads:
-        if not isinstance(head, int) or isinstance(head, bool) or head < 0:
-            raise UsageError(f"{arg('head')} {safe_text(str(head))} is not possible: heads are counted from 0.")
+        if head < 0:
+            raise UsageError(f"{arg('head')} {head} is not possible: heads are counted from 0.")
     return [*dict.fromkeys(heads)]
 
 
