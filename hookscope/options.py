@@ -8,7 +8,7 @@ whose help would mislead Python callers.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from inspect import get_annotations
-from numbers import Integral
+from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, dataclass_transform, get_args, get_origin
@@ -186,11 +186,12 @@ def _settle(self: Any) -> None:
             value = tuple(value) if isinstance(value, list | tuple) else (value,)
         object.__setattr__(self, setting.name, value)
         least, most = on_command_line(setting).bounds
-        if isinstance(value, int | float) and value != setting.default:
-            if least is not None and value < least:
-                raise UsageError(f"{arg(setting.name)} {value} is not possible: give {least} or more.")
-            if most is not None and value > most:
-                raise UsageError(f"{arg(setting.name)} {value} is not possible: give {most} or less.")
+        items = value if isinstance(value, tuple) else [value]
+        for number in (item for item in items if isinstance(item, Real) and item != setting.default):
+            if least is not None and float(number) < least:
+                raise UsageError(f"{arg(setting.name)} {number} is not possible: give {least} or more.")
+            if most is not None and float(number) > most:
+                raise UsageError(f"{arg(setting.name)} {number} is not possible: give {most} or less.")
 
 
 def of_kind(name: str, kind: Any, value: Any) -> Any:
@@ -738,7 +739,9 @@ class Attention(
         "BLOCK  Block to draw: its position among those seen (0, or -1 for the last), or its name; repeatable. "
         "Default: the last.",
     )
-    head: int | Sequence[int] = option((), "N  Head to draw, from 0; repeatable. Default: the mean over heads.")
+    head: int | Sequence[int] = option(
+        (), "N  Head to draw, from 0; repeatable. Default: the mean over heads.", bounds=(0, None)
+    )
     query: Texts = option(
         (),
         "QUERY  Whose attention to draw: cls, register:1, mean, or the x,y of a pixel of the photograph; repeatable. "

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, count
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -134,6 +135,16 @@ def slug(text: str, max_bytes: int = 80) -> str:
         ends = (part.decode(errors="ignore").strip("-.") for part in (encoded[:half], encoded[-half:]))
         kept = "--".join(filter(None, ends))
     return kept or "unnamed"
+
+
+def distinct_names(wanted: Iterable[str]) -> list[str]:
+    """Return distinct names for files: a number is appended where a name is taken, whatever its case."""
+    names: dict[str, str] = {}  # by what some file systems compare
+    for stem in wanted:
+        numbered = (f"{stem}-{number}" for number in count(2))
+        name = next(name for name in chain([stem], numbered) if name.casefold() not in names)
+        names[name.casefold()] = name
+    return [*names.values()]
 
 
 def strict_json(document: Mapping[str, Any]) -> str:

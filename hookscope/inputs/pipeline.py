@@ -20,11 +20,16 @@ from hookscope.inputs.named import NamedInput, named_batch, named_count, with_na
 from hookscope.inputs.noise import noise_batch, noise_count
 from hookscope.inputs.pictures import picture_name
 from hookscope.inputs.preprocessing import thumbnails
-from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Photograph, Preprocessing, Region
+from hookscope.results.inputs import (
+    SHOWN_INPUTS,
+    InputRecord,
+    Photograph,
+    Preprocessing,
+    grey_photograph,
+    whole_photograph,
+)
 from hookscope.results.noise_shapes import NoiseShape
 from hookscope.statistics.storage import plain_array
-
-_NO_PICTURE = 205  # of 255: the grey in place of inputs that cannot be shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +58,10 @@ class Photographs:
                 if pixels.shape[:2] == (record.region.height, record.region.width):
                     return Photograph(pixels, record.region)
                 reason = f"{record.name} has changed since the run. "
-        shown, note = self._seen(inputs, index), f"{reason}This is what the network saw." if reason else ""
+        shown = self._seen(inputs, index)
         if shown is None:
-            shape = record.shape[-2:] if len(record.shape) > 1 else (1, 1)
-            shown, note = np.full(shape, _NO_PICTURE, np.uint8), f"{reason}Maps are drawn on grey, without a picture."
-        height, width = shown.shape[:2]
-        shown = shown if shown.ndim == 3 else np.repeat(shown[:, :, None], 3, axis=2)
-        return Photograph(shown, Region(0, 0, height, width, height, width), note)
+            return grey_photograph(record.shape, f"{reason}Maps are drawn on grey, without a picture.")
+        return whole_photograph(shown, f"{reason}This is what the network saw." if reason else "")
 
     def _read(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8]:
         record = inputs[index]

@@ -31,7 +31,7 @@ from hookscope.inspection.edit_placement import ParameterEdits, edited_parameter
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
 from hookscope.inspection.losses.choosing import Loss, choose_loss
-from hookscope.inspection.network import BatchQueue, queued
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, queued
 from hookscope.inspection.run import InspectionOptions
 from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.models.construction import LoadedModel
@@ -412,6 +412,15 @@ def batch_progress(session: Session, on_progress: OnProgress | None) -> Callable
         return lambda _finished: None
     total = input_count(session.inputs)
     return lambda finished: on_progress(finished, total)
+
+
+def run_fields(
+    session: Session, inspected: InspectedNetwork, patterns: Sequence[str], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of a result that have the network, where it ran and how; arguments as for `provenance_of`."""
+    device, dtype = inspected.placed
+    provenance = provenance_of(session, patterns, settings)
+    return {"model": inspected.info, "seed": session.seed, "device": device, "dtype": dtype, "provenance": provenance}
 
 
 def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[str, Any]) -> Provenance:

@@ -28,7 +28,7 @@ from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs.batches import Batch, part_of
 from hookscope.inspection.execution import execution_order
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
-from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
+from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, run_fields, session_batches
 from hookscope.inspection.state.preservation import preserved
 from hookscope.parameters import arg
 from hookscope.reporting.run_facts import input_names
@@ -143,13 +143,11 @@ def run_attribution(
     if not gathered.records and session.unusable:
         raise session.unusable[0]
     seconds = time.perf_counter() - began
-    device, dtype = inspected.placed
     further = {name: getattr(option, name) for name in ("top", "tokens", "sanity")}
     checks = checking.judged()
     failed = [f"The sanity check '{check.name}' failed. {check.meaning}" for check in checks if check.passed is False]
     unclear = [f"The check '{check.name}' is inconclusive. {check.meaning}" for check in checks if check.passed is None]
     return Attributions(
-        model=inspected.info,
         inputs=tuple(gathered.records),
         method=option.method,
         layers=tuple(gathered.layers.values()),
@@ -159,11 +157,8 @@ def run_attribution(
         input_values=gathered.input_values,
         unchanged=gathered.unchanged,
         notes=(*inspected.notes, *map_layers.notes, *gathered.notes, *checking.notes, *unclear),
-        seed=session.seed,
-        device=device,
-        dtype=dtype,
         timings={"load": session.load_seconds, "maps": seconds - checking.seconds, "sanity": checking.seconds},
-        provenance=provenance_of(session, layers, {"method": option.method, "targets": targets, **further}),
+        **run_fields(session, inspected, layers, {"method": option.method, "targets": targets, **further}),
     )
 
 

@@ -457,7 +457,7 @@ def test_a_network_of_torchscript_is_refused_as_such() -> None:
         ),
         ({"query": "left"}, UsageError, "'left' is not possible: give cls, register:1"),
         ({"head": 3}, UsageError, "has 3 heads, from 0"),
-        ({"head": -1}, UsageError, "`head` -1 is not possible: heads are counted from 0"),
+        ({"head": [0, -1]}, UsageError, "`head` -1 is not possible: give 0 or more"),
         ({"head": True}, UsageError, "`head` takes a whole number or a list of whole numbers, not type bool"),
         ({"block": 2}, LayerNotFoundError, "There is no block 2: 2 were seen"),
         ({"block": "layers.1.selfattn"}, LayerNotFoundError, "layers.1.self_attn"),
