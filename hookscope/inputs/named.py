@@ -218,16 +218,11 @@ def without_named_frame(preprocessing: Preprocessing, named: Sequence[NamedInput
     return preprocessing
 
 
-def named_count(named: Sequence[NamedInput]) -> int:
-    """Return how many inputs there are if all have names: as many as the first with several rows has."""
-    return next((kwarg.row_count for kwarg in named if kwarg.row_count > 1), 1)
-
-
 def named_batch(named: Sequence[NamedInput]) -> Batch:
-    """Return a batch of inputs by name alone, `named_count` in number."""
+    """Return a batch of inputs by name alone, as many as the first with several rows has."""
     read = [kwarg for kwarg in named if kwarg.record is not None]
     counted_first = sorted(read, key=lambda kwarg: {0: 2, 1: 1}.get(kwarg.row_count, 0))  # the others in their order
-    count = named_count(named)
+    count = next((kwarg.row_count for kwarg in named if kwarg.row_count > 1), 1)
     steps = tuple(f"by name: {kwarg.text}" for kwarg in named)
     if read:
         first, *others = [kwarg.record for kwarg in counted_first if kwarg.record is not None]

@@ -1,9 +1,9 @@
 """Where the inputs of a run come from: files, pictures and tensors in memory, arguments by name, or noise.
 
-`Photographs` reads the photographs behind inputs again: upright, in their original size, one at a time.
+`InputPipeline.photograph` reads the photograph behind an input again: upright, in its original size.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from hookscope.errors import ImageError
 from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batches, part_of, to_device
 from hookscope.inputs.clips import Source
 from hookscope.inputs.loading import read_upright, take_upright
-from hookscope.inputs.named import NamedInput, named_batch, named_count, with_named
+from hookscope.inputs.named import NamedInput, named_batch, with_named
 from hookscope.inputs.noise import noise_batch, noise_count
 from hookscope.inputs.pictures import picture_name
 from hookscope.inputs.preprocessing import thumbnails
@@ -30,64 +30,6 @@ from hookscope.results.inputs import (
 )
 from hookscope.results.noise_shapes import NoiseShape
 from hookscope.statistics.storage import plain_array
-
-
-@dataclass(frozen=True, slots=True)
-class Photographs:
-    """The photographs behind the inputs of a run.
-
-    `pictures` are pictures in memory. `batch` returns the inputs if they are no files. `seen` has what the network saw
-    of the first files: (H, W, 3) or (H, W) uint8.
-    """
-
-    preprocessing: Preprocessing
-    pictures: Sequence[Image] = ()
-    batch: Callable[[], Batch] | None = None
-    seen: Mapping[InputRecord, NDArray[np.uint8]] = field(default_factory=dict)
-
-    def __call__(self, inputs: Sequence[InputRecord], index: int) -> Photograph:
-        """Return the photograph of one of a run's inputs; what the network saw if the photograph is gone."""
-        record = inputs[index]
-        reason = ""
-        if record.region is not None:
-            try:
-                pixels = self._read(inputs, index)
-            except ImageError as error:
-                reason = f"{error} "
-            else:
-                if pixels.shape[:2] == (record.region.height, record.region.width):
-                    return Photograph(pixels, record.region)
-                reason = f"{record.name} has changed since the run. "
-        shown = self._seen(inputs, index)
-        if shown is None:
-            return grey_photograph(record.shape, f"{reason}Maps are drawn on grey, without a picture.")
-        return whole_photograph(shown, f"{reason}This is what the network saw." if reason else "")
-
-    def _read(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8]:
-        record = inputs[index]
-        if record.sha256 is not None:
-            return read_upright(Path(record.name), record.sha256, self.preprocessing.max_pixels)
-        key = record.name, record.size
-        # Pictures in memory may share a name and a size: they come in the order in which they were given.
-        alike = [picture for picture in self.pictures if (picture_name(picture), picture.size) == key]
-        places = [place for place, other in enumerate(inputs) if (other.name, other.size) == key]
-        if len(alike) != len(places):
-            raise ImageError(f"Cannot tell which picture in memory {record.name!r} is.")
-        return take_upright(alike[places.index(index)], self.preprocessing.max_pixels)
-
-    def _seen(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8] | None:
-        if inputs[index] in self.seen:
-            return self.seen[inputs[index]]
-        batch = None if self.batch is None else self.batch()
-        if batch is None or len(batch.indices) != len(inputs):
-            return None
-        single = part_of(batch, index)
-        for value in (*single.args, *single.kwargs.values()):
-            tensor = torch.stack(value) if isinstance(value, list) else value  # of a detector
-            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested:
-                for picture in thumbnails(tensor.detach().float().cpu().numpy(), self.preprocessing):
-                    return picture
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +77,52 @@ class InputPipeline:
         """Return how many inputs there are, unusable ones counted; tensor files are read for that."""
         if self.files:
             return count_inputs(self.files, self.preprocessing)
-        if self.batch is not None:
-            return len(self.batch.indices)
-        if self.noise:
-            return noise_count(self.noise)
-        return named_count(self.named)
+        return noise_count(self.noise) if self.noise else len(self._whole().indices)
 
-    @property
-    def photographs(self) -> Photographs:
-        """The photographs behind the inputs, to be read again."""
+    def photograph(self, inputs: Sequence[InputRecord], index: int) -> Photograph:
+        """Return the photograph of one of a run's inputs; what the network saw if the photograph is gone."""
+        record = inputs[index]
+        reason = ""
+        if record.region is not None:
+            try:
+                pixels = self._read_photograph(inputs, index)
+            except ImageError as error:
+                reason = f"{error} "
+            else:
+                if pixels.shape[:2] == (record.region.height, record.region.width):
+                    return Photograph(pixels, record.region)
+                reason = f"{record.name} has changed since the run. "
+        shown = self._seen(inputs, index)
+        if shown is None:
+            return grey_photograph(record.shape, f"{reason}Maps are drawn on grey, without a picture.")
+        return whole_photograph(shown, f"{reason}This is what the network saw." if reason else "")
+
+    def _read_photograph(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8]:
+        record = inputs[index]
+        if record.sha256 is not None:
+            return read_upright(Path(record.name), record.sha256, self.preprocessing.max_pixels)
+        key = record.name, record.size
+        # Pictures in memory may share a name and a size: they come in the order in which they were given.
         in_memory = [file for file in self.files if isinstance(file, Image)]
-        return Photographs(self.preprocessing, in_memory, None if self.files else self._whole, self.pictures)
+        alike = [picture for picture in in_memory if (picture_name(picture), picture.size) == key]
+        places = [place for place, other in enumerate(inputs) if (other.name, other.size) == key]
+        if len(alike) != len(places):
+            raise ImageError(f"Cannot tell which picture in memory {record.name!r} is.")
+        return take_upright(alike[places.index(index)], self.preprocessing.max_pixels)
+
+    def _seen(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8] | None:
+        if self.files:
+            return self.pictures.get(inputs[index])
+        batch = self._whole()
+        if len(batch.indices) != len(inputs):
+            return None
+        single = part_of(batch, index)
+        for value in (*single.args, *single.kwargs.values()):
+            tensor = torch.stack(value) if isinstance(value, list) else value  # of a detector
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested:
+                for picture in thumbnails(tensor.detach().float().cpu().numpy(), self.preprocessing):
+                    return picture
+        return None
 
     def _pictured(self, batch: Batch) -> Batch:
         values = batch.args[0]

@@ -435,7 +435,7 @@ def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[s
         package_versions(),
         torch.get_num_threads(),
         session.inputs.pictures,
-        session.inputs.photographs,
+        session.inputs.photograph,
     )
 
 

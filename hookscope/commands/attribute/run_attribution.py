@@ -21,7 +21,7 @@ from hookscope.commands.attribute.input_places import input_size, main_input, pl
 from hookscope.commands.attribute.layer_choice import LayerOutputs
 from hookscope.commands.attribute.map_layers import MapLayers, NotReachedError, given_layers
 from hookscope.commands.attribute.sanity import Checking
-from hookscope.commands.attribute.scores import BatchTarget, batch_targets
+from hookscope.commands.attribute.scores import batch_targets
 from hookscope.commands.attribute.targets import read_targets
 from hookscope.errors import UnfitInputError, UsageError, nearest
 from hookscope.hooks.forward_hooks import capture
@@ -111,20 +111,14 @@ def run_attribution(
     checking = Checking(sanity=option.sanity, method=option.method, output_key=option.output_key, seed=session.seed)
     gathered = _Gathered(inspected.network, option.method, checking)
     finished = batch_progress(session, on_progress)
-
-    def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
-        sizes = [(record.shape[-2], record.shape[-1]) for record in batch.records if len(record.shape) > 1]
-        return batch_targets(
-            output,
-            len(batch.indices),
-            wanted,
-            option.top,
-            inspected.info.categories,
-            option.output_key,
-            sizes,
-            multi_label=inspected.multi_label,
-        )
-
+    targets_of = partial(
+        batch_targets,
+        wanted=wanted,
+        top=option.top,
+        categories=inspected.info.categories,
+        output_key=option.output_key,
+        multi_label=inspected.multi_label,
+    )
     began = time.perf_counter()
     with (
         torch.inference_mode(False),
