@@ -100,14 +100,8 @@ def run_attention(
     run.check_seen(unseen)
     rows = tuple(run.rows()) if option.numbers else ()
     suffixes = ("", *(f"@{at}" for at in range(len(run.records))))  # batches are numbered where shapes differ
-    settings = {
-        "block": [*map(str, blocks)],
-        "head": [*wanted.heads],
-        "query": [*option.query],
-        "rollout": option.rollout,
-        "numbers": option.numbers,
-        "tokens": option.tokens,
-    }
+    settings = {"block": [*map(str, blocks)], "head": [*wanted.heads], "query": [*option.query]}
+    settings |= {name: getattr(option, name) for name in ("rollout", "numbers", "tokens")}
     return Attention(
         inputs=tuple(run.records),
         blocks=tuple(run.blocks.values()),
