@@ -17,7 +17,6 @@ from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batch
 from hookscope.inputs.clips import Source
 from hookscope.inputs.loading import read_upright, take_upright
 from hookscope.inputs.named import NamedInput, named_batch, with_named
-from hookscope.inputs.noise import noise_batch, noise_count
 from hookscope.inputs.pictures import picture_name
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import (
@@ -36,9 +35,9 @@ from hookscope.statistics.storage import plain_array
 class InputPipeline:
     """The inputs of a run; each call of `batches` reads them anew.
 
-    There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or `noise` by `seed`; inputs
-    by name, `named`, go with every batch, or are the only ones. Batches go through `finish`, for example to add
-    targets. While they are read, `pictures` gets the first pictures as the network sees them, (H, W, 3) or (H, W)
+    There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or of `noise` of these shapes;
+    inputs by name, `named`, go with every batch, or are the only ones. Batches go through `finish`, for example to add
+    targets. While files are read, `pictures` gets the first pictures as the network sees them, (H, W, 3) or (H, W)
     uint8.
     """
 
@@ -48,7 +47,6 @@ class InputPipeline:
     dtype: torch.dtype
     batch: Batch | None = None
     noise: Sequence[NoiseShape] = ()
-    seed: int = 0
     named: Sequence[NamedInput] = ()
     finish: Callable[[Batch], Batch] | None = None
     readers: int | None = None
@@ -61,7 +59,7 @@ class InputPipeline:
             batches = map(self._pictured, load_batches(self.files, self.preprocessing, size, on_error, self.readers))
         else:
             batches = in_batches(self._whole(), size)
-        if self.named and (self.files or self.batch is not None or self.noise):
+        if self.named and (self.files or self.batch is not None):
             total = self.input_count() if any(kwarg.row_count > 1 for kwarg in self.named) else 1
             batches = (with_named(batch, self.named, total) for batch in batches)
         placed = (to_device(batch, self.device, self.dtype) for batch in batches)
@@ -69,15 +67,13 @@ class InputPipeline:
 
     def _whole(self) -> Batch:
         """Return inputs that are no files, without those by name that only accompany them."""
-        if self.batch is not None:
-            return self.batch
-        return noise_batch(self.noise, self.seed, self.preprocessing.kind) if self.noise else named_batch(self.named)
+        return named_batch(self.named) if self.batch is None else self.batch
 
     def input_count(self) -> int:
         """Return how many inputs there are, unusable ones counted; tensor files are read for that."""
         if self.files:
             return count_inputs(self.files, self.preprocessing)
-        return noise_count(self.noise) if self.noise else len(self._whole().indices)
+        return len(self._whole().indices)
 
     def photograph(self, inputs: Sequence[InputRecord], index: int) -> Photograph:
         """Return the photograph of one of a run's inputs; what the network saw if the photograph is gone."""

@@ -19,7 +19,7 @@ from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageE
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs.loading import read_tensor
 from hookscope.inputs.named import named_inputs, without_named_frame
-from hookscope.inputs.noise import noise_and_named
+from hookscope.inputs.noise import noise_and_named, noise_batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.preprocessing_options import assumed_preparation, preprocessing_from_options
 from hookscope.inspection.backward import PassError, inspect_gradients
@@ -111,15 +111,8 @@ def open_session(
     shapes = noise_arguments(shapes, loaded.module, named=[entry.name for entry in by_name], others=others)
     notes += noise_note(shapes) if input_shape is not None else ()
     shapes, by_name = noise_and_named(shapes, by_name, seed, with_others=positional)
-    pipeline = InputPipeline(
-        files,
-        preprocessing,
-        *placement(loaded.module),
-        batch,
-        shapes,
-        seed,
-        by_name,
-    )
+    batch = noise_batch(shapes, seed, preprocessing.kind) if shapes else batch
+    pipeline = InputPipeline(files, preprocessing, *placement(loaded.module), batch, shapes, by_name)
     loaded = replace(loaded, notes=(*notes, *loaded.notes), warnings=warnings)
     return Session(loaded, pipeline, seed, time.perf_counter() - began)
 
@@ -276,7 +269,6 @@ def choose_session_loss(
     source, _, name = loss.rpartition(":") if isinstance(loss, str) else ("", "", "")
     is_file = isinstance(target, str | Path) and str(target).lower().endswith(_TENSOR_SUFFIXES)
     several = is_file or isinstance(target, Tensor) or (isinstance(target, str) and "," in target)
-    counted = bool(session.inputs.files) or session.inputs.batch is not None
     return choose_loss(
         load_function(Path(source), name) if source.endswith(".py") else loss,
         target=read_tensor(Path(str(target))) if is_file else str(target) if isinstance(target, Path) else target,
@@ -285,7 +277,7 @@ def choose_session_loss(
         categories=session.loaded.info.categories,
         output_key=output_key,
         # Only targets given per input need it.
-        input_count=session.inputs.input_count() if several and counted else None,
+        input_count=session.inputs.input_count() if several else None,
     )
 
 

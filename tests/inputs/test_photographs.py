@@ -9,10 +9,10 @@ from PIL import Image, ImageOps
 
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.loading import load_input
+from hookscope.inputs.noise import noise_batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import InputRecord, Preprocessing, Region
-from hookscope.results.noise_shapes import parse_noise_shapes
 from tests.inputs.written import random_pixels, save
 
 CROPPED = Preprocessing(resize=20, crop=(20, 20))
@@ -82,7 +82,7 @@ def test_of_tensors_it_is_what_the_network_saw():
 
 def test_of_noise_it_is_the_noise():
     grey = Preprocessing(mean=(0.5,), std=(0.5,), channels=1)
-    inputs = pipeline(preprocessing=grey, noise=parse_noise_shapes("3,1,8,9"), seed=4)
+    inputs = pipeline(preprocessing=grey, batch=noise_batch("3,1,8,9", seed=4))
     (batch,) = inputs.batches(3)
     for index in range(3):
         shown = inputs.photograph(batch.records, index)
