@@ -186,11 +186,12 @@ def _settle(self: Any) -> None:
             value = tuple(value) if isinstance(value, list | tuple) else (value,)
         object.__setattr__(self, setting.name, value)
         least, most = on_command_line(setting).bounds
-        items = value if isinstance(value, tuple) else [value]
-        for number in (item for item in items if isinstance(item, Real) and item != setting.default):
-            if least is not None and float(number) < least:
+        items: Sequence[Any] = value if isinstance(value, tuple) else [value]
+        numbers: list[Any] = [item for item in items if isinstance(item, Real)]
+        for number in numbers if value != setting.default else ():
+            if least is not None and number < least:
                 raise UsageError(f"{arg(setting.name)} {number} is not possible: give {least} or more.")
-            if most is not None and float(number) > most:
+            if most is not None and number > most:
                 raise UsageError(f"{arg(setting.name)} {number} is not possible: give {most} or less.")
 
 

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import jedi
+import numpy as np
 import pytest
 import typer.main
 import typer.testing
@@ -107,3 +108,12 @@ def test_an_editor_lists_all_arguments_with_types() -> None:
     assert set(listed) >= {field.name for field in fields(options) if field.metadata["option"].is_python}
     assert listed["seed"] == "param seed: int=0"
     assert listed["layer"] == "param layer: Texts=()"
+
+
+def test_bounds_hold_for_every_number_and_are_included() -> None:
+    assert Attribute(seed=2**63 - 1).seed == 2**63 - 1
+    for wrong in ({"seed": 2**63}, {"top": np.int64(0)}, {"batch_size": 0}):
+        with pytest.raises(hookscope.UsageError, match="is not possible: give"):
+            Attribute(**wrong)
+    with pytest.raises(hookscope.UsageError, match="--head -1 is not possible: give 0 or more"):
+        Attention(head=[0, -1])
