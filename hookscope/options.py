@@ -8,7 +8,7 @@ whose help would mislead Python callers.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from inspect import get_annotations
-from numbers import Integral
+from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, dataclass_transform, get_args, get_origin
@@ -150,6 +150,10 @@ def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
 _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((str, str | None), ((str,), "a text")),
     **dict.fromkeys((int, int | None), ((Integral,), "a whole number")),
+    bool: ((bool,), "True or False"),
+    int | Sequence[int]: ((Integral, list, tuple), "a whole number or a list of whole numbers"),
+    str | int | None: ((str, Integral), "a text or a whole number"),
+    str | int | Sequence[str | int]: ((str, Integral, list, tuple), "texts and whole numbers"),
     Texts: ((str, list, tuple), "a text or a list of texts"),
     **dict.fromkeys((Limits, Arguments), ((str, list, tuple, Mapping), "a mapping, a text or a list of texts")),
     **{kind: ((*get_args(kind), PathLike), "a path") for kind in (File, File | None)},
@@ -159,6 +163,7 @@ _HINTS = {
     "arch": " Give the name of a network here, such as 'net.py:build', and a module as `model`.",
     "device": " Give its name, such as 'cuda:1'.",
     "input": " It gives arguments by name: {'meta': tensor}.",
+    "target": " A function is given as 'file.py:function'.",
 }
 
 
@@ -181,22 +186,25 @@ def _settle(self: Any) -> None:
             value = tuple(value) if isinstance(value, list | tuple) else (value,)
         object.__setattr__(self, setting.name, value)
         least, most = on_command_line(setting).bounds
-        if isinstance(value, int | float) and value != setting.default:
-            if least is not None and value < least:
-                raise UsageError(f"{arg(setting.name)} {value} is not possible: give {least} or more.")
-            if most is not None and value > most:
-                raise UsageError(f"{arg(setting.name)} {value} is not possible: give {most} or less.")
+        items: Sequence[Any] = value if isinstance(value, tuple) else [value]
+        numbers: list[Any] = [item for item in items if isinstance(item, Real)]
+        for number in numbers if value != setting.default else ():
+            if least is not None and number < least:
+                raise UsageError(f"{arg(setting.name)} {number} is not possible: give {least} or more.")
+            if most is not None and number > most:
+                raise UsageError(f"{arg(setting.name)} {number} is not possible: give {most} or less.")
 
 
 def of_kind(name: str, kind: Any, value: Any) -> Any:
     """Return the value of an option or argument, a path of type `Named` as text; UsageError if its type is wrong."""
     choices = [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
     classes, wanted = _KINDS.get(kind, ((), ""))
-    is_right = not classes or (isinstance(value, classes) and not (isinstance(value, bool) and Integral in classes))
-    if kind in (Texts, Limits, Arguments) and isinstance(value, list | tuple):
-        is_right = all(isinstance(text, str) for text in value)
-    if not is_right:
-        actual = f"the class {value.__name__}" if isinstance(value, type) else f"type {type(value).__name__}"
+    is_list = isinstance(value, list | tuple) and list in classes
+    right = tuple({*classes} - {list, tuple, Mapping}) if is_list else classes
+    items = value if is_list else [value]
+    wrong = [item for item in items if not isinstance(item, right) or isinstance(item, bool) is not (kind is bool)]
+    if classes and wrong:
+        actual = f"the class {wrong[0].__name__}" if isinstance(wrong[0], type) else f"type {type(wrong[0]).__name__}"
         raise UsageError(f"{arg(name)} takes {wanted}, not {printable(actual)}.{_HINTS.get(name, '')}")
     if choices and value not in choices:
         raise UsageError(f"{arg(name)} takes {' or '.join(choices)}, not {printable(repr(value))}.")
@@ -732,7 +740,9 @@ class Attention(
         "BLOCK  Block to draw: its position among those seen (0, or -1 for the last), or its name; repeatable. "
         "Default: the last.",
     )
-    head: int | Sequence[int] = option((), "N  Head to draw, from 0; repeatable. Default: the mean over heads.")
+    head: int | Sequence[int] = option(
+        (), "N  Head to draw, from 0; repeatable. Default: the mean over heads.", bounds=(0, None)
+    )
     query: Texts = option(
         (),
         "QUERY  Whose attention to draw: cls, register:1, mean, or the x,y of a pixel of the photograph; repeatable. "

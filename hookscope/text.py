@@ -3,9 +3,12 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, count
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
+
+N = TypeVar("N")
 
 # GitHub's runner acts on a line that starts with "::", and on "##[" anywhere in a line. A renderer may break a line at
 # any white space, so a "::" after white space may become the start of a line.
@@ -168,6 +171,16 @@ def slug(text: str, max_bytes: int = 80) -> str:
     return kept or "unnamed"
 
 
+def distinct_names(wanted: Iterable[str]) -> list[str]:
+    """Return distinct names for files: a number is appended where a name is taken, whatever its case."""
+    names: dict[str, str] = {}  # by what some file systems compare
+    for stem in wanted:
+        numbered = (f"{stem}-{number}" for number in count(2))
+        name = next(name for name in chain([stem], numbered) if name.casefold() not in names)
+        names[name.casefold()] = name
+    return [*names.values()]
+
+
 def strict_json(document: Mapping[str, Any]) -> str:
     r"""Return `document` as JSON that every parser accepts: one key a line, one item of a top-level list a line.
 
@@ -184,6 +197,13 @@ def _entry(value: Any) -> str:
     if isinstance(value, list) and value:
         return "[\n" + ",\n".join(f"    {json.dumps(item, allow_nan=False)}" for item in value) + "\n  ]"
     return json.dumps(value, allow_nan=False)
+
+
+def number_in(value: Any, kind: Callable[[Any], N]) -> N:
+    """Return a text or number as a number; ValueError also for underscores, which Python skips: "0_5" would be 5."""
+    if isinstance(value, str) and "_" in value:
+        raise ValueError(value)
+    return kind(value)
 
 
 def json_number(value: float) -> float | str:

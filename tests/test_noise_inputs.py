@@ -155,3 +155,14 @@ def test_whole_numbers_without_an_embedding_are_valid_indices_anywhere() -> None
     hookscope.activations(model, input_shape=shapes, layer="*", verify=False)
     assert [tensor.dtype for tensor in seen[0]] == [torch.float32, torch.int64, torch.uint8, torch.bool]
     assert seen[0][2].max() > 200
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_each_input_has_its_own_target_in_batches_too(by_name: bool) -> None:
+    linear = nn.Linear(4, 3)
+    values = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    inputs: dict[str, Any] = {"input": {"input": values}} if by_name else {"input_shape": (3, 4), "seed": 0}
+    result = hookscope.grads(linear, **inputs, loss="ce", target=[0, 2, 1], batch_size=2)
+    losses = nn.functional.cross_entropy(linear(values), torch.tensor([0, 2, 1]), reduction="none")
+    assert result.loss is not None
+    assert result.loss.value == pytest.approx((losses[:2].mean() + losses[2]).item(), rel=1e-5)  # a mean for each batch

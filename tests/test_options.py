@@ -1,16 +1,18 @@
 """Every option is declared once, and editors read the functions that are made from there."""
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
 import jedi
+import numpy as np
 import pytest
 import typer.main
 import typer.testing
 
 import hookscope
 from hookscope.cli.options import with_options
-from hookscope.cli.sections import SectionedCommand
+from hookscope.cli.sections import METAVARS_OF_NUMBERS, SectionedCommand
 from hookscope.options import (
     LAYERS,
     MOST_USED,
@@ -20,14 +22,19 @@ from hookscope.options import (
     Check,
     Diff,
     Grads,
+    History,
     LayerOptions,
+    Layers,
     Survey,
+    Watch,
     any_given,
     group,
     in_help,
     is_given,
+    on_command_line,
     option,
     taken,
+    text_type,
 )
 from tests.api_functions import API, written
 
@@ -53,6 +60,16 @@ def test_an_option_is_added_by_one_field() -> None:
     shown = " ".join(run(app, ["--help"]).output.split())
     assert "Layers: -l, --layer PATTERN" in shown
     assert "--slices N Cut each layer into N slices. [default: 2; 1 to 9] Other options" in shown
+
+
+@pytest.mark.parametrize(
+    "kind", [Activations, Attention, Attribute, Check, Diff, Grads, History, Layers, Survey, Watch]
+)
+def test_numbers_and_nothing_else_have_a_metavar_of_numbers(kind: type) -> None:
+    for field in fields(kind):
+        metavar = on_command_line(field).help.rpartition("  ")[0].split(" ")[-1]
+        is_number = re.search(r"\b(int|float)\b", str(text_type(field))) is not None
+        assert (metavar in METAVARS_OF_NUMBERS) == is_number, field.name
 
 
 @pytest.mark.parametrize("kind", [Activations, Attention, Attribute, Check, Diff, Grads, Survey])
@@ -91,3 +108,12 @@ def test_an_editor_lists_all_arguments_with_types() -> None:
     assert set(listed) >= {field.name for field in fields(options) if field.metadata["option"].is_python}
     assert listed["seed"] == "param seed: int=0"
     assert listed["layer"] == "param layer: Texts=()"
+
+
+def test_bounds_hold_for_every_number_and_are_included() -> None:
+    assert Attribute(seed=2**63 - 1).seed == 2**63 - 1
+    for wrong in ({"seed": 2**63}, {"top": np.int64(0)}, {"batch_size": 0}):
+        with pytest.raises(hookscope.UsageError, match="is not possible: give"):
+            Attribute(**wrong)
+    with pytest.raises(hookscope.UsageError, match="--head -1 is not possible: give 0 or more"):
+        Attention(head=[0, -1])

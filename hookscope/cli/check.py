@@ -14,7 +14,7 @@ from hookscope.cli.ci_output import CiOutput, ci_output, sarif_log, write_each, 
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import print_page
 from hookscope.errors import OutputError, UsageError, most_severe
-from hookscope.text import safe_text, slug
+from hookscope.text import distinct_names, safe_text, slug
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -155,15 +155,10 @@ def _evidence_folders(evidence: Path | None, checkpoints: Sequence[str]) -> list
         return [None] * len(checkpoints)
     from hookscope.results.runs.directory import check_target
 
-    folders: list[Path | None] = []
-    for checkpoint in checkpoints:
-        name = slug(checkpoint)
-        taken = {path.name.casefold() for path in folders if path is not None}  # some file systems know no case
-        candidates = (name, *(f"{name}-{number}" for number in range(2, len(checkpoints) + 2)))
-        folder = evidence / next(candidate for candidate in candidates if candidate.casefold() not in taken)
+    folders = [evidence / name for name in distinct_names(map(slug, checkpoints))]
+    for folder in folders:
         check_target(folder, "--evidence")
-        folders.append(folder)
-    return folders
+    return [*folders]
 
 
 def _limits(option: options.Check, at_once: int) -> "Limits":

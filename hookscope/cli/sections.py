@@ -9,10 +9,12 @@ from typer.core import TyperCommand, TyperOption
 
 from hookscope.errors import UsageError
 from hookscope.options import MOST_USED
+from hookscope.text import printable
 
 # How click shows the range of a number: "x>=1", "0.1<=x<=1000000.0".
 _AT_LEAST, _BETWEEN = re.compile(r"\bx>=([\d.]+)"), re.compile(r"([\d.]+)<=x<=([\d.]+)")
 
+METAVARS_OF_NUMBERS = ("N", "SECONDS", "GIB")
 
 # Set by -h, which lists the most used options of a long help.
 _SHORT = "hookscope.short_help"
@@ -22,9 +24,10 @@ class SectionedCommand(TyperCommand):
     """A command whose help puts each option under its `rich_help_panel`; -h shows the most used ones."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse an option whose value is missing, or that is given two values though it takes one.
+        """Refuse an option whose value is missing or no plain number, or that is given two values though it takes one.
 
-        typer takes the name of the next option for a missing value, and drops the first of two values.
+        typer takes the name of the next option for a missing value, drops the first of two values, and skips the
+        underscores in a number.
         `--report=--out` still means a file of that name.
 
         Raises:
@@ -44,10 +47,16 @@ class SectionedCommand(TyperCommand):
             if name in options and value in {None, *options} and not options[name].is_flag:
                 following = f"; '{value}' is the next option" if value else ""
                 raise UsageError(f"{name} needs a value{following}.")
-        _, _, parameters = self.make_parser(ctx).parse_args([*args])
+        values, _, parameters = self.make_parser(ctx).parse_args([*args])
         for parameter, count in Counter(parameters).items():
-            if count > 1 and isinstance(parameter, TyperOption) and not (parameter.multiple or parameter.is_flag):
+            if not isinstance(parameter, TyperOption):
+                continue
+            if count > 1 and not (parameter.multiple or parameter.is_flag):
                 raise UsageError(f"{parameter.opts[0]} is given {count} times, and takes one value.")
+            value = values[parameter.name]
+            if parameter.metavar in METAVARS_OF_NUMBERS and "_" in str(value):
+                shown = printable(" ".join(value) if parameter.multiple else value)
+                raise UsageError(f"{parameter.opts[0]} '{shown}' is not a number: leave out the underscore.")
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

@@ -136,7 +136,7 @@ def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: op
     """Return the batch to list shapes for: inputs by name, noise, or both; None if the shape of noise is not known."""
     from hookscope.inputs.batches import to_device
     from hookscope.inputs.named import named_batch, named_inputs, with_named
-    from hookscope.inputs.noise import noise_and_named, noise_batch, noise_count
+    from hookscope.inputs.noise import noise_and_named, noise_batch
     from hookscope.inspection.device import placement
     from hookscope.models.input_spec import example_shape
     from hookscope.models.noise_arguments import noise_arguments
@@ -151,7 +151,8 @@ def _shown_input(loaded: LoadedModel, shapes: tuple[NoiseShape, ...], option: op
     shapes = noise_arguments(shapes, loaded.module, named=[named_input.name for named_input in by_name])
     shapes, by_name = noise_and_named(shapes, by_name, 0, with_others=False)
     if shapes:
-        batch = with_named(noise_batch(shapes, 0, loaded.preprocessing.kind), by_name, noise_count(shapes))
+        batch = noise_batch(shapes, 0, loaded.preprocessing.kind)
+        batch = with_named(batch, by_name, len(batch.indices))
     else:
         batch = named_batch(by_name)
     return to_device(batch, *placement(loaded.module))

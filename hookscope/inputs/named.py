@@ -25,6 +25,7 @@ from hookscope.text import counted, printable, shape_text
 # "1,2.5,-3": in brackets it is a tuple or a list.
 _NUMBER = r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*"
 _NUMBERS = re.compile(f"(?P<row>{_NUMBER}(?:,{_NUMBER})+,?)(?::(?P<dtype>\\w+))?")
+_UNDERSCORED = re.compile(r"[-+\d.,eE\s]*\d_[-+\d.,eE\s_]*")  # Python would read 1_5 as 15
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -130,9 +131,11 @@ def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
         record = InputRecord(value.strip(), None, None, tuple(row.shape), ())
         return NamedInput(name, row, record, is_exact=numbers["dtype"] is not None)
     try:
-        return NamedInput(name, ast.literal_eval(value.strip()))
+        if _UNDERSCORED.fullmatch(value) is None:
+            return NamedInput(name, ast.literal_eval(value.strip()))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # not a literal, so a file
-        path = Path(value)
+        pass
+    path = Path(value)
     try:
         return _named(name, *load_argument(path, preprocessing), preprocessing)
     except ImageError as error:
@@ -215,16 +218,11 @@ def without_named_frame(preprocessing: Preprocessing, named: Sequence[NamedInput
     return preprocessing
 
 
-def named_count(named: Sequence[NamedInput]) -> int:
-    """Return how many inputs there are if all have names: as many as the first with several rows has."""
-    return next((kwarg.row_count for kwarg in named if kwarg.row_count > 1), 1)
-
-
 def named_batch(named: Sequence[NamedInput]) -> Batch:
-    """Return a batch of inputs by name alone, `named_count` in number."""
+    """Return a batch of inputs by name alone, as many as the first with several rows has."""
     read = [kwarg for kwarg in named if kwarg.record is not None]
     counted_first = sorted(read, key=lambda kwarg: {0: 2, 1: 1}.get(kwarg.row_count, 0))  # the others in their order
-    count = named_count(named)
+    count = next((kwarg.row_count for kwarg in named if kwarg.row_count > 1), 1)
     steps = tuple(f"by name: {kwarg.text}" for kwarg in named)
     if read:
         first, *others = [kwarg.record for kwarg in counted_first if kwarg.record is not None]

@@ -21,7 +21,7 @@ def noise_batch(shapes: NoiseShapes | Sequence[NoiseShape], seed: int, kind: Inp
     """
     shapes = parse_noise_shapes(shapes)
     generator = torch.Generator().manual_seed(seed)
-    count = noise_count(shapes)
+    count = next((shape.shape[0] for shape in shapes if shape.shape[0] > 1), 1)
     args: list[object] = []
     kwargs: dict[str, object] = {}
     shared: set[str] = set()
@@ -42,11 +42,6 @@ def noise_batch(shapes: NoiseShapes | Sequence[NoiseShape], seed: int, kind: Inp
     steps = tuple(_step(shape, seed, several=len(shapes) > 1) for shape in shapes)
     record = InputRecord("noise", None, None, shapes[0].shape[1:], steps)
     return Batch(tuple(args), tuple(range(count)), (record,) * count, kwargs, frozenset(shared), exact=frozenset(exact))
-
-
-def noise_count(shapes: Sequence[NoiseShape]) -> int:
-    """Return how many inputs noise of these shapes has."""
-    return next((shape.shape[0] for shape in shapes if shape.shape[0] > 1), 1)
 
 
 def noise_inputs(shapes: Sequence[NoiseShape], seed: int) -> tuple[NamedInput, ...]:

@@ -1,9 +1,9 @@
 """Where the inputs of a run come from: files, pictures and tensors in memory, arguments by name, or noise.
 
-`Photographs` reads the photographs behind inputs again: upright, in their original size, one at a time.
+`InputPipeline.photograph` reads the photograph behind an input again: upright, in its original size.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,85 +13,31 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from hookscope.errors import ImageError
-from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batches, to_device
+from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batches, part_of, to_device
 from hookscope.inputs.clips import Source
 from hookscope.inputs.loading import read_upright, take_upright
-from hookscope.inputs.named import NamedInput, named_batch, named_count, with_named
-from hookscope.inputs.noise import noise_batch, noise_count
+from hookscope.inputs.named import NamedInput, named_batch, with_named
 from hookscope.inputs.pictures import picture_name
 from hookscope.inputs.preprocessing import thumbnails
-from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Photograph, Preprocessing, Region
+from hookscope.results.inputs import (
+    SHOWN_INPUTS,
+    InputRecord,
+    Photograph,
+    Preprocessing,
+    grey_photograph,
+    whole_photograph,
+)
 from hookscope.results.noise_shapes import NoiseShape
 from hookscope.statistics.storage import plain_array
-
-_NO_PICTURE = 205  # grey level, of 255, for inputs that cannot be shown
-
-
-@dataclass(frozen=True, slots=True)
-class Photographs:
-    """The photographs behind the inputs of a run.
-
-    `pictures` are pictures in memory, `batch` the inputs if they are tensors. `seen` has what the network saw of the
-    first inputs: (H, W, 3) or (H, W) uint8.
-    """
-
-    preprocessing: Preprocessing
-    pictures: Sequence[Image] = ()
-    batch: Batch | None = None
-    seen: Mapping[InputRecord, NDArray[np.uint8]] = field(default_factory=dict)
-
-    def __call__(self, inputs: Sequence[InputRecord], index: int) -> Photograph:
-        """Return the photograph of one of a run's inputs; what the network saw if the photograph is gone."""
-        record = inputs[index]
-        reason = ""
-        if record.region is not None:
-            try:
-                pixels = self._read(inputs, index)
-            except ImageError as error:
-                reason = f"{error} "
-            else:
-                if pixels.shape[:2] == (record.region.height, record.region.width):
-                    return Photograph(pixels, record.region)
-                reason = f"{record.name} has changed since the run. "
-        shown, note = self._seen(inputs, index), f"{reason}This is what the network saw." if reason else ""
-        if shown is None:
-            shape = record.shape[-2:] if len(record.shape) > 1 else (1, 1)
-            shown, note = np.full(shape, _NO_PICTURE, np.uint8), f"{reason}Maps are drawn on grey, without a picture."
-        height, width = shown.shape[:2]
-        shown = shown if shown.ndim == 3 else np.repeat(shown[:, :, None], 3, axis=2)
-        return Photograph(shown, Region(0, 0, height, width, height, width), note)
-
-    def _read(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8]:
-        record = inputs[index]
-        if record.sha256 is not None:
-            return read_upright(Path(record.name), record.sha256, self.preprocessing.max_pixels)
-        key = record.name, record.size
-        # Pictures in memory may share a name and a size: they come in the order in which they were given.
-        alike = [picture for picture in self.pictures if (picture_name(picture), picture.size) == key]
-        places = [place for place, other in enumerate(inputs) if (other.name, other.size) == key]
-        if len(alike) != len(places):
-            raise ImageError(f"Cannot tell which picture in memory {record.name!r} is.")
-        return take_upright(alike[places.index(index)], self.preprocessing.max_pixels)
-
-    def _seen(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8] | None:
-        if inputs[index] in self.seen:
-            return self.seen[inputs[index]]
-        if self.batch is None or len(self.batch.indices) != len(inputs) or not self.batch.args:
-            return None
-        values = self.batch.args[0]
-        if not isinstance(values, torch.Tensor):
-            return None
-        pictures = thumbnails(values[index : index + 1].detach().float().cpu().numpy(), self.preprocessing)
-        return pictures[0] if pictures else None
 
 
 @dataclass(frozen=True, slots=True)
 class InputPipeline:
     """The inputs of a run; each call of `batches` reads them anew.
 
-    There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or `noise` by `seed`; inputs
-    by name, `named`, go with every batch, or are the only ones. Batches go through `finish`, for example to add
-    targets. While they are read, `pictures` gets the first pictures as the network sees them, (H, W, 3) or (H, W)
+    There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or of `noise` of these shapes;
+    inputs by name, `named`, go with every batch, or are the only ones. Batches go through `finish`, for example to add
+    targets. While files are read, `pictures` gets the first pictures as the network sees them, (H, W, 3) or (H, W)
     uint8.
     """
 
@@ -101,7 +47,6 @@ class InputPipeline:
     dtype: torch.dtype
     batch: Batch | None = None
     noise: Sequence[NoiseShape] = ()
-    seed: int = 0
     named: Sequence[NamedInput] = ()
     finish: Callable[[Batch], Batch] | None = None
     readers: int | None = None
@@ -112,33 +57,68 @@ class InputPipeline:
         batches: Iterator[Batch]
         if self.files:
             batches = map(self._pictured, load_batches(self.files, self.preprocessing, size, on_error, self.readers))
-        elif self.batch is not None:
-            batches = in_batches(self.batch, size)
-        elif self.noise:
-            batches = in_batches(noise_batch(self.noise, self.seed, self.preprocessing.kind), size)
         else:
-            batches = in_batches(named_batch(self.named), size)
-        if self.named and (self.files or self.batch is not None or self.noise):
+            batches = in_batches(self._whole(), size)
+        if self.named and (self.files or self.batch is not None):
             total = self.input_count() if any(kwarg.row_count > 1 for kwarg in self.named) else 1
             batches = (with_named(batch, self.named, total) for batch in batches)
         placed = (to_device(batch, self.device, self.dtype) for batch in batches)
         return map(self.finish, placed) if self.finish else placed
 
+    def _whole(self) -> Batch:
+        """Return inputs that are no files, without those by name that only accompany them."""
+        return named_batch(self.named) if self.batch is None else self.batch
+
     def input_count(self) -> int:
         """Return how many inputs there are, unusable ones counted; tensor files are read for that."""
         if self.files:
             return count_inputs(self.files, self.preprocessing)
-        if self.batch is not None:
-            return len(self.batch.indices)
-        if self.noise:
-            return noise_count(self.noise)
-        return named_count(self.named)
+        return len(self._whole().indices)
 
-    @property
-    def photographs(self) -> Photographs:
-        """The photographs behind the inputs, to be read again."""
+    def photograph(self, inputs: Sequence[InputRecord], index: int) -> Photograph:
+        """Return the photograph of one of a run's inputs; what the network saw if the photograph is gone."""
+        record = inputs[index]
+        reason = ""
+        if record.region is not None:
+            try:
+                pixels = self._read_photograph(inputs, index)
+            except ImageError as error:
+                reason = f"{error} "
+            else:
+                if pixels.shape[:2] == (record.region.height, record.region.width):
+                    return Photograph(pixels, record.region)
+                reason = f"{record.name} has changed since the run. "
+        shown = self._seen(inputs, index)
+        if shown is None:
+            return grey_photograph(record.shape, f"{reason}Maps are drawn on grey, without a picture.")
+        return whole_photograph(shown, f"{reason}This is what the network saw." if reason else "")
+
+    def _read_photograph(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8]:
+        record = inputs[index]
+        if record.sha256 is not None:
+            return read_upright(Path(record.name), record.sha256, self.preprocessing.max_pixels)
+        key = record.name, record.size
+        # Pictures in memory may share a name and a size: they come in the order in which they were given.
         in_memory = [file for file in self.files if isinstance(file, Image)]
-        return Photographs(self.preprocessing, in_memory, self.batch, self.pictures)
+        alike = [picture for picture in in_memory if (picture_name(picture), picture.size) == key]
+        places = [place for place, other in enumerate(inputs) if (other.name, other.size) == key]
+        if len(alike) != len(places):
+            raise ImageError(f"Cannot tell which picture in memory {record.name!r} is.")
+        return take_upright(alike[places.index(index)], self.preprocessing.max_pixels)
+
+    def _seen(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8] | None:
+        if self.files:
+            return self.pictures.get(inputs[index])
+        batch = self._whole()
+        if len(batch.indices) != len(inputs):
+            return None
+        single = part_of(batch, index)
+        for value in (*single.args, *single.kwargs.values()):
+            tensor = torch.stack(value) if isinstance(value, list) else value  # of a detector
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested:
+                for picture in thumbnails(tensor.detach().float().cpu().numpy(), self.preprocessing):
+                    return picture
+        return None
 
     def _pictured(self, batch: Batch) -> Batch:
         values = batch.args[0]

@@ -14,6 +14,7 @@ from hookscope.inputs.find_files import AUDIO_SUFFIXES, TENSOR_SUFFIXES
 from hookscope.options import Numbers, PictureOptions, Sizes
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
+from hookscope.text import number_in
 
 
 def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> Preprocessing:
@@ -101,7 +102,7 @@ def _values(option: str, value: Numbers, channels: int) -> tuple[float, ...]:
         return ()
     several = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
     try:
-        values = tuple(map(float, several))
+        values = tuple(number_in(number, float) for number in several)
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"{option} {value!r} is not a list of numbers. Give values like 0.5 or 0.5,0.5,0.5."

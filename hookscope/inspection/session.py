@@ -19,7 +19,7 @@ from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageE
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs.loading import read_tensor
 from hookscope.inputs.named import named_inputs, without_named_frame
-from hookscope.inputs.noise import noise_and_named
+from hookscope.inputs.noise import noise_and_named, noise_batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.preprocessing_options import assumed_preparation, preprocessing_from_options
 from hookscope.inspection.backward import PassError, inspect_gradients
@@ -31,7 +31,7 @@ from hookscope.inspection.edit_placement import ParameterEdits, edited_parameter
 from hookscope.inspection.forward import ForwardError, ForwardOptions, inspect
 from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
 from hookscope.inspection.losses.choosing import Loss, choose_loss
-from hookscope.inspection.network import BatchQueue, queued
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, queued
 from hookscope.inspection.run import InspectionOptions
 from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.models.construction import LoadedModel
@@ -111,15 +111,8 @@ def open_session(
     shapes = noise_arguments(shapes, loaded.module, named=[entry.name for entry in by_name], others=others)
     notes += noise_note(shapes) if input_shape is not None else ()
     shapes, by_name = noise_and_named(shapes, by_name, seed, with_others=positional)
-    pipeline = InputPipeline(
-        files,
-        preprocessing,
-        *placement(loaded.module),
-        batch,
-        shapes,
-        seed,
-        by_name,
-    )
+    batch = noise_batch(shapes, seed, preprocessing.kind) if shapes else batch
+    pipeline = InputPipeline(files, preprocessing, *placement(loaded.module), batch, shapes, by_name)
     loaded = replace(loaded, notes=(*notes, *loaded.notes), warnings=warnings)
     return Session(loaded, pipeline, seed, time.perf_counter() - began)
 
@@ -276,7 +269,6 @@ def choose_session_loss(
     source, _, name = loss.rpartition(":") if isinstance(loss, str) else ("", "", "")
     is_file = isinstance(target, str | Path) and str(target).lower().endswith(_TENSOR_SUFFIXES)
     several = is_file or isinstance(target, Tensor) or (isinstance(target, str) and "," in target)
-    counted = bool(session.inputs.files) or session.inputs.batch is not None
     return choose_loss(
         load_function(Path(source), name) if source.endswith(".py") else loss,
         target=read_tensor(Path(str(target))) if is_file else str(target) if isinstance(target, Path) else target,
@@ -285,7 +277,7 @@ def choose_session_loss(
         categories=session.loaded.info.categories,
         output_key=output_key,
         # Only targets given per input need it.
-        input_count=session.inputs.input_count() if several and counted else None,
+        input_count=session.inputs.input_count() if several else None,
     )
 
 
@@ -414,6 +406,15 @@ def batch_progress(session: Session, on_progress: OnProgress | None) -> Callable
     return lambda finished: on_progress(finished, total)
 
 
+def run_fields(
+    session: Session, inspected: InspectedNetwork, patterns: Sequence[str], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of a result that have the network, where it ran and how; arguments as for `provenance_of`."""
+    device, dtype = inspected.placed
+    provenance = provenance_of(session, patterns, settings)
+    return {"model": inspected.info, "seed": session.seed, "device": device, "dtype": dtype, "provenance": provenance}
+
+
 def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[str, Any]) -> Provenance:
     """Return the provenance of a run of the session; `patterns` are those of layers."""
     named = {entry.name: asdict(entry.record) if entry.record else entry.value for entry in session.inputs.named}
@@ -426,7 +427,7 @@ def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[s
         package_versions(),
         torch.get_num_threads(),
         session.inputs.pictures,
-        session.inputs.photographs,
+        session.inputs.photograph,
     )
 
 

@@ -194,6 +194,9 @@ class Attention(NetworkResult[AttentionMap]):
         parts = (counted(len(self.blocks), "block"), counted(len(self.maps), "map"), counted(len(self.inputs), "input"))
         return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
 
+    def _items(self) -> tuple[AttentionMap, ...]:
+        return self.maps
+
     def by_label(self) -> dict[str, AttentionMap]:
         """Return the first map of each block and query: "blocks.11.attn", "class token", "rollout"."""
         return {label: place for place in reversed(self.maps) for label in (place.label, place.query, place.block)}

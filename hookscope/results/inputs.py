@@ -18,6 +18,8 @@ PICTURE_AXES = 2
 SHOWN_INPUTS = 32
 """Number of inputs whose pictures a run keeps, because its report shows this many."""
 
+_NO_PICTURE = 205  # grey level, of 255, for inputs that cannot be shown
+
 # Where Pillow starts to warn of decompression bombs (Image.MAX_IMAGE_PIXELS): 256 MiB of 24-bit pixels.
 MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
 
@@ -108,6 +110,18 @@ class Photograph:
     pixels: NDArray[np.uint8] = field(repr=False)
     region: Region
     remark: str = ""
+
+
+def whole_photograph(pixels: NDArray[np.uint8], remark: str = "") -> Photograph:
+    """Return a photograph, (H, W, 3) or (H, W), that the input covers entirely."""
+    height, width = pixels.shape[:2]
+    colours = pixels if pixels.ndim > PICTURE_AXES else np.repeat(pixels[:, :, None], 3, axis=2)
+    return Photograph(colours, Region(0, 0, height, width, height, width), remark)
+
+
+def grey_photograph(shape: tuple[int, ...], remark: str) -> Photograph:
+    """Return even grey in place of an input of a shape that has no picture."""
+    return whole_photograph(np.full(shape[-2:] if len(shape) > 1 else (1, 1), _NO_PICTURE, np.uint8), remark)
 
 
 @dataclass(frozen=True, slots=True)

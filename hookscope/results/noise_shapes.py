@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 
 from hookscope.errors import UsageError, nearest
 from hookscope.parameters import arg
-from hookscope.text import printable
+from hookscope.text import number_in, printable
 
 NoiseShapes = str | Sequence[int] | Sequence[str | Sequence[int]] | Mapping[str, str | Sequence[int]]
 """Values of `input_shape`: sizes (4, 20) or a text "4,20:int64<1000"; a list of these, one for each argument by
@@ -127,7 +127,7 @@ def _read(text: str) -> tuple[NoiseShape, str]:
 
 def _whole(texts: Sequence[str]) -> tuple[int, ...] | None:
     try:
-        return tuple(map(int, texts))
+        return tuple(number_in(text, int) for text in texts)
     except ValueError:  # also raised for thousands of digits
         return None
 

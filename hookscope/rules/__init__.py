@@ -24,6 +24,7 @@ from hookscope.rules import (
     weights,
 )
 from hookscope.rules.rule import Rule
+from hookscope.text import number_in
 
 _FILES = (
     *(stored, weights, training_state),
@@ -118,7 +119,7 @@ def _limit_hint(name: str, choices: Mapping[str, tuple[Rule, str]]) -> str:
 def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = False, least: float = 0) -> float:
     example = f"Give, for example, {arg('limit')} {name}=0.5."
     try:
-        number = float(value)
+        number = number_in(value, float)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{arg('limit')} {text!r} has no number. {example}") from error
     if is_share and not 0 <= number <= 1:

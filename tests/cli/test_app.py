@@ -50,6 +50,24 @@ def test_help_names_every_command_and_every_exit_code(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("activations", "demo", str(CAT), "--mean", "0_5"), "--mean '0_5' is not a list of numbers."),
+        (("activations", "demo", "--input-shape", "1,3,2_24,224"), "--input-shape '1,3,2_24,224' is not a shape."),
+        (("activations", "demo", "--input", "x=1_5,2"), "--input x=1_5,2 is neither a number nor a file."),
+        (("activations", "demo", "--input", "x=1_5"), "--input x=1_5 is neither a number nor a file."),
+        (("grads", "demo", "--limit", "vanishing=1_5"), "--limit 'vanishing=1_5' has no number."),
+        (("diff", "demo", "demo", "--fail-over", "rel>1_5"), "--fail-over 'rel>1_5': '1_5' is not a number."),
+        (("attention", "demo", "--head", "3", "--head", "1_5"), "--head '3 1_5' is not a number: leave out"),
+        (("check", "a.pt", "--timeout", "1_5"), "--timeout '1_5' is not a number: leave out the underscore."),
+    ],
+)
+def test_python_s_underscore_is_no_part_of_a_number(arguments: tuple[str, ...], said: str, run: Run) -> None:
+    ended = run(*arguments)
+    assert (ended.code, ended.stderr[: len("hookscope: error: ") + len(said)]) == (2, f"hookscope: error: {said}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
         (
             ("activations", "demo", "cat.jpg", "--max-channels", "lots"),
             "--max-channels 'lots' should be a valid integer.",

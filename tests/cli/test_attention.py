@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 import hookscope
@@ -74,10 +75,12 @@ def test_a_text_has_numbers_of_every_head_and_in_words_no_map(run: Run) -> None:
     assert any("has no map: its 6 keys are words, which have no place" in note for note in document["notes"])
 
 
-def test_maps_of_noise_are_drawn_on_grey_which_is_said(run: Run, tmp_path: Path) -> None:
+def test_maps_of_noise_are_drawn_on_the_noise(run: Run, tmp_path: Path) -> None:
     ended = run("attention", "seen.py:small", "--input-shape", "2,3,32,32", "--out", "a")
     assert ended.code == 0, ended.stderr
-    assert "Maps are drawn on grey, without a picture." in ended.stdout
+    assert "without a picture" not in ended.stdout
+    with Image.open(tmp_path / "a" / "inputs" / "001.jpg") as picture:
+        assert np.asarray(picture).std() > 20
     assert len([*(tmp_path / "a" / "overlays").iterdir()]) == 2
     assert_refused(run("attention", "seen.py:small", CAT, "--input-shape", "2,3,32,32"), 2)
 

@@ -9,12 +9,17 @@ from PIL import Image, ImageOps
 
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.loading import load_input
-from hookscope.inputs.pipeline import Photographs
+from hookscope.inputs.noise import noise_batch
+from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import InputRecord, Preprocessing, Region
 from tests.inputs.written import random_pixels, save
 
 CROPPED = Preprocessing(resize=20, crop=(20, 20))
+
+
+def pipeline(*files, preprocessing=CROPPED, **further) -> InputPipeline:
+    return InputPipeline(files, preprocessing, torch.device("cpu"), torch.float32, **further)
 
 
 @pytest.mark.parametrize("orientation", [1, 7])
@@ -23,7 +28,7 @@ def test_a_file_is_read_upright(tmp_path: Path, orientation: int):
     exif[0x0112] = orientation
     path = save(tmp_path / "a.png", random_pixels(31, 47), exif=exif)
     record = load_input(path, CROPPED)[1]
-    shown = Photographs(CROPPED)([record], 0)
+    shown = pipeline(path).photograph([record], 0)
     with Image.open(path) as picture:
         assert np.array_equal(shown.pixels, np.asarray(ImageOps.exif_transpose(picture)))
     assert (shown.region, shown.remark) == (record.region, "")
@@ -34,7 +39,7 @@ def test_a_file_that_has_changed_is_not_shown(tmp_path: Path):
     values, record = load_input(path, CROPPED)
     (seen,) = thumbnails(values[None].numpy(), CROPPED)
     save(path, random_pixels(31, 47, seed=1))
-    shown = Photographs(CROPPED, seen={record: seen})([record], 0)
+    shown = pipeline(path, pictures={record: seen}).photograph([record], 0)
     assert np.array_equal(shown.pixels, seen)
     assert shown.region == Region(0, 0, 20, 20, 20, 20)
     assert shown.remark == f"'{path}' has changed since the run. This is what the network saw."
@@ -44,7 +49,7 @@ def test_a_file_that_is_gone_leaves_an_even_ground_where_nothing_was_kept(tmp_pa
     path = save(tmp_path / "a.png", random_pixels(31, 47))
     record = load_input(path, CROPPED)[1]
     path.unlink()
-    shown = Photographs(CROPPED)([record], 0)
+    shown = pipeline(path).photograph([record], 0)
     assert (shown.pixels == shown.pixels[0, 0]).all()
     assert shown.pixels.shape == (20, 20, 3)
     assert "no such file" in shown.remark
@@ -54,15 +59,33 @@ def test_a_file_that_is_gone_leaves_an_even_ground_where_nothing_was_kept(tmp_pa
 def test_pictures_in_memory_that_look_alike_come_in_their_order():
     pictures = [Image.fromarray(random_pixels(31, 47, seed=seed)) for seed in range(3)]
     records = [load_input(picture, CROPPED)[1] for picture in pictures]
-    shown = [Photographs(CROPPED, pictures)(records, index).pixels for index in range(3)]
+    shown = [pipeline(*pictures).photograph(records, index).pixels for index in range(3)]
     assert all(np.array_equal(each, np.asarray(picture)) for each, picture in zip(shown, pictures, strict=True))
-    assert "which picture" in Photographs(CROPPED, pictures)(records[:2], 0).remark
+    assert "which picture" in pipeline(*pictures).photograph(records[:2], 0).remark
 
 
 def test_of_tensors_it_is_what_the_network_saw():
     values = torch.rand(2, 3, 8, 9)
     record = InputRecord("tensor", None, None, (3, 8, 9), ())
     plain = Preprocessing(mean=(), std=())
-    shown = Photographs(plain, batch=Batch((values,), (0, 1), (record, record)))([record, record], 1)
-    assert np.abs(shown.pixels.transpose(2, 0, 1) / 255 - values[1].numpy()).max() < 0.003
-    assert shown.remark == ""
+    for args, kwargs in (
+        ((values,), {}),
+        (([*values],), {}),
+        ((), {"rate": 3, "x": values}),
+        ((values[:, 0], values), {}),
+    ):
+        batch = Batch(args, (0, 1), (record, record), kwargs)
+        shown = pipeline(preprocessing=plain, batch=batch).photograph([record, record], 1)
+        assert np.abs(shown.pixels.transpose(2, 0, 1) / 255 - values[1].numpy()).max() < 0.003
+        assert shown.remark == ""
+
+
+def test_of_noise_it_is_the_noise():
+    grey = Preprocessing(mean=(0.5,), std=(0.5,), channels=1)
+    inputs = pipeline(preprocessing=grey, batch=noise_batch("3,1,8,9", seed=4))
+    (batch,) = inputs.batches(3)
+    for index in range(3):
+        shown = inputs.photograph(batch.records, index)
+        expected = (batch.args[0][index] * 0.5 + 0.5).clamp(0, 1)
+        assert np.abs(shown.pixels.transpose(2, 0, 1) / 255 - expected.numpy()).max() < 0.003
+        assert shown.remark == ""

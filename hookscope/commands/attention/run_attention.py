@@ -34,7 +34,7 @@ from hookscope.hooks.running import unfused
 from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.inspection.saved_tensors import TensorCollector
-from hookscope.inspection.session import OnError, OnProgress, Session, input_count, provenance_of, session_batches
+from hookscope.inspection.session import OnError, OnProgress, Session, input_count, run_fields, session_batches
 from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer
@@ -72,7 +72,7 @@ def run_attention(
     wanted = Wanted(
         read_queries(option.query),
         [*map(_block, blocks)] or [-1],
-        _distinct_heads(cast("Sequence[int]", option.head)),
+        [*dict.fromkeys(cast("Sequence[int]", option.head))],
         option.rollout,
         option.numbers,
         option.save_tensors,
@@ -99,18 +99,10 @@ def run_attention(
     unseen = unseen_blocks(candidates, captured.called, seen_in, run.refused)
     run.check_seen(unseen)
     rows = tuple(run.rows()) if option.numbers else ()
-    device, dtype = inspected.placed
     suffixes = ("", *(f"@{at}" for at in range(len(run.records))))  # batches are numbered where shapes differ
-    settings = {
-        "block": [*map(str, blocks)],
-        "head": [*wanted.heads],
-        "query": [*option.query],
-        "rollout": option.rollout,
-        "numbers": option.numbers,
-        "tokens": option.tokens,
-    }
+    settings = {"block": [*map(str, blocks)], "head": [*wanted.heads], "query": [*option.query]}
+    settings |= {name: getattr(option, name) for name in ("rollout", "numbers", "tokens")}
     return Attention(
-        model=inspected.info,
         inputs=tuple(run.records),
         blocks=tuple(run.blocks.values()),
         unseen=unseen,
@@ -120,25 +112,15 @@ def run_attention(
         patches=tuple(run.patches),
         warnings=(*inspected.warnings, *run.warnings, *_nan_warning(rows, run.maps), *queue.remarks),
         notes=(*inspected.notes, *run.notes, *run.other_block(), *(() if option.numbers else (_NO_NUMBERS,))),
-        seed=session.seed,
-        device=device,
-        dtype=dtype,
         timings={"load": session.load_seconds, "forward": seconds},
-        provenance=provenance_of(session, (), settings),
         tensors=collector.joined({f"{label}{suffix}" for label in run.blocks for suffix in suffixes}),
+        **run_fields(session, inspected, (), settings),
     )
 
 
 def _block(block: str | int) -> int | str:
     text = str(block)
     return int(text) if re.fullmatch(r"-?\d{1,5}", text.strip()) else text.strip()
-
-
-def _distinct_heads(heads: Sequence[int]) -> list[int]:
-    for head in heads:
-        if not isinstance(head, int) or isinstance(head, bool) or head < 0:
-            raise UsageError(f"{arg('head')} {safe_text(str(head))} is not possible: heads are counted from 0.")
-    return [*dict.fromkeys(heads)]
 
 
 @dataclass(slots=True)

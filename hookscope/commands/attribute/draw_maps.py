@@ -16,7 +16,7 @@ from hookscope.reporting.overlays import colour_scale, overlay
 from hookscope.reporting.overviews.charts import VERMILION
 from hookscope.reporting.overviews.sheet import DIM, LINE, PAPER
 from hookscope.results.attributions import AttributionMap
-from hookscope.results.inputs import Photograph, Region
+from hookscope.results.inputs import whole_photograph
 from hookscope.text import figure
 
 # Pixels. Labels stand at the left of the plots and below them.
@@ -57,12 +57,6 @@ def given_remark(data: NDArray[np.float32]) -> str:
     if data.ndim == _SIGNAL_AXES:
         return f"The first {_MOST_CHANNELS} of {count:,} channels are drawn." if count > _MOST_CHANNELS else ""
     return f"The first of {count:,} channels is drawn." if count not in (1, _COLOURS) else ""
-
-
-def whole_photograph(pixels: NDArray[np.uint8], remark: str = "") -> Photograph:
-    """Return a photograph (H, W, 3) that the input covers entirely."""
-    height, width = pixels.shape[:2]
-    return Photograph(pixels, Region(0, 0, height, width, height, width), remark)
 
 
 # --- Signals ---

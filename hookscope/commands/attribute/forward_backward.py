@@ -2,14 +2,14 @@
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointError
+from torch.utils.checkpoint import CheckpointError, CheckpointFunction
 
 from hookscope.commands.attribute.input_places import main_input, require_floating_point
 from hookscope.commands.attribute.layer_choice import LayerOutputs, MapLayer, choose_layer, sum_of
@@ -230,7 +230,8 @@ def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Make no parameter require a gradient, inside `preserved`, so that the graph begins only where it is asked to.
 
     Tensors of inference mode, which autograd cannot save for a backward pass, are copied for the block. A
-    TransformerEncoder takes no nested tensors in the block: with these, no graph can begin at its layers.
+    TransformerEncoder takes no nested tensors in the block: with these, no graph can begin at its layers. Reentrant
+    activation checkpointing runs its layers as usual, because it hides them from autograd and refuses `autograd.grad`.
     """
     made: dict[int, Tensor] = {}
     held: list[tuple[dict[str, Any], str, Tensor]] = []
@@ -248,8 +249,11 @@ def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
                     tensor.requires_grad_(False)
         for register, name, tensor in held:
             register[name] = made[id(tensor)]
+        CheckpointFunction.apply = lambda function, _preserve, *args: function(*args)
         with unfused():
             yield
     finally:
+        with suppress(AttributeError):
+            del CheckpointFunction.apply  # that of its base class again
         for register, name, tensor in held:
             register[name] = tensor

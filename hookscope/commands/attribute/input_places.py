@@ -149,9 +149,9 @@ def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> l
     """
     transform: Any = attribute_of(network, "transform")
     kind = type(transform)
-    pictures = batch.args[0] if batch.args else None
-    is_map = len(grid) == PICTURE_AXES  # and no words
-    if isinstance(pictures, list) and is_map and f"{kind.__module__}.{kind.__qualname__}" == _DETECTORS_TRANSFORM:
+    pictures = next(iter((*batch.args, *batch.kwargs.values())), None)
+    is_map = len(grid) == PICTURE_AXES and isinstance(pictures, list | Tensor)  # and no words
+    if is_map and f"{kind.__module__}.{kind.__qualname__}" == _DETECTORS_TRANSFORM:
         with torch.no_grad():
             made, _ = transform(copied(pictures))
         height, width = made.tensors.shape[-2:]

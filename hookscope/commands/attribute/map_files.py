@@ -3,17 +3,17 @@
 One photograph is in memory at a time, and two overlays on it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain, count, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from hookscope.commands.attribute.draw_maps import draw_given, given_remark, whole_photograph
+from hookscope.commands.attribute.draw_maps import draw_given, given_remark
 from hookscope.reporting.document import Document
 from hookscope.reporting.overlays import overlay, shrunk
 from hookscope.reporting.overviews.document import draw_document
@@ -21,14 +21,13 @@ from hookscope.reporting.overviews.sheet import INNER
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.attributions import AttributionMap, Attributions
-from hookscope.results.inputs import PICTURE_AXES, Photograph
+from hookscope.results.inputs import PICTURE_AXES, Photograph, grey_photograph, whole_photograph
 from hookscope.results.runs.directory import OVERVIEW, RunFiles
 from hookscope.results.runs.record import StoredPicture
-from hookscope.text import counted, slug
+from hookscope.text import counted, distinct_names, slug
 
 _PAGE_SIDE = 1600  # pixels of the photograph in the page; sharp on any screen
 _AT_ONCE = 2  # overlays in memory: each is as large as the photograph
-_NO_PICTURE = 205  # grey level, of 255, behind maps without a picture
 
 
 def write_maps(
@@ -39,7 +38,7 @@ def write_maps(
         (folder / part).mkdir()
     digits = max(3, len(str(len(result.inputs) - 1)))
     maps: Sequence[AttributionMap | AttentionMap] = result.maps
-    names = _distinct_names(f"{heat_map.input_index:0{digits}d}-{_title(heat_map)}" for heat_map in maps)
+    names = distinct_names(f"{heat_map.input_index:0{digits}d}-{_title(heat_map)}" for heat_map in maps)
     named = zip(maps, names, strict=True)
     by_input = {index: [*group] for index, group in groupby(named, lambda pair: pair[0].input_index)}
     pictures: list[StoredPicture] = []
@@ -85,9 +84,7 @@ def photograph_of(result: Activations | Attributions | Attention, index: int) ->
     provenance = result.provenance
     if provenance is not None and provenance.photographs is not None:
         return provenance.photographs(result.inputs, index)
-    shape = result.inputs[index].shape
-    height, width = shape[-2:] if len(shape) > 1 else (1, 1)
-    return whole_photograph(np.full((height, width, 3), _NO_PICTURE, np.uint8), "There is no picture of this input.")
+    return grey_photograph(result.inputs[index].shape, "There is no picture of this input.")
 
 
 def _title(heat_map: AttributionMap | AttentionMap) -> str:
@@ -97,17 +94,6 @@ def _title(heat_map: AttributionMap | AttentionMap) -> str:
         return "-".join((slug(heat_map.target.label, 60), *layer))
     head = [] if heat_map.head is None else [f"head-{heat_map.head}"]
     return "-".join((slug(heat_map.query, 40), slug(heat_map.block, 60), *head))
-
-
-def _distinct_names(wanted: Iterable[str]) -> list[str]:
-    """Return distinct names for files: a number is appended where a name is taken, whatever its case."""
-    names: list[str] = []
-    taken: set[str] = set()
-    for stem in wanted:
-        numbered = (f"{stem}-{number}" for number in count(2))
-        names.append(next(name for name in chain([stem], numbered) if name.casefold() not in taken))
-        taken.add(names[-1].casefold())
-    return names
 
 
 def write_photograph(folder: Path, number: str, photograph: Photograph) -> str:

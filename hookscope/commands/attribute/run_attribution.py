@@ -21,14 +21,14 @@ from hookscope.commands.attribute.input_places import input_size, main_input, pl
 from hookscope.commands.attribute.layer_choice import LayerOutputs
 from hookscope.commands.attribute.map_layers import MapLayers, NotReachedError, given_layers
 from hookscope.commands.attribute.sanity import Checking
-from hookscope.commands.attribute.scores import BatchTarget, batch_targets
+from hookscope.commands.attribute.scores import batch_targets
 from hookscope.commands.attribute.targets import read_targets
 from hookscope.errors import UnfitInputError, UsageError, nearest
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs.batches import Batch, part_of
 from hookscope.inspection.execution import execution_order
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
-from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
+from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, run_fields, session_batches
 from hookscope.inspection.state.preservation import preserved
 from hookscope.parameters import arg
 from hookscope.reporting.run_facts import input_names
@@ -111,20 +111,14 @@ def run_attribution(
     checking = Checking(sanity=option.sanity, method=option.method, output_key=option.output_key, seed=session.seed)
     gathered = _Gathered(inspected.network, option.method, checking)
     finished = batch_progress(session, on_progress)
-
-    def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
-        sizes = [(record.shape[-2], record.shape[-1]) for record in batch.records if len(record.shape) > 1]
-        return batch_targets(
-            output,
-            len(batch.indices),
-            wanted,
-            option.top,
-            inspected.info.categories,
-            option.output_key,
-            sizes,
-            multi_label=inspected.multi_label,
-        )
-
+    targets_of = partial(
+        batch_targets,
+        wanted=wanted,
+        top=option.top,
+        categories=inspected.info.categories,
+        output_key=option.output_key,
+        multi_label=inspected.multi_label,
+    )
     began = time.perf_counter()
     with (
         torch.inference_mode(False),
@@ -143,13 +137,11 @@ def run_attribution(
     if not gathered.records and session.unusable:
         raise session.unusable[0]
     seconds = time.perf_counter() - began
-    device, dtype = inspected.placed
     further = {name: getattr(option, name) for name in ("top", "tokens", "sanity")}
     checks = checking.judged()
     failed = [f"The sanity check '{check.name}' failed. {check.meaning}" for check in checks if check.passed is False]
     unclear = [f"The check '{check.name}' is inconclusive. {check.meaning}" for check in checks if check.passed is None]
     return Attributions(
-        model=inspected.info,
         inputs=tuple(gathered.records),
         method=option.method,
         layers=tuple(gathered.layers.values()),
@@ -159,11 +151,8 @@ def run_attribution(
         input_values=gathered.input_values,
         unchanged=gathered.unchanged,
         notes=(*inspected.notes, *map_layers.notes, *gathered.notes, *checking.notes, *unclear),
-        seed=session.seed,
-        device=device,
-        dtype=dtype,
         timings={"load": session.load_seconds, "maps": seconds - checking.seconds, "sanity": checking.seconds},
-        provenance=provenance_of(session, layers, {"method": option.method, "targets": targets, **further}),
+        **run_fields(session, inspected, layers, {"method": option.method, "targets": targets, **further}),
     )
 
 

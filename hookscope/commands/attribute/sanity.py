@@ -11,8 +11,10 @@ stood for methods to be trusted; an edge detector, noise, guided backpropagation
 import copy
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -307,18 +309,15 @@ class Checking:
     seed: int
     notes: dict[str, None] = field(default_factory=dict)
     seconds: float = 0.0
-    _weights: list[Numbers] = field(default_factory=list)
-    _classes: list[Numbers] = field(default_factory=list)
-    _deleted: list[Numbers] = field(default_factory=list)
-    _gaps: list[float] = field(default_factory=list)
+    _measured: defaultdict[str, list[Numbers]] = field(default_factory=lambda: defaultdict(list))
     _began: bool = False
     _noun: str = "picture"
 
     def add(self, passes: ForwardBackward, batch: Batch, explained: Explained) -> None:
         """Check the maps of a batch. The network itself is not run."""
         self._noun = input_word(explained.maps[0][0].dim() - 1)
-        gaps = [gap for part in explained.pixels if part.gap is not None for gap in part.gap.tolist()]
-        self._gaps += [gap for gap in gaps if not math.isnan(gap)]
+        gaps = [part.gap[~part.gap.isnan()] for part in explained.pixels if part.gap is not None]
+        self._measured["completeness"] += [gap.double().cpu().numpy() for gap in gaps if gap.numel()]
         if self.sanity == "none" or (self.sanity == "quick" and self._began):
             return
         self._began = True
@@ -332,16 +331,14 @@ class Checking:
 
     def judged(self) -> tuple[SanityCheck, ...]:
         """Return the checks for which anything was measured."""
-        checks = []
-        if self._weights:
-            checks.append(weights_check(np.concatenate(self._weights, 1)))
-        if self._classes:
-            checks.append(class_check(np.concatenate(self._classes)))
-        if self._deleted:
-            checks.append(deletion_check(np.concatenate(self._deleted, 1), self._noun))
-        if self._gaps:
-            checks.append(completeness_check(max(self._gaps), self._noun))
-        return tuple(checks)
+        judges: dict[str, Callable[[Numbers], SanityCheck]] = {
+            "weights": weights_check,
+            "class": class_check,
+            "deletion": partial(deletion_check, noun=self._noun),
+            "completeness": lambda gaps: completeness_check(float(gaps.max()), self._noun),
+        }
+        measured = {name: self._measured[name] for name in judges if self._measured[name]}
+        return tuple(judges[name](np.concatenate(parts, -1)) for name, parts in measured.items())
 
     def _check(self, passes: ForwardBackward, batch: Batch, explained: Explained, at: int) -> None:
         """Check the maps of one target at all layers, of the inputs that have the target."""
@@ -367,7 +364,7 @@ class Checking:
             self.notes["Sanity: no weights test, because the network has no parameters to shuffle."] = None
         else:
             scores = weights_correlations(network, lambda other: again(other, target), maps, self.seed)
-            self._keep(scores, self._weights)
+            self._keep(scores, "weights")
         copied = copy_of_network(network)
         output = self._output(passes, copied, batch, batch.args)
         other = runner_up(output, target, self.output_key)
@@ -375,16 +372,16 @@ class Checking:
             self.notes["Sanity: no class and deletion tests, because the target is not a single class."] = None
             return
         if not is_slow:
-            self._keep(correlations(maps, again(copied, other)), self._classes)
+            self._keep(correlations(maps, again(copied, other)), "class")
         self._delete(passes, batch, explained, at, places, copied)
 
-    def _keep(self, scores: Numbers, kept: list[Numbers]) -> None:
-        """Add correlations, (..., maps), to `kept`, except for maps that rank no places."""
+    def _keep(self, scores: Numbers, check: str) -> None:
+        """Keep the correlations of a check, (..., maps), except for maps that rank no places."""
         ranked = scores[..., ~np.isnan(scores).reshape(-1, scores.shape[-1]).any(0)]
         if ranked.size < scores.size:
             self.notes[_NO_ORDER] = None
         if ranked.size:
-            kept.append(ranked)
+            self._measured[check].append(ranked)
 
     def _delete(
         self, passes: ForwardBackward, batch: Batch, explained: Explained, at: int, places: list[int], copied: nn.Module
@@ -415,7 +412,7 @@ class Checking:
                     low = "NaN" if np.isnan(share) else f"below {_LEAST_PROBABILITY}: blurring could hardly lower it"
                     self.notes[f"Sanity: no deletion test where the target's probability is {low}."] = None
                 if likely.any():
-                    self._deleted.append(deleted[:, likely])
+                    self._measured["deletion"].append(deleted[:, likely])
 
     def _output(self, passes: ForwardBackward, network: nn.Module, batch: Batch, args: tuple[Any, ...]) -> object:
         copied = copy_of(replace(batch, args=args))

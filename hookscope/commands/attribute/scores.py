@@ -12,6 +12,7 @@ from torch import Tensor
 from hookscope.commands.attribute.targets import Wanted
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.hooks.pytree import tensors_in
+from hookscope.inputs.batches import Batch
 from hookscope.inspection.losses.choosing import main_output, output_at
 from hookscope.inspection.losses.formulas import are_probabilities, class_probabilities, real
 from hookscope.inspection.losses.targets import Output
@@ -58,12 +59,11 @@ class BatchTarget:
 
 def batch_targets(
     output: object,
-    count: int,
+    batch: Batch,
     wanted: Sequence[Wanted],
     top: int | None,
     categories: Sequence[str],
     output_key: str | None,
-    sizes: Sequence[tuple[int, int]] = (),
     *,
     multi_label: bool = False,
 ) -> list[BatchTarget]:
@@ -77,22 +77,23 @@ def batch_targets(
 
     Args:
         output: What the network returned.
-        count: Inputs in the batch, N.
+        batch: The inputs, N. Boxes are shares of their height and width.
         wanted: The targets; if there are none, the `top` best classes or boxes of each input.
         top: How many; None is one.
         categories: Class names by index, if they are known.
         output_key: Which of several outputs holds the scores; None for the main one.
-        sizes: Height and width of each input, of which boxes are shares; () where they are not known.
         multi_label: Whether each class is a label by itself.
 
     Raises:
         UsageError: If the network returns no scores, or has no such target.
         ModelError: If the user's function raises.
     """
+    count = len(batch.indices)
     if wanted and all(query.function is not None for query in wanted):
         return [_function_target(output, query, count) for query in wanted]
     boxes = _boxes(output, count)
     if boxes is not None:
+        sizes = [(record.shape[-2], record.shape[-1]) for record in batch.records if len(record.shape) > 1]
         return _box_targets(boxes, wanted, top or 1, categories, sizes if len(sizes) == count else ())
     scores = _scores(output, count, output_key)
     remark = _which_output(output, scores, output_key)

@@ -11,7 +11,7 @@ from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.parameters import arg
 from hookscope.reporting.columns import number_text
 from hookscope.results.differences import DifferenceRow, Measures, OutputDifference, ToleranceFinding, WeightDifference
-from hookscope.text import safe_text
+from hookscope.text import number_in, safe_text
 
 _FORM = re.compile(r"(?:(?P<pattern>.+):)?(?P<measure>\w+)\s*(?P<sign>[<>])\s*(?P<limit>[^<>]+)")
 
@@ -72,7 +72,7 @@ def parse_condition(text: str) -> Condition:
         measures = ", ".join(dict.fromkeys(names))
         raise UsageError(f"{option}: there is no measure {measure!r}; give {measures}.")
     try:
-        limit = float(match["limit"])
+        limit = number_in(match["limit"], float)
     except ValueError:
         limit = math.nan
     if math.isnan(limit):  # no value exceeds it

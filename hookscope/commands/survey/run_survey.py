@@ -217,9 +217,9 @@ def _merge_chunk(merging: Merging, files: ChunkFiles, signature: Mapping[str, st
 
 
 def _checked_inputs(inputs: InputPipeline) -> InputPipeline:
-    if inputs.named and not (inputs.files or inputs.batch or inputs.noise):  # all arguments, by name
+    if inputs.named and not (inputs.files or inputs.batch):  # all arguments, by name
         inputs = replace(inputs, batch=named_batch(inputs.named), named=())
-    if inputs.named or inputs.noise or not (inputs.files or inputs.batch):
+    if inputs.named or not (inputs.files or inputs.batch):
         raise UsageError("A survey takes files, pictures or tensors: give a folder or a glob.")
     if inputs.preprocessing.kind == "flow":
         raise UsageError(

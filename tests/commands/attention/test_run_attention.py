@@ -60,6 +60,7 @@ def weights_of(network: nn.Module, pictures: Tensor) -> list[Weights]:
 def test_numbers_are_those_of_numpy(network: nn.Module, pictures: Tensor) -> None:
     result = hookscope.attention(network, pictures)
     assert result.census == "2 of 2 blocks seen"
+    assert [*result] == [*result.maps]  # what `result["class token"]` chooses from
     expected = weights_of(network, pictures)
     rows = iter(result.rows)
     places = np.stack(np.meshgrid(np.arange(4), np.arange(4), indexing="ij"), -1).reshape(16, 2)
@@ -456,9 +457,8 @@ def test_a_network_of_torchscript_is_refused_as_such() -> None:
         ),
         ({"query": "left"}, UsageError, "'left' is not possible: give cls, register:1"),
         ({"head": 3}, UsageError, "has 3 heads, from 0"),
-        ({"head": -1}, UsageError, "heads are counted from 0"),
-        ({"head": "first"}, UsageError, "`head` first is not possible: heads are counted from 0"),
-        ({"head": True}, UsageError, "`head` True is not possible"),
+        ({"head": [0, -1]}, UsageError, "`head` -1 is not possible: give 0 or more"),
+        ({"head": True}, UsageError, "`head` takes a whole number or a list of whole numbers, not type bool"),
         ({"block": 2}, LayerNotFoundError, "There is no block 2: 2 were seen"),
         ({"block": "layers.1.selfattn"}, LayerNotFoundError, "layers.1.self_attn"),
         ({"tokens": "4x4"}, UsageError, "is not of the form"),

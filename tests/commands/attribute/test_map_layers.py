@@ -341,6 +341,9 @@ def test_a_box_is_looked_for_in_the_level_of_the_backbone_that_it_comes_from() -
     ]
     # 64 x 90 stays as it is and is padded to 64 x 96.
     assert looks.maps[0].extent == pytest.approx((0, 0, 1, 96 / 90))
+    as_tensor = attribute(detector, torch.stack(pictures), top=1)
+    by_name = attribute(detector, (), input={"images": torch.stack(pictures)}, top=1)
+    assert as_tensor.maps[0].extent == by_name.maps[0].extent == looks.maps[0].extent
     assert all(np.abs(heat_map.values).max() > 0 for heat_map in looks.maps[:1])
 
 

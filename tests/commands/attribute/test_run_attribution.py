@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from torchvision.models import detection, resnet18
 
 import hookscope
@@ -248,11 +248,18 @@ def test_a_network_that_overwrites_its_input_leaves_the_pictures_alone(pictures:
 # --- Checks ---
 
 
-@pytest.mark.parametrize("options", [{"layer": ["first", "second"]}, {"batch_size": 1}, {"sanity": "full"}])
-def test_activation_checkpointing_changes_no_map(pictures: Tensor, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{"layer": ["first", "second"]}, {"batch_size": 1}, {"sanity": "full"}, {"method": "guided-backprop"}],
+)
+def test_activation_checkpointing_changes_no_map(
+    pictures: Tensor, options: dict[str, Any], use_reentrant: bool
+) -> None:
     class Checkpointed(Small):
         def forward(self, x: Tensor) -> Tensor:
-            return self.fc(checkpoint(lambda y: self.second(self.first(y).relu()), x, use_reentrant=False).mean((2, 3)))
+            second = checkpoint(lambda y: self.second(self.first(y).relu()), x, use_reentrant=use_reentrant)
+            return self.fc(second.mean((2, 3)))
 
     class Plain(Small):
         def forward(self, x: Tensor) -> Tensor:
@@ -267,6 +274,7 @@ def test_activation_checkpointing_changes_no_map(pictures: Tensor, options: dict
         assert np.array_equal(one.values, other.values)
         assert (one.layer, one.extent) == (other.layer, other.extent)
     assert actual.sanity == expected.sanity
+    assert "apply" not in vars(CheckpointFunction)
 
 
 @pytest.mark.exhaustive

@@ -11,8 +11,15 @@ from torch import Tensor
 from hookscope.commands.attribute.scores import batch_targets, probabilities, runner_up
 from hookscope.commands.attribute.targets import Wanted, read_targets
 from hookscope.errors import HookscopeError, ModelError, ModelNotFoundError, UsageError
+from hookscope.inputs.batches import Batch
+from hookscope.results.inputs import InputRecord
 
 NAMES = ("tabby, tabby cat", "tiger cat", "black-and-tan coonhound", "tan", "crane", "crane", "dog")
+
+
+def inputs(count: int, *shapes: tuple[int, ...]) -> Batch:
+    records = [InputRecord("a.png", None, None, shape, ()) for shape in shapes or [()] * count]
+    return Batch((), tuple(range(count)), tuple(records))
 
 
 def said(*texts: str, names: Sequence[str] = NAMES) -> list[tuple[int | None, int | None, int | None]]:
@@ -84,7 +91,7 @@ def functions(tmp_path: Path) -> Path:
 def test_a_function_of_the_output_is_a_target(functions: Path) -> None:
     output = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     wanted = read_targets([f"{functions}:pair", f"{functions}:column"], ())
-    pair, column = batch_targets(output, 2, wanted, None, (), None)
+    pair, column = batch_targets(output, inputs(2), wanted, None, (), None)
     assert pair.score(output).tolist() == [3, 9]
     assert column.score(output).tolist() == [1, 4]
     assert [(target.label, target.score, target.index) for target in pair.targets if target] == [
@@ -110,7 +117,7 @@ def test_a_function_of_the_output_is_a_target(functions: Path) -> None:
 )
 def test_other_functions_are_refused(functions: Path, name: str, kind: type[HookscopeError], message: str) -> None:
     with pytest.raises(kind) as info:
-        batch_targets(torch.ones(2, 3), 2, read_targets([f"{functions}:{name}"], ()), None, (), None)
+        batch_targets(torch.ones(2, 3), inputs(2), read_targets([f"{functions}:{name}"], ()), None, (), None)
     assert message in str(info.value)
 
 
@@ -120,7 +127,7 @@ LOGITS = torch.tensor([[0.0, 1.0, 3.0], [2.0, -1.0, 1.0]])
 
 
 def test_without_a_target_the_best_classes_of_each_input_count() -> None:
-    first, second = batch_targets(LOGITS, 2, (), 2, ("a", "b", "c"), None)
+    first, second = batch_targets(LOGITS, inputs(2), (), 2, ("a", "b", "c"), None)
     assert [(target.label, target.score, target.index) for target in first.targets if target] == [
         ("c", 3, 2),
         ("a", 2, 0),
@@ -129,11 +136,11 @@ def test_without_a_target_the_best_classes_of_each_input_count() -> None:
     expected = LOGITS.softmax(1)[[0, 1], [2, 0]].tolist()
     assert [target.probability for target in first.targets if target] == pytest.approx(expected)
     assert second.score(LOGITS).tolist() == [1, 1]
-    assert len(batch_targets(LOGITS, 2, (), 9, (), None)) == 3
+    assert len(batch_targets(LOGITS, inputs(2), (), 9, (), None)) == 3
 
 
 def test_a_contrast_is_the_difference_of_two_scores() -> None:
-    (target,) = batch_targets(LOGITS, 2, [Wanted("2-0", 2, 0)], None, (), None)
+    (target,) = batch_targets(LOGITS, inputs(2), [Wanted("2-0", 2, 0)], None, (), None)
     assert [(row.label, row.score, row.index, row.probability) for row in target.targets if row] == [
         ("class 2 - class 0", 3, None, None),
         ("class 2 - class 0", -1, None, None),
@@ -142,7 +149,7 @@ def test_a_contrast_is_the_difference_of_two_scores() -> None:
 
 def test_probabilities_are_not_taken_for_logits() -> None:
     shares = LOGITS.softmax(1)
-    (target,) = batch_targets(shares, 2, [Wanted("0", 0)], None, (), None)
+    (target,) = batch_targets(shares, inputs(2), [Wanted("0", 0)], None, (), None)
     assert [each.probability for each in target.targets if each] == pytest.approx(shares[:, 0].tolist())
 
 
@@ -155,7 +162,7 @@ def test_probabilities_are_not_taken_for_logits() -> None:
     ],
 )
 def test_values_of_0_to_1_that_do_not_sum_to_1_stay_as_they_are(shares: Tensor) -> None:
-    (target,) = batch_targets(shares, 2, [Wanted("1", 1)], None, (), None)
+    (target,) = batch_targets(shares, inputs(2), [Wanted("1", 1)], None, (), None)
     assert [each.probability for each in target.targets if each] == pytest.approx(shares[:, 1].tolist())
     assert probabilities(shares, target, None).tolist() == pytest.approx(shares[:, 1].tolist())
 
@@ -165,28 +172,28 @@ def test_logits_of_a_linear_layer_may_lie_between_0_and_1() -> None:
     logits = (
         torch.nn.functional.linear(features, torch.tensor([[0.2, 0.9, 0, 0], [0.6, 0.5, 0, 0]])).unsqueeze(1).squeeze(1)
     )  # in 0-1
-    (target,) = batch_targets(logits, 2, [Wanted("1", 1)], None, (), None)
+    (target,) = batch_targets(logits, inputs(2), [Wanted("1", 1)], None, (), None)
     assert [each.probability for each in target.targets if each] == pytest.approx(logits.softmax(1)[:, 1].tolist())
     assert probabilities(logits.detach(), target, None).tolist() == pytest.approx(logits.softmax(1)[:, 1].tolist())
-    (target,) = batch_targets(logits.sigmoid(), 2, [Wanted("1", 1)], None, (), None)
+    (target,) = batch_targets(logits.sigmoid(), inputs(2), [Wanted("1", 1)], None, (), None)
     assert [each.probability for each in target.targets if each] == pytest.approx(logits.sigmoid()[:, 1].tolist())
 
 
 def test_the_runner_up_is_the_best_class_but_the_target() -> None:
-    (target,) = batch_targets(LOGITS, 2, [Wanted("2", 2)], None, (), None)
+    (target,) = batch_targets(LOGITS, inputs(2), [Wanted("2", 2)], None, (), None)
     other = runner_up(LOGITS, target, None)
     assert other is not None
     assert [target.index for target in other.targets if target] == [1, 0]
     assert probabilities(LOGITS, target, None).tolist() == pytest.approx(LOGITS.softmax(1)[:, 2].tolist())
-    (contrast,) = batch_targets(LOGITS, 2, [Wanted("2-0", 2, 0)], None, (), None)
+    (contrast,) = batch_targets(LOGITS, inputs(2), [Wanted("2-0", 2, 0)], None, (), None)
     assert runner_up(LOGITS, contrast, None) is None
 
 
 def test_scores_may_be_one_of_several_outputs() -> None:
     output = {"aux": torch.zeros(2, 3), "features": torch.ones(2, 4), "logits": LOGITS}
-    (main,) = batch_targets(output, 2, (), None, (), None)
+    (main,) = batch_targets(output, inputs(2), (), None, (), None)
     assert [target.index for target in main.targets if target] == [2, 0]
-    (other,) = batch_targets(output, 2, (), None, (), "features")
+    (other,) = batch_targets(output, inputs(2), (), None, (), "features")
     assert [target.score for target in other.targets if target] == [1, 1]
     assert (
         main.remark
@@ -198,7 +205,8 @@ def test_scores_may_be_one_of_several_outputs() -> None:
 def test_which_output_is_explained_is_said_only_where_there_are_several() -> None:
     def remarks(output: Any, wanted: Any = ()) -> set[str]:
         return {
-            batch_target.remark for batch_target in batch_targets(output, 2, wanted, None if wanted else 2, (), None)
+            batch_target.remark
+            for batch_target in batch_targets(output, inputs(2), wanted, None if wanted else 2, (), None)
         }
 
     assert remarks(LOGITS) == {""}
@@ -221,15 +229,15 @@ def test_which_output_is_explained_is_said_only_where_there_are_several() -> Non
 )
 def test_outputs_without_scores_are_refused(output: Any, message: str) -> None:
     with pytest.raises(UsageError) as info:
-        batch_targets(output, 2, (), None, (), None)
+        batch_targets(output, inputs(2), (), None, (), None)
     assert message in str(info.value)
 
 
 def test_classes_and_boxes_that_there_are_not_are_refused() -> None:
     with pytest.raises(UsageError, match=r"is class 3, but \(model\) of shape 2x3 has classes 0 to 2\."):
-        batch_targets(LOGITS, 2, [Wanted("3", 3)], None, (), None)
+        batch_targets(LOGITS, inputs(2), [Wanted("3", 3)], None, (), None)
     with pytest.raises(UsageError, match="asks for a box, but the network returns no boxes"):
-        batch_targets(LOGITS, 2, [Wanted("box:0", box=0)], None, (), None)
+        batch_targets(LOGITS, inputs(2), [Wanted("box:0", box=0)], None, (), None)
 
 
 # --- Scores of pixels ---
@@ -238,7 +246,7 @@ def test_classes_and_boxes_that_there_are_not_are_refused() -> None:
 def test_of_pixels_the_scores_count_where_the_class_is_best() -> None:
     scores = torch.tensor([[[[1.0, 5.0]], [[2.0, 3.0]], [[-9.0, -9.0]]]])  # of classes 0, 1, 2 at two pixels
     zero, one, two = batch_targets(
-        {"out": scores}, 1, [Wanted(str(n), n) for n in range(3)], None, ("a", "b", "c"), None
+        {"out": scores}, inputs(1), [Wanted(str(n), n) for n in range(3)], None, ("a", "b", "c"), None
     )
     assert [(row.label, row.score) for target in (zero, one, two) for row in target.targets if row] == [
         ("a, sum over 1 pixel", 5.0),
@@ -251,7 +259,7 @@ def test_of_pixels_the_scores_count_where_the_class_is_best() -> None:
 
 def test_the_best_classes_of_pixels_are_those_that_win_the_most() -> None:
     scores = torch.tensor([[[[9.0, 0.0, 0.0]], [[0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0]]]])
-    actual = batch_targets(scores, 1, (), 2, ("a", "b", "c"), None)
+    actual = batch_targets(scores, inputs(1), (), 2, ("a", "b", "c"), None)
     assert [row.label for target in actual for row in target.targets if row] == [
         "b, sum over 2 pixels",
         "a, sum over 1 pixel",
@@ -271,7 +279,7 @@ KINDS = ("background", "dog", "cat", "bird")
 
 
 def test_a_box_is_said_by_its_number_or_is_the_best_of_a_class() -> None:
-    number, dog = batch_targets(DETECTED, 2, [Wanted("box:1", box=1), Wanted("dog", 1)], None, KINDS, None)
+    number, dog = batch_targets(DETECTED, inputs(2), [Wanted("box:1", box=1), Wanted("dog", 1)], None, KINDS, None)
     assert [target and (target.label, round(target.score, 3), target.index) for target in number.targets] == [
         ("cat in box 1", 0.8, 2),
         None,
@@ -284,12 +292,12 @@ def test_a_box_is_said_by_its_number_or_is_the_best_of_a_class() -> None:
 
 def test_a_box_lies_in_shares_of_its_own_input() -> None:
     pixels = [{**DETECTED[0], "boxes": torch.tensor([[5.0, 10, 20, 40]] * 3)}, DETECTED[1]]
-    (target,) = batch_targets(pixels, 2, [Wanted("box:0", box=0)], None, KINDS, None, [(40, 20), (100, 50)])
+    (target,) = batch_targets(pixels, inputs(2, (40, 20), (100, 50)), [Wanted("box:0", box=0)], None, KINDS, None)
     assert [each and each.box for each in target.targets] == [(0.25, 0.25, 1.0, 1.0), (0.02, 0.01, 0.02, 0.01)]
 
 
 def test_without_a_target_the_best_boxes_count() -> None:
-    actual = batch_targets(DETECTED, 2, (), 2, KINDS, None)
+    actual = batch_targets(DETECTED, inputs(2), (), 2, KINDS, None)
     assert [[row and row.label for row in target.targets] for target in actual] == [
         ["dog in box 0", "cat in box 0"],
         ["cat in box 1", None],
@@ -306,10 +314,10 @@ def test_without_a_target_the_best_boxes_count() -> None:
 )
 def test_boxes_that_there_are_not_are_refused(wanted: Wanted, message: str) -> None:
     with pytest.raises(UsageError) as info:
-        batch_targets(DETECTED, 2, [wanted], None, KINDS, None)
+        batch_targets(DETECTED, inputs(2), [wanted], None, KINDS, None)
     assert message in str(info.value)
 
 
 def test_a_picture_without_boxes_has_no_target() -> None:
     with pytest.raises(UsageError, match="found no box, so there is none to explain"):
-        batch_targets([boxes()], 1, (), None, KINDS, None)
+        batch_targets([boxes()], inputs(1), (), None, KINDS, None)
