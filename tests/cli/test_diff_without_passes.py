@@ -55,7 +55,7 @@ def test_two_files_are_compared_without_a_network(run: Run, files: tuple[Path, P
     ended = run("diff", *files)
     assert ended.code == 0
     assert "1 of 2 tensors differs: ‖Δ‖/‖w‖ at most 2.00, at second.weight." in ended.stdout
-    assert "Signs are opposite in 1 tensor, most in second.weight: 100.00%." in ended.stdout
+    assert "Signs are opposite in 1 tensor, most in second.weight: 100%." in ended.stdout
     assert "only in B: third.weight (float32, 3): A has no such tensor" in ended.stdout
     folder = tmp_path / "hookscope-runs" / "diff-a.pt-b"
     assert names_below(folder) == {"diff.csv", "result.json", "overview.png", "run.json"}

@@ -48,7 +48,7 @@ COST = NetworkCost(
 
 
 def row(layer: str, dead: int | None, channels: int | None, **values: object) -> LayerRow:
-    statistics = TensorStatistics((1, 4), "float32", 4, channel_count=channels, dead_channel_count=dead)
+    statistics = TensorStatistics((32, 4), "float32", 128, channel_count=channels, dead_channel_count=dead)
     return LayerRow(0, layer, "ReLU", 0, "", 0, statistics, **values)  # type: ignore[arg-type]
 
 
