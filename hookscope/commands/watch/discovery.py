@@ -1,6 +1,7 @@
 """Find what a script trains: optimisers and networks among the living objects, and the parameters of a loss."""
 
 import gc
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -124,7 +125,7 @@ def graph_of(loss: Tensor) -> tuple[list[Tensor], bool]:
 
 def found_text(networks: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> str:
     """Return what was found: "ResNet (SGD, lr 0.1) and Discriminator (Adam, lr 0.0002)"."""
-    groups: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[str, list[str]] = {}
     rest = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
     for network in networks:
         mine = {id(parameter) for parameter in network.parameters()}
@@ -134,10 +135,16 @@ def found_text(networks: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -
             for optimizer in optimizers
             if any(id(parameter) in mine for parameter in parameters_of(optimizer))
         ]
-        groups.setdefault(tuple(map(_optimizer_text, theirs)), []).append(type(unwrap(network)).__name__)
+        groups.setdefault(_optimizers_text(theirs), []).append(type(unwrap(network)).__name__)
     if rest and not networks:
-        groups[tuple(map(_optimizer_text, optimizers))] = [counted(len(rest), "parameter")]
-    return in_words([f"{in_words(names)} ({'; '.join(theirs)})" for theirs, names in groups.items()])
+        groups[_optimizers_text(optimizers)] = [counted(len(rest), "parameter")]
+    return in_words([f"{in_words(names)} ({theirs})" for theirs, names in groups.items()])
+
+
+def _optimizers_text(optimizers: Sequence[Optimizer]) -> str:
+    """Return the optimisers with their learning rates; those that are alike once, with their number."""
+    counts = Counter(map(_optimizer_text, optimizers))
+    return "; ".join(f"{count} × {text}" if count > 1 else text for text, count in counts.items())
 
 
 def _optimizer_text(optimizer: Optimizer) -> str:

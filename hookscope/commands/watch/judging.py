@@ -262,7 +262,9 @@ class Judge:
 
     def _causes_of_updates(self, arrived: ArrivedStep) -> dict[str, str]:
         step = arrived.record.step
-        causes = dict.fromkeys(arrived.norms, "its gradient has jumped") if self._jumped == step else {}
+        norms = [norm_of(past) or 0.0 for past in (*self.ring.before(arrived.record), arrived.record)]
+        has_jumped = self._jumped == step or rules.has_exploded(norms)
+        causes = dict.fromkeys(arrived.norms, "its gradient has jumped") if has_jumped else {}
         causes |= rules.small_weights(arrived.outside)
         wrote = "something other than the optimizer wrote to it between steps"
         return causes | {
