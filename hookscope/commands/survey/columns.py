@@ -14,11 +14,16 @@ TIGHT = 10.0
 _MOST_TOPS = 3  # inputs listed for a channel
 
 
+def overflows(row: SurveyRow) -> bool:
+    """Tell whether a value is above float16's greatest number."""
+    return any(room.format == FLOAT16 and room.overflowing for room in row.headroom)
+
+
 def remarks_of(row: SurveyRow) -> str:
     """Return what deserves a look, in a few words; "" for nothing."""
     activation = row.activation
     words = ["NaN or Inf"] if activation.nan_count or activation.inf_count else []
-    words += [f"above {limit.format}" for limit in row.headroom if limit.format == FLOAT16 and limit.overflowing]
+    words += [f"above {FLOAT16}"] if overflows(row) else []
     words += ["massive"] if row.massive else []
     words += [counted(len(row.duplicate_channels), "duplicate")] if row.duplicate_channels else []
     words += [flag for flag in row.flags if flag in ("all zero", "constant", "shape varies", "unmeasured")]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import PurePath
 
-from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, TIGHT, remarks_of
+from hookscope.commands.survey.columns import CHANNELS, FLOAT16, LAYERS, TIGHT, overflows
 from hookscope.commands.survey.describe_failures import describe_failures
 from hookscope.reporting.columns import number_text, percent_text, share_in_words
 from hookscope.reporting.depth_charts import size_chart
@@ -131,8 +131,7 @@ def _charts(result: Survey, limit_bars: str) -> Iterator[DepthChart | Pictures]:
 
 def _level_of_row(row: SurveyRow) -> Level:
     """Return the level of a row; dead channels make a warning from the share that flags them elsewhere."""
-    remark = remarks_of(row)
-    if "NaN" in remark or FLOAT16 in remark:
+    if row.activation.nan_count or row.activation.inf_count or overflows(row):
         return "fail"
     return "warn" if row.massive or any(flag in ("dead channels", "all zero") for flag in row.flags) else ""
 
@@ -193,7 +192,7 @@ def rows_used(table_rows: Sequence[TableRows], when: str) -> Iterator[str]:
 
 
 def _overflowing(result: Survey) -> Iterator[str]:
-    rows = [row for row in result.rows if any(room.format == FLOAT16 and room.overflowing for room in row.headroom)]
+    rows = [row for row in result.rows if overflows(row)]
     if rows:
         worst = max(rows, key=lambda row: row.activation.max_abs or 0.0)
         more = f" So do values of {counted(len(rows) - 1, 'other output')}." if len(rows) > 1 else ""

@@ -15,9 +15,6 @@ from hookscope.commands.watch.torch_calls import nodes_of
 from hookscope.hooks.selection import unwrap
 from hookscope.text import counted, in_words
 
-# Nodes of a loss's graph that are searched: enough for a network with some thousand layers.
-_MOST_NODES = 100_000
-
 
 def living() -> tuple[list[nn.Module], list[Optimizer]]:
     """Return the living modules and optimisers, the oldest first.
@@ -114,7 +111,7 @@ def graph_of(loss: Tensor) -> tuple[list[Tensor], bool]:
     """
     leaves: list[Tensor] = []
     is_compiled = False
-    for node in nodes_of(loss.grad_fn, _MOST_NODES):
+    for node in nodes_of(loss.grad_fn):
         if "CompiledFunction" in node.name():
             is_compiled |= any(hasattr(below, "variable") for below, _ in node.next_functions)
         leaf = getattr(node, "variable", None)

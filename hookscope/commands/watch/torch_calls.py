@@ -304,8 +304,8 @@ def _metadata(node: Node) -> dict[str, Any]:
     return node.metadata  # type: ignore[return-value]  # torch has it as a property, and declares a method
 
 
-def nodes_of(loss: Node | None, most: int) -> Iterator[Node]:
-    """Yield nodes of the graph of a loss, from the loss backwards."""
+def nodes_of(loss: Node | None, most: int = 100_000) -> Iterator[Node]:
+    """Yield nodes of the graph of a loss, from the loss backwards; `most` is enough for some thousand layers."""
     todo = [] if loss is None else [loss]
     seen = {*todo}
     for node in todo:

@@ -250,6 +250,16 @@ def test_the_forward_pass_of_the_network_whose_turn_comes_later_is_measured() ->
     assert [rows["Sequential[1].2"] for rows in measured.values()] == pytest.approx([means[2], means[5]], abs=1e-6)
 
 
+def test_the_settings_of_an_optimiser_are_those_of_its_groups() -> None:
+    network, _ = small()
+    slow, fast = [{"params": network[at].parameters(), "lr": lr, "weight_decay": 0} for at, lr in ((0, 0.01), (2, 0.1))]
+    optimizer = torch.optim.SGD([slow, fast | {"weight_decay": 0.5}], lr=7, momentum=0.9)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.001)  # the first rate of a warm-up is no setting
+    with hookscope.watch(network, optimizer, on_line=lambda _: None) as watch:
+        (shown,) = watch.log.starts[0].optimizers
+    assert shown == "SGD, lr 0.01 to 0.1, momentum 0.9, weight_decay 0 to 0.5"
+
+
 def test_optimizers_that_are_alike_are_counted() -> None:
     network, optimizer = small()
     alike = [torch.optim.Adam([weight], lr=0.01) for weight in network.parameters()]
