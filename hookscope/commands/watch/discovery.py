@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookscope.commands.watch.gradients import inner_optimizer, parameters_of
-from hookscope.commands.watch.networks import GraphLeaves
+from hookscope.commands.watch.networks import GraphLeaves, setting_text
 from hookscope.commands.watch.torch_calls import nodes_of
 from hookscope.hooks.selection import unwrap
 from hookscope.text import counted, in_words
@@ -147,6 +147,4 @@ def _optimizers_text(optimizers: Sequence[Optimizer]) -> str:
 def _optimizer_text(optimizer: Optimizer) -> str:
     if isinstance(optimizer, GraphLeaves):
         return "no optimizer: loss and gradients only"
-    rates = [*dict.fromkeys(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)]
-    rate = f", lr {rates[0]:g}" if len(rates) == 1 else f", lr {min(rates):g} to {max(rates):g}" if rates else ""
-    return f"{type(optimizer).__name__}{rate}"
+    return setting_text(optimizer, "lr")

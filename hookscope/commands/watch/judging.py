@@ -68,7 +68,16 @@ class Judge:
     def judge(self, arrived: ArrivedStep) -> str:
         """Judge a step; return the reason to watch the next step in full, "" without one."""
         record = arrived.record
-        causes = self._not_finite(arrived) if arrived.is_broken else []
+        causes: list[TrainingFinding] = []
+        if arrived.is_broken:
+            causes = rules.first_not_finite(
+                arrived,
+                self.ring,
+                self._names.in_order(arrived.broken),
+                self._names.in_order([*arrived.norms]),
+                stepped_though_skipped=self._stepped_though_skipped,
+                is_distributed=self._is_distributed,
+            )
         outside = self._outside_changes(arrived)
         if not self.ring.steps:
             self._report(record.step, {"unoptimised-parameter": self._unoptimised()})
@@ -90,16 +99,6 @@ class Judge:
                 self._report(record.step, {"large-update": outside}, {finding.where for finding in outside})
             self._report(record.step, by_rule | self._about_steps(arrived))
         return next((reason for reason, is_given in reasons.items() if is_given), "")
-
-    def _not_finite(self, arrived: ArrivedStep) -> list[TrainingFinding]:
-        return rules.first_not_finite(
-            arrived,
-            self.ring,
-            self._names.in_order(arrived.broken),
-            self._names.in_order([*arrived.norms]),
-            stepped_though_skipped=self._stepped_though_skipped,
-            is_distributed=self._is_distributed,
-        )
 
     def _about_values(
         self,

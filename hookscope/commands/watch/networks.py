@@ -123,12 +123,13 @@ def watched_optimizers(optimizer: Optimizers, networks: Iterable[WatchedNetwork]
     return unwrapped
 
 
-def setting_text(optimizer: Optimizer) -> str:
-    """Return an optimiser with its settings: "SGD, lr 0.01 to 0.1, momentum 0.9" if its groups differ."""
+def setting_text(optimizer: Optimizer, *names: str) -> str:
+    """Return an optimiser with all settings, or `names`: "SGD, lr 0.01 to 0.1, momentum 0.9" if its groups differ."""
     if isinstance(optimizer, GraphLeaves):
         return "no optimizer"
     words = [type(optimizer).__name__]
-    for name, value in optimizer.defaults.items():
+    for name in names or optimizer.defaults:
+        value = optimizer.defaults.get(name)
         # A schedule keeps the rate that it was given as "initial_lr".
         of_groups = [group.get(f"initial_{name}", group[name]) for group in optimizer.param_groups if name in group]
         if isinstance(value, bool):

@@ -74,8 +74,9 @@ def _dead_fraction(row: LayerRow) -> float | None:
     return row.activation.dead_channel_fraction
 
 
-# The rules on outputs: the limit, or its name, and the value that is compared with it.
-_OUTPUT_RULES: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | None]]] = {
+# The rules of `hookscope check` on outputs: the limit, or its name, and the value that is compared with it. Other rules
+# need the values of weights and channels, or are off by default; those of `grads` need gradients that are not measured.
+OUTPUT_RULES: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | None]]] = {
     "non-finite-activation": (0.0, lambda row: float(non_finite_count(row.activation))),
     "overflowing-activation": ("max_magnitude", _greatest),
     "fp16-headroom": ("max_fraction_of_range", lambda row: _greatest(row) / GREATEST["float16"]),
@@ -83,13 +84,6 @@ _OUTPUT_RULES: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float
     "dead-channels": ("max_fraction", _dead_fraction),
     "saturated-activation": ("max_fraction", saturated_fraction),
 }
-
-WATCHED_RULES = (*_OUTPUT_RULES, *GRADIENT_RULES)
-"""The rules of `hookscope check` and `grads` that judge watched steps.
-
-The other rules of `grads` need gradients of outputs or inputs of layers, which are not measured in a training. Other
-rules of `check` need the values of weights and channels, or are off by default.
-"""
 
 WATCHED_PATIENCE = 2
 """Watched steps in a row that must pass before a verdict on them ends."""
@@ -449,7 +443,7 @@ def repeated_step(last: LastStep, optimizer: str) -> list[TrainingFinding]:
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[TrainingFinding]]:
     """Return the findings of rules of `hookscope check` on the outputs of a watched step, by rule that was judged."""
     by_rule: dict[str, list[TrainingFinding]] = {}
-    for name in _OUTPUT_RULES:
+    for name in OUTPUT_RULES:
         # Outputs in other dtypes do not overflow in float16.
         judged = tuple(row for row in rows if name != "fp16-headroom" or row.activation.dtype == "float16")
         forward = Activations(model=model, inputs=_inputs_of(rows), rows=judged)
@@ -492,7 +486,7 @@ def _judged(name: str, measured: CheckMeasurements, rows: Sequence[LayerRow], pr
     """Return the findings of a rule of `check` or `grads` as findings of the training."""
     terms = terms_of(RULES[name], CheckSettings())
     by_label = {row.label: row for row in rows}
-    limit, value_of = _OUTPUT_RULES.get(name, (GRADIENT_RULES.get(name), lambda _: None))
+    limit, value_of = OUTPUT_RULES.get(name, (GRADIENT_RULES.get(name), lambda _: None))
     limit = terms.limit(limit) if isinstance(limit, str) else limit
     findings = []
     for finding in chain.from_iterable(terms.findings([raised]) for raised in RULES[name].evaluate(measured, terms)):

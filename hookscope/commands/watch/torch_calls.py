@@ -29,8 +29,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.commands.watch.gradients import norms_of
-from hookscope.commands.watch.transfers import number_of
+from hookscope.commands.watch.gradients import norms_of, number_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -28,7 +28,7 @@ from hookscope.commands.watch import torch_calls
 from hookscope.commands.watch.activations import EagerForward, ForwardPasses, watched_layer
 from hookscope.commands.watch.closing import Watched
 from hookscope.commands.watch.edits import FittedEdits, TrainingEdits
-from hookscope.commands.watch.gradients import parameters_of, read_gradients
+from hookscope.commands.watch.gradients import number_of, parameters_of, read_gradients
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.judging import Judge
 from hookscope.commands.watch.loss_graph import LossOperations, broken_input, operations_of, why_below_zero
@@ -48,7 +48,6 @@ from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
 from hookscope.commands.watch.stale_gradients import WatchedOptimizer
 from hookscope.commands.watch.steps import ArrivedStep, PlacedLoss, StepInProgress
 from hookscope.commands.watch.training_log import LAST_STEP
-from hookscope.commands.watch.transfers import number_of
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import refuse_positions
 from hookscope.inspection.run import unseen_activations
@@ -130,8 +129,7 @@ class Watch:
             for network in self._networks
             if (eager_forward if network.compiled else activations)
         ]
-        blind_spots = self._blind_spots(activations=activations and not eager_forward)
-        self.notes = (shared.note, *blind_spots) if shared.note else blind_spots
+        self.notes = self._blind_spots(shared.note, activations=activations and not eager_forward)
         self._sent: deque[StepInProgress] = deque()
         self._states = {id(member): WatchedOptimizer(member) for member in self._optimizers}
         self._outside = OutsideWrites(self._names.of)
@@ -357,9 +355,9 @@ class Watch:
         why = f"its eager forward pass fails: {exception_line(error)}"
         self._journal.say_unseen(f"Activations of {network.name} are not watched, because {why}.")
 
-    def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
+    def _blind_spots(self, note: str, *, activations: bool) -> tuple[str, ...]:
         compiled = [network.name for network in self._networks if network.compiled]
-        notes: list[str] = []
+        notes = [note] if note else []
         if compiled and activations:
             notes.append(
                 f"{', '.join(compiled)} {are(len(compiled))} compiled, where hooks do not fire: activations are not "
@@ -446,7 +444,14 @@ class Watch:
         step.losses += self._losses_to_come
         self._losses_to_come.clear()
         if summed is None:
-            self._examine(reading.norms)
+            norms = reading.norms  # known at once on the CPU
+            if isinstance(norms, Tensor):
+                norms = [norms.sum().item()] if norms.is_cpu else []
+            # Weights that were not finite are examined at every step until they are.
+            is_suspect = not math.isfinite(sum(norms)) or self._judge.verdicts.stands("non-finite-weight")
+            if step.bad_weights is None and is_suspect:
+                step.bad_weights = self._bad_weights()
+            self._read_graphs()
         if step.measurement is not None:
             for passes in self._passes:
                 passes.step_begins()
@@ -456,16 +461,6 @@ class Watch:
     def _is_alone(self, optimizer: Optimizer) -> bool:
         """Tell whether the optimiser is a real one, and its process has whole parameters."""
         return self._shards is None and not isinstance(optimizer, GraphLeaves)
-
-    def _examine(self, norms: list[float] | Tensor) -> None:
-        """Look at weights and losses if the gradients are not finite, which is known at once on the CPU."""
-        if isinstance(norms, Tensor):
-            norms = [norms.sum().item()] if norms.is_cpu else []
-        # Weights that were not finite are examined at every step until they are.
-        is_suspect = not math.isfinite(sum(norms)) or self._judge.verdicts.stands("non-finite-weight")
-        if self._current.bad_weights is None and is_suspect:
-            self._current.bad_weights = self._bad_weights()
-        self._read_graphs()
 
     def _read_graphs(self) -> None:
         """Note the operations of losses: of each place once, and those of a step whose gradients are not finite."""

@@ -116,9 +116,8 @@ def classes_of(
         return {label: (index,) for index, label in enumerate(columns)}, f"columns in order: {first}"
     unmatched = [label for label in labels if label not in matched]
     wrong = max(unmatched, key=lambda label: are_numbers and int(label) >= class_count)
-    named = f"its names of classes are not known ({arg('classes')} FILE)" if not names else "none has that name"
-    if names and not categories:
-        named = f"names are known for {len(names):,}"
+    named = "none has that name" if categories else f"names are known for {len(names):,}"
+    named = named if names else f"its names of classes are not known ({arg('classes')} FILE)"
     hint = (nearest(wrong, categories) if categories else "") or " Name labels by one of these."
     folders = f"there would have to be as many folders, not {len(labels)}" if in_folders else "labels must be folders"
     raise UsageError(
