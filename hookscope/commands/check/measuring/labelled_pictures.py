@@ -114,8 +114,7 @@ def classes_of(
     if not matched and len(columns) == class_count:
         first = f"'{printable(columns[0], 80)}' is class 0"
         return {label: (index,) for index, label in enumerate(columns)}, f"columns in order: {first}"
-    unmatched = [label for label in labels if label not in matched]
-    wrong = max(unmatched, key=lambda label: are_numbers and int(label) >= class_count)
+    wrong = max(labels, key=lambda label: (label not in matched, are_numbers and int(label) >= class_count))
     named = "none has that name" if categories else f"names are known for {len(names):,}"
     named = named if names else f"its names of classes are not known ({arg('classes')} FILE)"
     hint = (nearest(wrong, categories) if categories else "") or " Name labels by one of these."
