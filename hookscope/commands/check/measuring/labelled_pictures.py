@@ -117,12 +117,11 @@ def classes_of(
     wrong = max(labels, key=lambda label: (label not in matched, are_numbers and int(label) >= class_count))
     named = "none has that name" if categories else f"names are known for {len(names):,}"
     named = named if names else f"its names of classes are not known ({arg('classes')} FILE)"
-    hint = (nearest(wrong, categories) if categories else "") or " Name labels by one of these."
     folders = f"there would have to be as many folders, not {len(labels)}" if in_folders else "labels must be folders"
     raise UsageError(
         f"The label '{printable(wrong, 80)}' is no class of the network, which has "
         f"{counted(class_count, 'class', 'classes')}: {named}, indices are 0 to {class_count - 1}, "
-        f"and for sorted order {folders}.{hint}"
+        f"and for sorted order {folders}.{nearest(wrong, categories) or ' Name labels by one of these.'}"
     )
 
 
