@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hookscope.commands.watch.rules import TRAINING_RULES, WATCHED_RULES
+from hookscope.commands.watch.rules import GRADIENT_RULES, OUTPUT_RULES, TRAINING_RULES
 from tests.docs.pages import DOCS
 
 
@@ -16,4 +16,4 @@ def test_the_table_has_every_rule_with_its_level_and_limit(name: str) -> None:
     assert {rule: (level, float(limit) if limit else None) for rule, level, limit in rows} == {
         rule: (training_rule.level, training_rule.limit) for rule, training_rule in TRAINING_RULES.items()
     }
-    assert all(f"`{rule}`" in text for rule in WATCHED_RULES)
+    assert all(f"`{rule}`" in text for rule in (*OUTPUT_RULES, *GRADIENT_RULES))

@@ -76,9 +76,9 @@ class InputJudge:
             return
         if not self.classes:
             count = self.class_count = scores.shape[1]
-            names = self.categories if len(self.categories) == count else ()
+            in_folders = self.data.in_folders
             try:
-                self.classes, self.mapping = classes_of(self.labels, names, count, in_folders=self.data.in_folders)
+                self.classes, self.mapping = classes_of(self.labels, self.categories, count, in_folders=in_folders)
             except UsageError as error:
                 self.reason = str(error)
                 return

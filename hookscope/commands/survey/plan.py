@@ -115,11 +115,6 @@ class ChunkFolder:
         """Return the files of a chunk."""
         return ChunkFiles(self.path, index)
 
-    def forget_processes(self) -> None:
-        """Delete the heartbeats of earlier processes."""
-        for path in self.path.glob("*.alive"):
-            path.unlink(missing_ok=True)
-
     def write_plan(self, plan: Plan) -> None:
         """Make the folder and write the plan atomically; OutputError if it cannot be written."""
         categories = plan.model.categories if plan.classes else ()

@@ -404,7 +404,8 @@ def _barrier(folder: ChunkFolder, share: Share) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     if share.index == 0:
-        folder.forget_processes()
+        for heartbeat in folder.path.glob("*.alive"):
+            heartbeat.unlink(missing_ok=True)
     if dist.is_initialized():
         dist.barrier()
         return

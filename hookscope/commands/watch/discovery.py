@@ -1,6 +1,7 @@
 """Find what a script trains: optimisers and networks among the living objects, and the parameters of a loss."""
 
 import gc
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,13 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookscope.commands.watch.gradients import inner_optimizer, parameters_of
-from hookscope.commands.watch.networks import GraphLeaves
+from hookscope.commands.watch.networks import GraphLeaves, setting_text
 from hookscope.commands.watch.torch_calls import nodes_of
 from hookscope.hooks.selection import unwrap
 from hookscope.text import counted, in_words
-
-# Nodes of a loss's graph that are searched: enough for a network with some thousand layers.
-_MOST_NODES = 100_000
 
 
 def living() -> tuple[list[nn.Module], list[Optimizer]]:
@@ -113,7 +111,7 @@ def graph_of(loss: Tensor) -> tuple[list[Tensor], bool]:
     """
     leaves: list[Tensor] = []
     is_compiled = False
-    for node in nodes_of(loss.grad_fn, _MOST_NODES):
+    for node in nodes_of(loss.grad_fn):
         if "CompiledFunction" in node.name():
             is_compiled |= any(hasattr(below, "variable") for below, _ in node.next_functions)
         leaf = getattr(node, "variable", None)
@@ -124,7 +122,7 @@ def graph_of(loss: Tensor) -> tuple[list[Tensor], bool]:
 
 def found_text(networks: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> str:
     """Return what was found: "ResNet (SGD, lr 0.1) and Discriminator (Adam, lr 0.0002)"."""
-    groups: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[str, list[str]] = {}
     rest = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
     for network in networks:
         mine = {id(parameter) for parameter in network.parameters()}
@@ -134,15 +132,19 @@ def found_text(networks: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -
             for optimizer in optimizers
             if any(id(parameter) in mine for parameter in parameters_of(optimizer))
         ]
-        groups.setdefault(tuple(map(_optimizer_text, theirs)), []).append(type(unwrap(network)).__name__)
+        groups.setdefault(_optimizers_text(theirs), []).append(type(unwrap(network)).__name__)
     if rest and not networks:
-        groups[tuple(map(_optimizer_text, optimizers))] = [counted(len(rest), "parameter")]
-    return in_words([f"{in_words(names)} ({'; '.join(theirs)})" for theirs, names in groups.items()])
+        groups[_optimizers_text(optimizers)] = [counted(len(rest), "parameter")]
+    return in_words([f"{in_words(names)} ({theirs})" for theirs, names in groups.items()])
+
+
+def _optimizers_text(optimizers: Sequence[Optimizer]) -> str:
+    """Return the optimisers with their learning rates; those that are alike once, with their number."""
+    counts = Counter(map(_optimizer_text, optimizers))
+    return "; ".join(f"{count} × {text}" if count > 1 else text for text, count in counts.items())
 
 
 def _optimizer_text(optimizer: Optimizer) -> str:
     if isinstance(optimizer, GraphLeaves):
         return "no optimizer: loss and gradients only"
-    rates = [*dict.fromkeys(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)]
-    rate = f", lr {rates[0]:g}" if len(rates) == 1 else f", lr {min(rates):g} to {max(rates):g}" if rates else ""
-    return f"{type(optimizer).__name__}{rate}"
+    return setting_text(optimizer, "lr")

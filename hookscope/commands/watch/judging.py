@@ -15,7 +15,6 @@ from hookscope.commands.watch.outside_writes import has_axes
 from hookscope.commands.watch.ring import Jump, Ring, Usual, norm_of
 from hookscope.commands.watch.stale_gradients import LastStep
 from hookscope.commands.watch.steps import ArrivedStep, is_finite, not_finite
-from hookscope.commands.watch.verdicts import Verdicts
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import ParameterRow
 from hookscope.results.statistics import TensorStatistics
@@ -69,7 +68,16 @@ class Judge:
     def judge(self, arrived: ArrivedStep) -> str:
         """Judge a step; return the reason to watch the next step in full, "" without one."""
         record = arrived.record
-        causes = self._not_finite(arrived) if arrived.is_broken else []
+        causes: list[TrainingFinding] = []
+        if arrived.is_broken:
+            causes = rules.first_not_finite(
+                arrived,
+                self.ring,
+                self._names.in_order(arrived.broken),
+                self._names.in_order([*arrived.norms]),
+                stepped_though_skipped=self._stepped_though_skipped,
+                is_distributed=self._is_distributed,
+            )
         outside = self._outside_changes(arrived)
         if not self.ring.steps:
             self._report(record.step, {"unoptimised-parameter": self._unoptimised()})
@@ -91,16 +99,6 @@ class Judge:
                 self._report(record.step, {"large-update": outside}, {finding.where for finding in outside})
             self._report(record.step, by_rule | self._about_steps(arrived))
         return next((reason for reason, is_given in reasons.items() if is_given), "")
-
-    def _not_finite(self, arrived: ArrivedStep) -> list[TrainingFinding]:
-        return rules.first_not_finite(
-            arrived,
-            self.ring,
-            self._names.in_order(arrived.broken),
-            self._names.in_order([*arrived.norms]),
-            stepped_though_skipped=self._stepped_though_skipped,
-            is_distributed=self._is_distributed,
-        )
 
     def _about_values(
         self,
@@ -262,7 +260,9 @@ class Judge:
 
     def _causes_of_updates(self, arrived: ArrivedStep) -> dict[str, str]:
         step = arrived.record.step
-        causes = dict.fromkeys(arrived.norms, "its gradient has jumped") if self._jumped == step else {}
+        norms = [norm_of(past) or 0.0 for past in (*self.ring.before(arrived.record), arrived.record)]
+        has_jumped = self._jumped == step or rules.has_exploded(norms)
+        causes = dict.fromkeys(arrived.norms, "its gradient has jumped") if has_jumped else {}
         causes |= rules.small_weights(arrived.outside)
         wrote = "something other than the optimizer wrote to it between steps"
         return causes | {
@@ -315,6 +315,54 @@ class Judge:
             if findings or self.verdicts.stands(rule):
                 for verdict in self.verdicts.judged(step, rule, findings, measured):
                     self._journal.add(verdict)
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """The verdicts in force, by rule, each with the number of judgements in a row that have passed."""
+
+    _standing: dict[str, dict[TrainingFinding, int]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Number of verdicts that have begun and not ended."""
+        return sum(map(len, self._standing.values()))
+
+    def stands(self, rule: str) -> bool:
+        """Tell whether a verdict of a rule has begun and not ended."""
+        return bool(self._standing.get(rule))
+
+    def judged(
+        self, step: int, rule: str, findings: Sequence[TrainingFinding], measured: AbstractSet[str] | None = None
+    ) -> list[TrainingFinding]:
+        """Add all findings of a rule at a step; return the verdicts that begin or end.
+
+        Findings that begin together are one verdict. It ends when the rule has passed at all of their places often
+        enough in a row, or everywhere if the rule reports only one of several places. If only some places were
+        `measured`, it passes at those.
+        """
+        standing = self._standing.setdefault(rule, {})
+        failing = {finding.where for finding in findings}
+        places = {place for verdict in standing for place in verdict.places}
+        patience = rules.TRAINING_RULES[rule].patience if rule in rules.TRAINING_RULES else rules.WATCHED_PATIENCE
+        changes: list[TrainingFinding] = []
+        for verdict in [*standing]:
+            persists = bool(failing) if rule in rules.OF_ONE_PLACE else not failing.isdisjoint(verdict.places)
+            if not persists and measured is not None and not {*verdict.places} <= measured:
+                continue
+            standing[verdict] = 0 if persists else standing[verdict] + 1
+            if standing[verdict] >= patience:
+                del standing[verdict]
+                message = f"Cleared at '{verdict.where}'." if verdict.where else "Cleared."
+                changes.append(replace(verdict, step=step, value=None, state="ended", message=message))
+        fresh = [finding for finding in findings if finding.where not in places]
+        if fresh:
+            others = tuple(finding.where for finding in fresh[1:])
+            more = f" The same for {len(others):,} more: {listed(others)}." if others else ""
+            begun = replace(fresh[0], step=step, message=f"{fresh[0].message}{more}", followed_by=others)
+            standing[begun] = 0
+            changes.append(begun)
+        return changes
 
 
 @dataclass(slots=True)

@@ -24,9 +24,6 @@ _STEEP = frozenset(
 # A loss has few operations of its own; the network's begin at its last weights.
 _MOST_OPERATIONS = 200
 
-# Nodes that are searched for the first layers of a network.
-_MOST_SEARCHED = 100_000
-
 
 @dataclass(frozen=True, slots=True)
 class LossOperations:
@@ -70,7 +67,7 @@ _INPUTS = ("mat1", "input", "self")
 
 def broken_input(loss: Node | None, name_of: Callable[[Tensor], str]) -> str:
     """Return which layer got an input with NaN or Inf that no weight has computed, as a clause; "" if none is found."""
-    for node in nodes_of(loss, _MOST_SEARCHED):
+    for node in nodes_of(loss):
         weight = next((weight for below, _ in node.next_functions if (weight := _weight(below)) is not None), None)
         name = "" if weight is None else name_of(weight)
         where = next((where for saved in _INPUTS if name and (where := _not_finite(_saved(node, saved)))), "")

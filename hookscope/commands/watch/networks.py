@@ -123,16 +123,20 @@ def watched_optimizers(optimizer: Optimizers, networks: Iterable[WatchedNetwork]
     return unwrapped
 
 
-def setting_text(optimizer: Optimizer) -> str:
-    """Return an optimiser with its settings: "SGD, lr 0.1, momentum 0.9"."""
+def setting_text(optimizer: Optimizer, *names: str) -> str:
+    """Return an optimiser with all settings, or `names`: "SGD, lr 0.01 to 0.1, momentum 0.9" if its groups differ."""
     if isinstance(optimizer, GraphLeaves):
         return "no optimizer"
     words = [type(optimizer).__name__]
-    for name, value in optimizer.defaults.items():
+    for name in names or optimizer.defaults:
+        value = optimizer.defaults.get(name)
+        # A schedule keeps the rate that it was given as "initial_lr".
+        of_groups = [group.get(f"initial_{name}", group[name]) for group in optimizer.param_groups if name in group]
         if isinstance(value, bool):
-            words += [name] if value else []
-        elif isinstance(value, int | float | Tensor) and (value != 0 or name == "lr"):
-            words.append(f"{name} {float(value):g}")
+            words += [name] if any(of_groups) else []
+        elif of_groups and all(isinstance(number, int | float | Tensor) for number in of_groups):
+            low, high = min(map(float, of_groups)), max(map(float, of_groups))
+            words += [f"{name} {low:g}{f' to {high:g}' * (low < high)}"] if low or high or name == "lr" else []
         elif isinstance(value, tuple) and value and all(isinstance(number, int | float) for number in value):
             words.append(f"{name} {' '.join(f'{number:g}' for number in value)}")
     return ", ".join(words)

@@ -90,7 +90,9 @@ class OutsideWrites:
         parameters = parameters_of(optimizer)
         last = self._after_steps.get(id(optimizer))
         if last is None or last.count != len(parameters):
-            last = self._after_steps[id(optimizer)] = _AfterStep(step, len(parameters), _weights(parameters), ())
+            dense = [tensor for tensor in parameters if tensor.layout is torch.strided and tensor.is_floating_point()]
+            weights = [tensor for tensor in dense if has_axes(tensor)]  # one step may change biases and scales much
+            last = self._after_steps[id(optimizer)] = _AfterStep(step, len(parameters), weights, ())
         last.step, last.versions = step, _versions(last.weights)
         if samples:
             self._samples |= {id(weight): (step, some_values(weight, _VALUES)) for weight in last.weights}
@@ -145,12 +147,6 @@ def _versions(parameters: Sequence[Tensor]) -> list[int]:
         return [*map(_version_of, parameters)]
     except RuntimeError:  # inference tensors have no version
         return []
-
-
-def _weights(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return the parameters without biases and scales, which one step may change much."""
-    dense = [tensor for tensor in parameters if tensor.layout is torch.strided and tensor.is_floating_point()]
-    return [tensor for tensor in dense if has_axes(tensor)]
 
 
 def has_axes(tensor: Tensor) -> bool:

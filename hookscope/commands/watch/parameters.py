@@ -7,9 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from hookscope.commands.watch.gradients import norms_of
+from hookscope.commands.watch.gradients import Transfer, norms_of
 from hookscope.commands.watch.shards import ShardedNorms, is_sharded
-from hookscope.commands.watch.transfers import Transfer
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.training import WatchedParameter
 from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
@@ -30,7 +29,10 @@ class ParameterMeasurement:
     def measure_weights(self) -> None:
         """Measure the norms of all weights, once, before any optimiser steps."""
         if not self._weights:
-            measured = {name: parameter for name, parameter in self.parameters.items() if _has_norm(parameter)}
+            whole = {name: tensor for name, tensor in self.parameters.items() if not is_sharded([tensor])}
+            measured = {
+                name: tensor for name, tensor in whole.items() if tensor.is_floating_point() or tensor.is_complex()
+            }
             norms = norms_of([tensor.detach() for tensor in measured.values()])
             self._weights = dict(zip(measured, norms.unbind(), strict=True))
 
@@ -109,7 +111,3 @@ def _row(
 
 def _unscaled(value: float | None, scale: float) -> float | None:
     return None if value is None else value / scale
-
-
-def _has_norm(parameter: Tensor) -> bool:
-    return (parameter.is_floating_point() or parameter.is_complex()) and not is_sharded([parameter])

@@ -35,12 +35,6 @@ class Usual:
     count: int
     logarithmic: bool
 
-    def deviations(self, value: float) -> float:
-        """Return how many spreads a value is above the median; 0 below it."""
-        if value <= self.median:
-            return 0.0
-        return (math.log(value / self.median) if self.logarithmic else value - self.median) / self.spread
-
 
 @dataclass(frozen=True, slots=True)
 class Jump:
@@ -51,8 +45,11 @@ class Jump:
 
     @property
     def deviations(self) -> float:
-        """Its robust z-score, (x - median) / spread, of logarithms unless a value is 0 or negative."""
-        return self.usual.deviations(self.value)
+        """Its robust z-score, (x - median) / spread, of logarithms unless a value is 0 or negative; 0 below it."""
+        value, middle = self.value, self.usual.median
+        if value <= middle:
+            return 0.0
+        return (math.log(value / middle) if self.usual.logarithmic else value - middle) / self.usual.spread
 
 
 class _History:
@@ -78,9 +75,10 @@ class _History:
             self._renew()
         if self._usual is None or value is None or not math.isfinite(value):
             return None
-        if self._usual.deviations(value) > _JUMP:  # the finding tells the median of the last steps
+        if Jump(value, self._usual).deviations > _JUMP:  # the finding tells the median of the last steps
             self._renew()
-        return Jump(value, self._usual) if self._usual.deviations(value) > _JUMP else None
+        jump = Jump(value, self._usual)
+        return jump if jump.deviations > _JUMP else None
 
     def _renew(self) -> None:
         values = [number for number in self._values if number is not None]

@@ -75,8 +75,9 @@ def _dead_fraction(row: LayerRow) -> float | None:
     return row.activation.dead_channel_fraction
 
 
-# The rules on outputs: the limit, or its name, and the value that is compared with it.
-_OUTPUT_RULES: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | None]]] = {
+# The rules of `hookscope check` on outputs: the limit, or its name, and the value that is compared with it. Other rules
+# need the values of weights and channels, or are off by default; those of `grads` need gradients that are not measured.
+OUTPUT_RULES: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | None]]] = {
     "non-finite-activation": (0.0, lambda row: float(non_finite_count(row.activation))),
     "overflowing-activation": ("max_magnitude", _greatest),
     "fp16-headroom": ("max_fraction_of_range", lambda row: _greatest(row) / FORMATS["float16"].greatest),
@@ -84,13 +85,6 @@ _OUTPUT_RULES: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float
     "dead-channels": ("max_fraction", _dead_fraction),
     "saturated-activation": ("max_fraction", saturated_fraction),
 }
-
-WATCHED_RULES = (*_OUTPUT_RULES, *GRADIENT_RULES)
-"""The rules of `hookscope check` and `grads` that judge watched steps.
-
-The other rules of `grads` need gradients of outputs or inputs of layers, which are not measured in a training. Other
-rules of `check` need the values of weights and channels, or are off by default.
-"""
 
 WATCHED_PATIENCE = 2
 """Watched steps in a row that must pass before a verdict on them ends."""
@@ -210,7 +204,7 @@ def first_not_finite(
     history = _history(step, ring, "" if bad_weights else f"look at the batch of step {step.step}{unexamined}")
     findings: list[TrainingFinding] = []
     if bad_weights:
-        origin = _origin(step.step, earlier, stepped_though_skipped)
+        origin = _origin(step.step, earlier, stepped_though_skipped, is_first=not ring.steps)
         were = "was" if len(bad_weights) == 1 else "were"
         message = f"{listed(bad_weights)} {were} not finite before step {step.step} (limit 0): {origin}. {history}"
         findings.append(finding("non-finite-weight", bad_weights[0], float(len(bad_weights)), message))
@@ -228,11 +222,16 @@ def first_not_finite(
         message = f"The loss{at} is {figure(step.loss)} (limit: finite).{weights}{counts}{skipped} {history}"
         findings.append(finding("non-finite-loss", "", step.loss, message))
     elif broken:
-        last, loss = broken[-1], "not known" if step.loss is None else figure(step.loss, 4)
+        is_spread = _is_spread(arrived)
+        last, loss = "" if is_spread else broken[-1], "not known" if step.loss is None else figure(step.loss, 4)
         made = (
             f"The last of them in the network is '{last}': the backward pass of its layer, or of a later one, made it"
         )
-        if not bad_weights and step.loss is not None:
+        if is_spread:
+            made = "Clipping by the norm may have spread NaN from one of them to all, so its layer is not known"
+            steep = _steep(arrived.step.operations)
+            made += f": suspect {some_of(steep, _SHOWN_NAMES)}, or a layer" if steep else ""
+        elif not bad_weights and step.loss is not None:
             suspected = _suspected(last, trained[-1], arrived.step.operations)
             made = suspected or made
             history = _history(step, ring, "" if suspected else "look at what follows that layer")
@@ -244,17 +243,35 @@ def first_not_finite(
     return findings
 
 
-def _origin(step: int, earlier: int | None, stepped_though_skipped: int | None) -> str:
+def _origin(step: int, earlier: int | None, stepped_though_skipped: int | None, *, is_first: bool) -> str:
     if earlier is not None:
         return "an earlier update made NaN or Inf"
     if stepped_though_skipped == step - 1:
         return f"the optimizer stepped with the gradients of step {stepped_though_skipped}, which GradScaler skipped"
+    if is_first:
+        return "its batch is not the cause, and no step was watched before it"
     return "its batch is not the cause, but the update before it, or something else that wrote to the weights"
+
+
+def _is_spread(arrived: ArrivedStep) -> bool:
+    """Tell whether clipping by a norm of NaN may have made all gradients NaN that it clipped."""
+    clipped = {tensor for members, _ in arrived.step.clips for tensor in members}
+    names = {
+        name
+        for reading in arrived.step.readings.values()
+        for name, tensor in zip(reading.names, reading.parameters, strict=True)
+        if id(tensor) in clipped
+    }
+    return math.isnan(arrived.record.norm_before_clipping or 0.0) and len(names) > 1 and names <= {*arrived.broken}
+
+
+def _steep(operations: Mapping[str, LossOperations]) -> list[str]:
+    return [f"{name}{place and f' at {place}'}" for place, operation in operations.items() for name in operation.steep]
 
 
 def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperations]) -> str:
     """Return why the loss itself is suspected of NaN in its gradients; "" if nothing points to it."""
-    steep = [f"{name}{place and f' at {place}'}" for place, operation in operations.items() for name in operation.steep]
+    steep = _steep(operations)
     is_behind = last.rpartition(".")[0] == last_trained.rpartition(".")[0]
     if steep:
         layer = "" if is_behind else f", or the backward pass after '{last}', the last of them in the network,"
@@ -288,7 +305,7 @@ def _history(step: TrainingStep, ring: Ring, suspect: str) -> str:
     usual = median_low(norms)
     tail = " → ".join(figure(norm, 3) for norm in norms[-4:])
     loss = f", the loss {' → '.join(figure(value, 3) for value in losses[-4:])}" if losses else ""
-    if _has_exploded(norms) or _has_exploded(losses):
+    if has_exploded(norms) or has_exploded(losses):
         remedy = "lower the learning rate, warm it up or clip gradients"
         return f"Before it the gradient norm went {tail} (median {figure(usual, 3)}){loss}: {remedy}."
     if len(norms) < _FEWEST_USUAL:
@@ -296,7 +313,7 @@ def _history(step: TrainingStep, ring: Ring, suspect: str) -> str:
     return f"Before it the gradient norm went {tail}{loss}, as usual{suspect and f': {suspect}'}."
 
 
-def _has_exploded(values: Sequence[float]) -> bool:
+def has_exploded(values: Sequence[float]) -> bool:
     """Tell whether the last value is more than ten times the median of all, for values that are not negative."""
     usual = median_low(values) if values else 0.0
     return usual > 0 and values[-1] > 10 * usual
@@ -427,7 +444,7 @@ def repeated_step(last: LastStep, optimizer: str) -> list[TrainingFinding]:
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[TrainingFinding]]:
     """Return the findings of rules of `hookscope check` on the outputs of a watched step, by rule that was judged."""
     by_rule: dict[str, list[TrainingFinding]] = {}
-    for name in _OUTPUT_RULES:
+    for name in OUTPUT_RULES:
         # Outputs in other dtypes do not overflow in float16.
         judged = tuple(row for row in rows if name != "fp16-headroom" or row.activation.dtype == "float16")
         forward = Activations(model=model, inputs=_inputs_of(rows), rows=judged)
@@ -470,7 +487,7 @@ def _judged(name: str, measured: CheckMeasurements, rows: Sequence[LayerRow], pr
     """Return the findings of a rule of `check` or `grads` as findings of the training."""
     terms = terms_of(RULES[name], CheckSettings())
     by_label = {row.label: row for row in rows}
-    limit, value_of = _OUTPUT_RULES.get(name, (GRADIENT_RULES.get(name), lambda _: None))
+    limit, value_of = OUTPUT_RULES.get(name, (GRADIENT_RULES.get(name), lambda _: None))
     limit = terms.limit(limit) if isinstance(limit, str) else limit
     findings = []
     for finding in chain.from_iterable(terms.findings([raised]) for raised in RULES[name].evaluate(measured, terms)):

@@ -123,8 +123,7 @@ class ScriptWatch:
     # --- What torch calls --------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if id(optimizer) not in self._watched:
-            self._watch_if_new(optimizer)
+        self._watch_if_new(optimizer)
         # This must run even after a failure: the other processes wait for it.
         norms = self._norms_of(optimizer) if self._may_be_sharded else None
         if norms is None:

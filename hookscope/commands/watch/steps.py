@@ -7,11 +7,10 @@ from itertools import islice
 
 from torch import Tensor
 
-from hookscope.commands.watch.gradients import GradientReading
+from hookscope.commands.watch.gradients import GradientReading, Transfer
 from hookscope.commands.watch.loss_graph import LossOperations
 from hookscope.commands.watch.outside_writes import OutsideChange, OutsideReading
 from hookscope.commands.watch.parameters import ParameterMeasurement
-from hookscope.commands.watch.transfers import Transfer
 from hookscope.results.training import TrainingStep
 
 _LARGEST = 10

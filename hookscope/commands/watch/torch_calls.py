@@ -29,8 +29,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.commands.watch.gradients import norms_of
-from hookscope.commands.watch.transfers import number_of
+from hookscope.commands.watch.gradients import norms_of, number_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -304,8 +303,8 @@ def _metadata(node: Node) -> dict[str, Any]:
     return node.metadata  # type: ignore[return-value]  # torch has it as a property, and declares a method
 
 
-def nodes_of(loss: Node | None, most: int) -> Iterator[Node]:
-    """Yield nodes of the graph of a loss, from the loss backwards."""
+def nodes_of(loss: Node | None, most: int = 100_000) -> Iterator[Node]:
+    """Yield nodes of the graph of a loss, from the loss backwards; `most` is enough for some thousand layers."""
     todo = [] if loss is None else [loss]
     seen = {*todo}
     for node in todo:

@@ -28,7 +28,7 @@ from hookscope.commands.watch import torch_calls
 from hookscope.commands.watch.activations import EagerForward, ForwardPasses, watched_layer
 from hookscope.commands.watch.closing import Watched
 from hookscope.commands.watch.edits import FittedEdits, TrainingEdits
-from hookscope.commands.watch.gradients import parameters_of, read_gradients
+from hookscope.commands.watch.gradients import number_of, parameters_of, read_gradients
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.judging import Judge
 from hookscope.commands.watch.loss_graph import LossOperations, broken_input, operations_of, why_below_zero
@@ -48,7 +48,6 @@ from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
 from hookscope.commands.watch.stale_gradients import WatchedOptimizer
 from hookscope.commands.watch.steps import ArrivedStep, PlacedLoss, StepInProgress
 from hookscope.commands.watch.training_log import LAST_STEP
-from hookscope.commands.watch.transfers import number_of
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import refuse_positions
 from hookscope.inspection.run import unseen_activations
@@ -130,8 +129,7 @@ class Watch:
             for network in self._networks
             if (eager_forward if network.compiled else activations)
         ]
-        blind_spots = self._blind_spots(activations=activations and not eager_forward)
-        self.notes = (shared.note, *blind_spots) if shared.note else blind_spots
+        self.notes = self._blind_spots(shared.note, activations=activations and not eager_forward)
         self._sent: deque[StepInProgress] = deque()
         self._states = {id(member): WatchedOptimizer(member) for member in self._optimizers}
         self._outside = OutsideWrites(self._names.of)
@@ -139,6 +137,7 @@ class Watch:
         self._last_call: Literal["", "backward", "step"] = ""  # since an optimiser stepped; "step" if both
         self._graphs = shared.graphs
         self._operations: dict[str, LossOperations] = {}
+        self._broken: tuple[list[str], str] | None = None  # bad weights and input, when a loss was not finite
         self._failure: Exception | None = None
         self._jump = ""
         self._rests_until = 0
@@ -174,7 +173,7 @@ class Watch:
         for state in self._states.values():
             state.depth = 0  # an earlier step raised
         if self._current.is_called_early and self._current.stepped:
-            self._finish_belatedly()
+            self._finish_step(late=[*self._names.all.values()])
         if self._last_call == "backward":
             self._last_call = "step"
         value = self._loss_of(loss)
@@ -206,7 +205,7 @@ class Watch:
     def finish_if_stepped(self, optimizer: Optimizer) -> None:
         """End the step if the optimiser, which is about to step, has already stepped in it."""
         if id(optimizer) in self._current.stepped and not self._states[id(optimizer)].depth:
-            self._finish_belatedly()
+            self._finish_step(late=parameters_of(optimizer))
 
     @property
     def edits(self) -> tuple[str, ...]:
@@ -356,9 +355,9 @@ class Watch:
         why = f"its eager forward pass fails: {exception_line(error)}"
         self._journal.say_unseen(f"Activations of {network.name} are not watched, because {why}.")
 
-    def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
+    def _blind_spots(self, note: str, *, activations: bool) -> tuple[str, ...]:
         compiled = [network.name for network in self._networks if network.compiled]
-        notes: list[str] = []
+        notes = [note] if note else []
         if compiled and activations:
             notes.append(
                 f"{', '.join(compiled)} {are(len(compiled))} compiled, where hooks do not fire: activations are not "
@@ -412,7 +411,7 @@ class Watch:
     def _add_stepped(self, optimizer: Optimizer) -> None:
         """Begin a step of an optimiser, or one that a GradScaler skips."""
         if id(optimizer) in self._current.stepped:  # `step` has not been called since
-            self._finish_belatedly()
+            self._finish_step(late=parameters_of(optimizer))
         self._current.stepped.add(id(optimizer))
         self._current.is_called_early |= self._last_call == "step"
         if self._current.measurement is not None:
@@ -437,12 +436,22 @@ class Watch:
         """Read the gradients, or take their norms `summed` over processes; add the losses that belong to the step."""
         step, optimizer = self._current, state.optimizer
         reading = step.readings[id(optimizer)] = read_gradients(optimizer, self._names.of, summed)
+        if self._broken is not None and step.bad_weights is None:
+            step.bad_weights, step.bad_input = self._broken
+        self._broken = None
         if self._is_alone(optimizer):
             state.read(reading, step.number)
         step.losses += self._losses_to_come
         self._losses_to_come.clear()
         if summed is None:
-            self._examine(optimizer, reading.norms)
+            norms = reading.norms  # known at once on the CPU
+            if isinstance(norms, Tensor):
+                norms = [norms.sum().item()] if norms.is_cpu else []
+            # Weights that were not finite are examined at every step until they are.
+            is_suspect = not math.isfinite(sum(norms)) or self._judge.verdicts.stands("non-finite-weight")
+            if step.bad_weights is None and is_suspect:
+                step.bad_weights = self._bad_weights()
+            self._read_graphs()
         if step.measurement is not None:
             for passes in self._passes:
                 passes.step_begins()
@@ -452,16 +461,6 @@ class Watch:
     def _is_alone(self, optimizer: Optimizer) -> bool:
         """Tell whether the optimiser is a real one, and its process has whole parameters."""
         return self._shards is None and not isinstance(optimizer, GraphLeaves)
-
-    def _examine(self, optimizer: Optimizer, norms: list[float] | Tensor) -> None:
-        """Look at weights and losses if the gradients are not finite, which is known at once on the CPU."""
-        if isinstance(norms, Tensor):
-            norms = [norms.sum().item()] if norms.is_cpu else []
-        # Weights that were not finite are examined at every step until they are.
-        is_suspect = not math.isfinite(sum(norms)) or self._judge.verdicts.stands("non-finite-weight")
-        if self._current.bad_weights is None and is_suspect:
-            self._current.bad_weights = self._bad_weights(optimizer)
-        self._read_graphs()
 
     def _read_graphs(self) -> None:
         """Note the operations of losses: of each place once, and those of a step whose gradients are not finite."""
@@ -502,12 +501,15 @@ class Watch:
 
     @torch_calls.guarded
     def backward_begins(self, loss: Tensor | None, _place: str) -> None:
-        """Look for NaN in inputs, which the graph still holds, if the loss is not finite; called by `torch_calls`."""
+        """Look for NaN in weights and inputs, which the graph still holds, if the loss is not finite.
+
+        A script may write to the weights between `backward` and the step of the optimiser.
+        """
         self._last_call = "backward"
-        if loss is None or not loss.is_cpu or self._judge.verdicts.stands("non-finite-loss"):
+        if loss is None or not loss.is_cpu or self._broken or self._judge.verdicts.stands("non-finite-loss"):
             return
         if not math.isfinite(number_of(loss)):
-            self._current.bad_input = self._current.bad_input or broken_input(loss.grad_fn, self._names.of_one)
+            self._broken = (self._bad_weights(), broken_input(loss.grad_fn, self._names.of_one))
 
     def backward_ended(self) -> None:
         """Do nothing; called by `torch_calls`."""
@@ -539,7 +541,7 @@ class Watch:
             return
         # Clipped after the optimiser has stepped, and not in a closure: this belongs to the next step.
         if has_stepped and not self._is_inside_a_step():
-            self._finish_belatedly()
+            self._finish_step(late=parameters)
         self._current.clips.append((members, norm.clone().reshape(())))
 
     @torch_calls.guarded
@@ -615,8 +617,8 @@ class Watch:
             self._journal.say_once("loss", line)
         return None
 
-    def _prepare(self) -> None:
-        """Decide whether the next step is measured in full, and register the hooks for its forward passes."""
+    def _prepare(self, late: Sequence[Tensor] = ()) -> None:
+        """Decide whether the next step is measured in full, and register the hooks for forward passes to come."""
         step = self._current
         shared = self._shared_norms(self._optimizers)
         # The loop's own numbers may leave out multiples of `every`.
@@ -633,9 +635,12 @@ class Watch:
             return
         self._names.renew()
         step.measurement = ParameterMeasurement(self._listed_parameters())
-        # Not at the first step: code that is compiled at its first call would be compiled with the hooks.
+        # Not at the first step: code that is compiled at its first call would be compiled with the hooks. Where the
+        # forward pass of this step is over, the hooks would measure that of the next.
+        over = {*map(id, late)}
         for passes in self._passes if step.number > self._first else ():
-            passes.begin()
+            if over.isdisjoint(id(parameter) for _, parameter in passes.watched.parameters()):
+                passes.begin()
 
     def _listed_parameters(self) -> dict[str, torch.nn.Parameter]:
         if not self._patterns:
@@ -647,7 +652,8 @@ class Watch:
         )
         return {name: tensor for name, tensor in self._names.all.items() if name.startswith(prefixes)}
 
-    def _finish_step(self) -> None:
+    def _finish_step(self, late: Sequence[Tensor] = ()) -> None:
+        """End a step and begin the next; the forward pass of the next step through `late` parameters is over."""
         if self._failure is not None:
             raise self._failure
         step = self._current
@@ -663,7 +669,7 @@ class Watch:
             self._say_idle_edits(step)
         step.send()
         self._sent.append(step)
-        self._current = StepInProgress(step.number + 1, edited=self._edited)
+        self._current = StepInProgress(step.number + 1, edited=self._edited, is_belated=bool(late))
         self._edits.step = step.number + 1
         arrived = self._drain(wait=step.measurement is not None)
         if step.measurement is not None and arrived is not None:
@@ -671,12 +677,7 @@ class Watch:
             rows = step.measurement.finish(shared)
             if rows or not shared:
                 self._finish_watched(step, arrived, rows)
-        self._prepare()
-
-    def _finish_belatedly(self) -> None:
-        """End a step after the forward pass of the next step has run."""
-        self._finish_step()
-        self._current.is_belated = True
+        self._prepare(late)
 
     def _say_idle_edits(self, step: StepInProgress) -> None:
         """Report edits that changed nothing in the first step in which they were in force."""
@@ -711,8 +712,8 @@ class Watch:
             # The other network of a GAN may not run in a step.
             if not layer_rows and any(id(parameter) in trained for _, parameter in passes.watched.parameters()):
                 name = passes.watched.name
-                several = "an optimizer steps several times per iteration"
-                cause = "step() comes before optimizer.step()" if step.is_called_early else several
+                again = "the step before it ended only when an optimizer stepped again"
+                cause = "step() comes before optimizer.step()" if step.is_called_early else again
                 line = (
                     f"The forward pass of {name} was over when step {step.number} began, because {cause}: at such "
                     "steps its activations are not watched."
@@ -731,8 +732,9 @@ class Watch:
         frozen = [parameter for parameter in held if not parameter.requires_grad]
         return [name for name in self._names.of(frozen) if name not in self._edited]
 
-    def _bad_weights(self, optimizer: Optimizer) -> list[str]:
-        everything = {id(tensor): tensor for tensor in (*self._names.all.values(), *parameters_of(optimizer))}
+    def _bad_weights(self) -> list[str]:
+        held_by_optimizers = chain.from_iterable(map(parameters_of, self._optimizers))
+        everything = {id(tensor): tensor for tensor in (*self._names.all.values(), *held_by_optimizers)}
         held = [tensor for tensor in everything.values() if tensor.is_floating_point() or tensor.is_complex()]
         broken = [tensor for tensor in held if not tensor.detach().isfinite().all()]
         return self._names.in_order(self._names.of(broken))

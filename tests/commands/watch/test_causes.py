@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import hookscope
 from hookscope.commands.watch.training_log import read_training
 from hookscope.results.training import TrainingFinding
+from tests.commands.watch.conftest import Forked
 from tests.commands.watch.test_script import ENVIRONMENT
 from tests.fork_server import ForkServer
 
@@ -234,6 +235,83 @@ def test_the_input_of_another_training_is_not_blamed() -> None:
     assert "the NaN came from the batch or the forward pass" in verdict.message
 
 
+def test_weights_that_a_script_breaks_after_backward_are_not_blamed_for_the_loss() -> None:
+    """Sharpness-aware minimization (SAM) moves the weights along the gradient and back before the step."""
+    network = built()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    with hookscope.watch(network, optimizer, every=100, on_line=lambda _: None) as watch:
+        for step in range(1, AT + 1):
+            inputs = torch.randn(8, 3)
+            inputs[2] = inputs[2] if step < AT else math.nan
+            loss = mean_loss(network, inputs, step)
+            loss.backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                moves = [0.1 * weight.grad for weight in network.parameters() if weight.grad is not None]
+                for weight, move in zip(network.parameters(), moves, strict=True):
+                    weight.add_(move)
+            optimizer.zero_grad()
+            mean_loss(network, inputs, step).backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                for weight, move in zip(network.parameters(), moves, strict=True):
+                    weight.sub_(move)
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(loss)
+    (verdict,) = watch.verdicts
+    assert (verdict.rule, verdict.step) == ("non-finite-loss", AT)
+    assert "Weights were finite, but the input of '0' held NaN at index 2 of 8." in verdict.message
+
+
+def test_nan_in_a_batch_is_named_in_a_step_whose_forward_pass_came_early(tmp_path: Path, forked: Forked) -> None:
+    """The first optimiser steps twice in a row, so its second step ends the first one, after the backward pass."""
+    (tmp_path / "train.py").write_text(TWO_OPTIMIZERS)
+    forked("-m", "hookscope", "watch", "train.py", "--out", "run", cwd=tmp_path, environment=ENVIRONMENT)
+    first = read_training(tmp_path / "run").verdicts[0]
+    assert (first.rule, first.step) == ("non-finite-loss", 2)
+    assert "Weights were finite, but the input of 'Sequential[0].0' held NaN at index 3 of 8." in first.message
+
+
+TWO_OPTIMIZERS = """
+import torch
+from torch import nn
+
+networks = [nn.Sequential(nn.Linear(4, 2)) for _ in range(2)]
+optimizers = [torch.optim.SGD(network.parameters(), lr=0.01) for network in networks]
+for step, turn in enumerate((0, 0, 1), start=1):
+    inputs = torch.ones(8, 4)
+    inputs[3] = torch.nan if step == 2 else 1
+    networks[turn](inputs).square().mean().backward()
+    optimizers[turn].step()
+    optimizers[turn].zero_grad()
+"""
+
+
+@pytest.mark.parametrize("is_steep", [False, True])
+def test_clipping_that_spreads_nan_hides_the_layer_that_made_it(is_steep: bool) -> None:
+    network = built()
+    network[0].weight.register_hook(lambda gradient: gradient * (math.nan if len(losses) == AT else 1))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    losses: list[Tensor] = []
+    with hookscope.watch(network, optimizer, every=100, on_line=lambda _: None) as watch:
+        for step in range(1, AT + 1):
+            loss = mean_loss(network, torch.randn(8, 3), step)
+            losses.append(loss.sqrt() if is_steep else loss)
+            losses[-1].backward()  # type: ignore[no-untyped-call]
+            assert [
+                weight.grad is not None and bool(weight.grad.isfinite().all()) for weight in network.parameters()
+            ] == [step < AT, True, True, True]
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(losses[-1])
+    (verdict,) = watch.verdicts
+    assert (verdict.rule, verdict.where, verdict.step) == ("non-finite-gradient", "", AT)
+    suspects = ": suspect sqrt, or a layer." if is_steep else "."
+    spread = "Clipping by the norm may have spread NaN from one of them to all, so its layer is not known"
+    assert f"{spread}{suspects}" in verdict.message
+    assert f"look at the batch of step {AT}" in verdict.message
+
+
 @pytest.mark.exhaustive
 def test_a_script_that_reads_nan_is_told_its_index(tmp_path: Path, fork_server: ForkServer) -> None:
     (tmp_path / "train.py").write_text(NAN_IN_A_BATCH)
@@ -283,7 +361,8 @@ def test_a_weight_that_was_broken_before_the_step_is_blamed_and_not_the_batch(
         ("non-finite-weight", place),
         ("non-finite-loss", ""),
     ]
-    assert "its batch is not the cause" in verdicts[0].message
+    blamed = "and no step was watched before it" if at == 1 else "but the update before it"
+    assert f"its batch is not the cause, {blamed}" in verdicts[0].message
     assert "its batch is not the cause" in verdicts[1].message
     assert not any("look at" in verdict.message for verdict in verdicts)
 

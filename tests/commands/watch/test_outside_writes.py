@@ -109,13 +109,14 @@ def test_a_large_update_of_a_weight_that_has_become_small_is_no_fault_of_the_lea
     assert "of that at step 1, and what made it small is at fault, not the learning rate." in verdict.message
 
 
-def test_a_large_update_by_a_gradient_that_has_jumped_is_no_fault_of_the_learning_rate() -> None:
+@pytest.mark.parametrize("at", [10, 40])  # before and after there are steps enough to call a norm a jump
+def test_a_large_update_by_a_gradient_that_has_jumped_is_no_fault_of_the_learning_rate(at: int) -> None:
     trained = network()
     factors = [1.0]
     trained[2].weight.register_hook(lambda gradient: factors[-1] * gradient)
-    watch = train(trained, every=10, before=lambda step: factors.append(10_000.0 if step == 40 else 1.0))
+    watch = train(trained, every=10, before=lambda step: factors.append(10_000.0 if step == at else 1.0))
     verdict = next(verdict for verdict in watch.verdicts if verdict.rule == "large-update")
-    assert (verdict.step, verdict.where) == (40, "2.weight")
+    assert (verdict.step, verdict.where) == (at, "2.weight")
     assert verdict.message.endswith("(limit 1): its gradient has jumped.")
 
 

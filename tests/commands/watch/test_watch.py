@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.commands.watch import ring, training_log
+from hookscope.commands.watch.discovery import found_text
 from hookscope.commands.watch.ring import Ring
 from hookscope.commands.watch.training_log import read_training
 from hookscope.results.training import TrainingStep
@@ -214,6 +215,55 @@ def test_steps_are_counted_without_step_and_with_subclasses_that_step_twice() ->
             optimizer.step()
             optimizer.zero_grad()
     assert [step.step for step in watch.log.steps] == [1, 2, 3]
+
+
+def test_no_activation_of_a_later_forward_pass_is_taken_for_that_of_a_step_that_began_after_its_own() -> None:
+    """Of two trainings one goes on alone: it steps once per iteration, and each of its steps ends the one before."""
+    lines: list[str] = []
+    (network, optimizer), (other, resting) = small(), small()
+    with hookscope.watch([network, other], [optimizer, resting], every=2, on_line=lines.append) as watch:
+        for _ in range(6):
+            network(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [(step.step, step.layers) for step in watch.log.watched] == [(2, ()), (4, ()), (6, ())]
+    (line,) = lines
+    cause = "because the step before it ended only when an optimizer stepped again"
+    assert line.startswith(f"The forward pass of Sequential was over when step 2 began, {cause}: at such steps")
+
+
+def test_the_forward_pass_of_the_network_whose_turn_comes_later_is_measured() -> None:
+    (critic, fast), (generator, slow) = small(), small()
+    means = []
+    with hookscope.watch([critic, generator], [fast, slow], every=2, on_line=lambda _: None) as watch:
+        for turn in (0, 0, 1, 0, 0, 1):
+            output = (critic, generator)[turn](torch.randn(8, 4))
+            means.append(output.mean().item())
+            output.square().mean().backward()
+            (fast, slow)[turn].step()
+            (fast, slow)[turn].zero_grad()
+    measured = {step.step: {row.label: row.mean for row in step.layers} for step in watch.log.watched}
+    assert {step: [*rows] for step, rows in measured.items()} == {
+        2: [f"Sequential[1].{layer}" for layer in range(3)],
+        4: [f"Sequential[1].{layer}" for layer in range(3)],
+    }
+    assert [rows["Sequential[1].2"] for rows in measured.values()] == pytest.approx([means[2], means[5]], abs=1e-6)
+
+
+def test_the_settings_of_an_optimiser_are_those_of_its_groups() -> None:
+    network, _ = small()
+    slow, fast = [{"params": network[at].parameters(), "lr": lr, "weight_decay": 0} for at, lr in ((0, 0.01), (2, 0.1))]
+    optimizer = torch.optim.SGD([slow, fast | {"weight_decay": 0.5}], lr=7, momentum=0.9)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.001)  # the first rate of a warm-up is no setting
+    with hookscope.watch(network, optimizer, on_line=lambda _: None) as watch:
+        (shown,) = watch.log.starts[0].optimizers
+    assert shown == "SGD, lr 0.01 to 0.1, momentum 0.9, weight_decay 0 to 0.5"
+
+
+def test_optimizers_that_are_alike_are_counted() -> None:
+    network, optimizer = small()
+    alike = [torch.optim.Adam([weight], lr=0.01) for weight in network.parameters()]
+    assert found_text([network], [optimizer, *alike]) == "Sequential (SGD, lr 0.1; 4 × Adam, lr 0.01)"
 
 
 @pytest.mark.exhaustive

@@ -78,9 +78,9 @@ def _run(subject: InspectedNetwork, batch: Batch) -> Mapping[str, Tensor]:
 
 def _countings(data: LabelledFiles, categories: Sequence[str], class_count: int) -> "list[_Counting]":
     """Return a counting for each possible reading of the scores; the last one holds if all scores lie in 0-1."""
-    categories = categories if len(categories) == class_count else ()
     labels = [*dict.fromkeys(label for group in data.labels.values() for label in group)]
     classes, mapping = classes_of(labels, categories, class_count, in_folders=data.in_folders, columns=data.columns)
+    categories = categories if len(categories) == class_count else ()
     readings: list[Reading] = ["sigmoid", "as returned"] if data.multi_label else ["softmax"]
     return [_Counting(data, LabelCounts(classes, categories), class_count, mapping, reading) for reading in readings]
 
@@ -93,6 +93,7 @@ def classes_of(
     Labels are names of classes, whatever their case, with "_" for a space; else all are indices; else there is a folder
     or column for each class: folders in sorted order, as torchvision's ImageFolder numbers them, columns in their own.
     """
+    names, categories = categories, categories if len(categories) == class_count else ()
     by_name: dict[str, tuple[int, ...]] = {}
     for index, name in enumerate(categories):
         by_name[folded(name)] = (*by_name.get(folded(name), ()), index)
@@ -113,15 +114,14 @@ def classes_of(
     if not matched and len(columns) == class_count:
         first = f"'{printable(columns[0], 80)}' is class 0"
         return {label: (index,) for index, label in enumerate(columns)}, f"columns in order: {first}"
-    unmatched = [label for label in labels if label not in matched]
-    wrong = max(unmatched, key=lambda label: are_numbers and int(label) >= class_count)
-    names = f"its names of classes are not known ({arg('classes')} FILE)" if not categories else "none has that name"
-    hint = (nearest(wrong, categories) if categories else "") or " Name labels by one of these."
+    wrong = max(labels, key=lambda label: (label not in matched, are_numbers and int(label) >= class_count))
+    named = "none has that name" if categories else f"names are known for {len(names):,}"
+    named = named if names else f"its names of classes are not known ({arg('classes')} FILE)"
     folders = f"there would have to be as many folders, not {len(labels)}" if in_folders else "labels must be folders"
     raise UsageError(
         f"The label '{printable(wrong, 80)}' is no class of the network, which has "
-        f"{counted(class_count, 'class', 'classes')}: {names}, indices are 0 to {class_count - 1}, "
-        f"and for sorted order {folders}.{hint}"
+        f"{counted(class_count, 'class', 'classes')}: {named}, indices are 0 to {class_count - 1}, "
+        f"and for sorted order {folders}.{nearest(wrong, categories) or ' Name labels by one of these.'}"
     )
 
 
