@@ -243,7 +243,9 @@ def test_a_label_that_is_no_class_is_refused_with_the_nearest_name() -> None:
         classes_of(["crane", "taby cat"], NAMES, 4, in_folders=True)
     with pytest.raises(UsageError, match=r"'4' is no class .* its names of classes are not known \(--classes FILE\)"):
         classes_of(["1", "4"], (), 4, in_folders=False)
-    with pytest.raises(UsageError, match=r"'4' is no class .*, which has 4 classes: names are known for 2, indices are"):
+    with pytest.raises(
+        UsageError, match=r"'4' is no class .*, which has 4 classes: names are known for 2, indices are"
+    ):
         classes_of(["1", "4"], NAMES[:2], 4, in_folders=False)
     with pytest.raises(UsageError, match=r"has 1 class: .* for sorted order labels must be folders\."):
         classes_of(["a"], (), 1, in_folders=False)
