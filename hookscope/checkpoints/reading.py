@@ -231,7 +231,7 @@ def _survey_legacy(file: BinaryIO, _: str) -> tuple[PickleSurvey, dict[str, int]
     while len(surveys) < LEGACY_PICKLES and not (surveys[-1].truncated or surveys[-1].malformed):
         surveys.append(survey_pickle(file))
     storages = {key: size for survey in surveys for key, size in survey.storages.items()}
-    filled = surveys[-1].content  # torch fills these only, and leaves the others as their memory was
+    filled = surveys[-1].content  # torch fills only these storages; the others keep old contents of memory
     is_named = isinstance(filled, list) and all(isinstance(key, str) for key in filled)
     is_filled = isinstance(filled, list) and is_named and set(filled) >= set(storages)
     imports = tuple(dict.fromkeys(symbol for survey in surveys for symbol in survey.imports))

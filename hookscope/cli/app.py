@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
@@ -258,20 +258,22 @@ def _right_name(option: str, names: Collection[str], parameters: Sequence[Any]) 
 
 
 def _hint_about_inputs(sentence: str, option: str, names: Collection[str], command: str) -> str:
-    """Return how inputs are given, if a file is one argument too many or an option may be the network's; else ""."""
+    """Return a hint for an extra argument or an unknown option that a script or forward may take; else ""."""
     if command == "watch" and sentence.startswith(("No such option", "Got unexpected extra")):
         return ". Arguments of the script follow --: `hookscope watch train.py -- --lr 0.1`"
     if command == "survey" and option in ("--input", "--input-shape"):
-        return ". Inputs of a survey are files; several arguments of forward are a dict or a tuple in one .pt file"
+        return ". A survey takes files; put several arguments of forward as a dict or a tuple in one .pt file"
     if "--input" not in names:
         return ""
     if sentence.startswith("Got unexpected extra argument"):
         return ". Inputs of this command are --input-shape SHAPE or --input NAME=FILE"
     name = option.removeprefix("--").replace("-", "_")
     is_unknown = sentence.startswith("No such option") and "Did you mean" not in sentence
-    # An option of other commands is hardly meant for the network.
-    elsewhere = {field.name for kind in (options.Activations, options.Grads) for field in fields(kind)}
-    if not is_unknown or not option.startswith("--") or not name.isidentifier() or name in elsewhere:
+    kinds = [kind for kind in vars(options).values() if is_dataclass(kind)]
+    # A user hardly means an option of another command for the network.
+    elsewhere = {field.name for kind in kinds for field in fields(kind)}
+    may_be_an_argument = is_unknown and option.startswith("--") and name.isidentifier()
+    if not may_be_an_argument or name.removeprefix("no_") in elsewhere:
         return ""
     return f". If it is an argument of forward, write --input {name}=VALUE"
 

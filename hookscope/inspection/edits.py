@@ -132,7 +132,7 @@ def _selected(
         except LayerNotFoundError as error:
             if edit.place != "grad":
                 raise
-            missing = f"{error} Nor does a parameter."
+            missing = f"{error} No parameter matches either."
     try:
         test = name_test(edit.pattern)
     except (re.error, OverflowError, RecursionError) as error:

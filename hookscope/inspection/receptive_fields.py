@@ -236,7 +236,7 @@ def _sliding(
     sizes: Sequence[int], pads: Sequence[int], dilations: Sequence[int], strides: Sequence[int]
 ) -> list[_Window]:
     axes = zip(sizes, pads, dilations, strides, strict=True)
-    return [_window(-pad, (size - 1) * step - pad, stride) for size, pad, step, stride in axes]
+    return [_window(-pad, (size - 1) * dilation - pad, stride) for size, pad, dilation, stride in axes]
 
 
 def _convolution(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
@@ -245,7 +245,7 @@ def _convolution(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> R
     windows = _sliding(weight.shape[2:], pads, dilations, strides)
     if of_map.by_weights:
         middles = zip(_kernel_middles(weight), dilations, pads, windows, strict=True)
-        windows = [window._replace(looks_at=middle * step - pad) for middle, step, pad, window in middles]
+        windows = [window._replace(looks_at=middle * dilation - pad) for middle, dilation, pad, window in middles]
     if node._saved_transposed:
         each_axis = zip(windows, weight.shape[2:], dilations, strict=True)
         windows = [_transposed(window, size, dilation) for window, size, dilation in each_axis]

@@ -48,7 +48,7 @@ def given_program(program: Any) -> LoadedModel:
     if isinstance(program, torch.jit.ScriptModule):
         module, remarks = _copied_torchscript(program)
     elif isinstance(program, torch.fx.GraphModule):
-        module, remarks = program, (_FLAT_GRAPH,) if _has_uncalled_parameters(program) else ()
+        module, remarks = program, (_FLAT_GRAPH,) if _bypasses_layers(program) else ()
     else:
         from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such programs
 
@@ -90,11 +90,11 @@ def _class_names(packed: Mapping[str, tuple[str, ...]], script: nn.Module) -> tu
     return (), ""
 
 
-def _has_uncalled_parameters(graph: torch.fx.GraphModule) -> bool:
+def _bypasses_layers(graph: torch.fx.GraphModule) -> bool:
     targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
-    called = [parameter for target in targets for parameter in graph.get_submodule(target).parameters()]
-    own = sum(parameter.numel() for parameter in graph.parameters(recurse=False))
-    return not called and sum(parameter.numel() for parameter in graph.parameters()) > own
+    layer_parameters = [parameter for target in targets for parameter in graph.get_submodule(target).parameters()]
+    own_count = sum(parameter.numel() for parameter in graph.parameters(recurse=False))
+    return not layer_parameters and sum(parameter.numel() for parameter in graph.parameters()) > own_count
 
 
 def _completed(loaded: LoadedModel, remarks: Iterable[str], only: tuple[tuple[int, ...], bool] | None) -> LoadedModel:

@@ -199,7 +199,7 @@ def _cause_of(error: Exception) -> str:
 
 
 def _is_one_layer(script: Any) -> bool:
-    """Tell whether a script is a single layer; a frozen script has no other layers, but also no mode."""
+    """Tell whether a script is a single layer. A frozen script has no layers inside either, but lacks `training`."""
     return not len(script._modules) and bool(script._c.hasattr("training"))
 
 

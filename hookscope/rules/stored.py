@@ -257,14 +257,15 @@ def untrained_remark(measured: CheckMeasurements) -> str:
 def weights_are_random(measured: CheckMeasurements) -> bool:
     """Tell whether hookscope drew the weights, or nearly all look random and no normalisation layer is trained."""
     return measured.model.random or (
-        weights_look_random(measured.stored) and not any(map(_is_trained_norm, measured.stored))
+        weights_look_random(measured.stored) and not any(map(_shows_training, measured.stored))
     )
 
 
-def _is_trained_norm(values: StoredValues) -> bool:
-    """Tell whether values are a running variance or a scale that varies, which show training better than weights."""
+def _shows_training(values: StoredValues) -> bool:
+    """Tell whether values show training better than weights do: a running variance that moved, a scale that varies."""
     is_scale = leaf_of(values) == "weight" and values.role == "parameter" and len(values.shape) == 1
-    return leaf_of(values) == "running_var" or (is_scale and values.min != values.max)
+    has_moved = leaf_of(values) == "running_var" and (values.min, values.max) != (1, 1)
+    return has_moved or (is_scale and values.min != values.max)
 
 
 def weights_look_random(stored: Sequence[StoredValues]) -> bool:

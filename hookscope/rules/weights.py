@@ -338,7 +338,7 @@ def _is_never_updated(norm: Mapping[str, StoredValues], *, looks_random: bool) -
 
 def _batches(norm: Mapping[str, StoredValues]) -> float:
     count = norm["num_batches_tracked"].max if "num_batches_tracked" in norm else None
-    return max(count or 0.0, 0.0)  # batchnorm-variance reports a negative count
+    return max(count or 0.0, 0.0)  # the rule batchnorm-variance reports a negative count
 
 
 def _varies(norm: Mapping[str, StoredValues], leaf: str | None) -> bool:

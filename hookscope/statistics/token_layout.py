@@ -56,7 +56,7 @@ class TokenLayout:
     network: nn.Module
     stated: Layout | None = None
     pictures: tuple[int, int, int] | None = None
-    _off: NonPatchTokens = field(init=False)
+    _non_patches: NonPatchTokens = field(init=False)
     _widths: dict[int, int] = field(default_factory=dict)
     _patches: Tensor | None = None
     _guessed: list[tuple[int, int]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class TokenLayout:
 
     def __post_init__(self) -> None:
         """Start without findings; the network is examined at its first tokens."""
-        self._off = NonPatchTokens(self.network)
+        self._non_patches = NonPatchTokens(self.network)
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -99,7 +99,7 @@ class TokenLayout:
     def restart(self, pictures: tuple[int, int, int] | None = None) -> None:
         """Begin another forward pass; findings are kept if the pictures have the same size."""
         is_alike = pictures is not None and self.pictures is not None and pictures[1:] == self.pictures[1:]
-        self._off.restart(keeps_counts=is_alike)
+        self._non_patches.restart(keeps_counts=is_alike)
         if not is_alike:
             self._widths.clear()
             self._layouts.clear()
@@ -173,7 +173,7 @@ class TokenLayout:
         reason = ""
         if axes > 1 and len(shape) == 3 and channel_axis == 2 and shape[0] == count and self.stated is None:
             running = running_modules(sys._getframe(), self._names)  # noqa: SLF001
-            reason = self._off.reason(running, shape[1], grids)
+            reason = self._non_patches.reason(running, shape[1], grids)
             grids = grids or self._cut_grids(0 if reason else shape[1])
         size = None if self.pictures is None else self.pictures[1:]
         layout = layout_of(
@@ -211,7 +211,7 @@ class TokenLayout:
     ) -> tuple[Layout | str, Layout | str]:
         """Return the layouts of queries and keys on a picture, or the reasons why they have none, in words."""
         self._patches = patches
-        reasons = self._off.of_attention(running, queries, keys, grids) if self.stated is None else ("", "")
+        reasons = self._non_patches.of_attention(running, queries, keys, grids) if self.stated is None else ("", "")
         grids = grids or self._cut_grids(0 if reasons[1] else keys)
         both = zip((queries, keys), reasons, strict=True)
         layouts = [self._of_attention(running, count, reason, grids) for count, reason in both]
@@ -237,7 +237,7 @@ class TokenLayout:
 
     def are_words_in_front(self, running: Sequence[ModuleInput], prefix: int) -> bool:
         """Tell whether the `prefix` tokens in front of the grid may hold words, and so have no names."""
-        return self._off.are_words_in_front(running, prefix)
+        return self._non_patches.are_words_in_front(running, prefix)
 
     def _of_attention(
         self, running: Sequence[ModuleInput], count: int, reason: str, grids: Sequence[tuple[int, ...]]

@@ -94,8 +94,8 @@ def test_python_s_underscore_is_no_part_of_a_number(arguments: tuple[str, ...], 
         (
             ("survey", "demo", "photos", "--input-shape", "3"),
             (
-                "No such option: --input-shape. Inputs of a survey are files; several arguments of forward are a dict "
-                "or a tuple in one .pt file."
+                "No such option: --input-shape. A survey takes files; put several arguments of forward as a dict or a "
+                "tuple in one .pt file."
             ),
         ),
     ],
@@ -511,7 +511,10 @@ def test_a_command_that_cannot_import_what_it_needs_says_so(environment: dict[st
     assert_refused(python("-c", script, env=environment | one_thread), 3, "not enough memory")
 
 
-@pytest.mark.parametrize(("option", "hinted"), [("--meta", True), ("--output-key", False), ("--wieghts", False)])
+@pytest.mark.parametrize(
+    ("option", "hinted"),
+    [("--meta", True), ("--output-key", False), ("--no-cost", False), ("--method", False), ("--wieghts", False)],
+)
 def test_an_option_that_is_misspelt_or_of_other_commands_is_not_taken_for_an_argument_of_the_network(
     run: Run, option: str, hinted: bool
 ) -> None:

@@ -336,7 +336,7 @@ def test_edits_keep_their_order() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fcc1.bais:grad:zero", "No layer matches 'fcc1.bais'.* Nor does a parameter. Nearest: 'fc1.bias'"),
+        ("fcc1.bais:grad:zero", "No layer matches 'fcc1.bais'.* No parameter matches either. Nearest: 'fc1.bias'"),
         ("fc*bias:output:zero", r"No layer matches 'fc\*bias'"),
         ("param:relu:grad:zero", "Edit 'param:relu:grad:zero' matches no parameter."),
         ("param:\x1b:grad:zero", "matches no parameter"),

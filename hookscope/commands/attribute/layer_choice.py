@@ -167,9 +167,9 @@ def choose_layer(
     """Return the last spatial output that the gradient of every target reaches; None without one.
 
     An output that holds the scores themselves at each place is passed over: its map would be the score. A container
-    returns the output of its last layer; the shorter name counts. If no layer is reached for all inputs, the last one
-    that is reached for some of them counts. `outputs` were kept, `scores` are of each target, (N,), with their graph;
-    only layers that finished before the layer `before` did are looked at.
+    returns the output of its last layer; the less nested name counts. If no layer is reached for all inputs, the last
+    one that is reached for some of them counts. `outputs` were kept, `scores` are of each target, (N,), with their
+    graph; only layers that finished before the layer `before` did are looked at.
     """
     for_some: MapLayer | None = None
     remarks: dict[str, str] = {}
@@ -246,17 +246,17 @@ def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
 def _candidates(
     outputs: LayerOutputs, modules: Mapping[str, nn.Module], before: str | None
 ) -> list[tuple[RowKey, LayerOutput]]:
-    """Return spatial outputs, the last first; outputs that share a tensor come once, under the shortest name."""
+    """Return spatial outputs, the last first; outputs that share a tensor come once, under the least nested name."""
     places = [*outputs.by_place]
     if before is not None:
-        ends = next((at for at, place in enumerate(places) if place[0] == before), len(places))
-        places = places[:ends]
-    alike: dict[tuple[int, int, int], list[RowKey]] = {}
+        end = next((at for at, place in enumerate(places) if place[0] == before), len(places))
+        places = places[:end]
+    alike: dict[tuple[int, ...], list[RowKey]] = {}
     for at in reversed(range(len(places))):
         place, output = places[at], outputs.by_place[places[at]]
         layout = output.layout
-        is_of_input = not isinstance(layout, Layout) or len(layout.grid) >= min(outputs.axes, PICTURE_AXES)
-        if place[0] and output.edge is not None and is_of_input and not _in_attention(place[0], modules):
+        has_input_axes = not isinstance(layout, Layout) or len(layout.grid) >= min(outputs.axes, PICTURE_AXES)
+        if place[0] and output.edge is not None and has_input_axes and not _in_attention(place[0], modules):
             if isinstance(modules.get(place[0]), _PASSING):
                 output = _earlier_copy(output, [outputs.by_place[other] for other in reversed(places[:at])])
             alike.setdefault(_storage_key(output), []).append(place)
@@ -269,10 +269,12 @@ def _candidates(
     return [(place, outputs.by_place[place]) for place in best]
 
 
-def _storage_key(output: LayerOutput) -> tuple[int, int, int]:
+def _storage_key(output: LayerOutput) -> tuple[int, ...]:
     """Return a key that is equal for outputs that are one tensor, or views of it in another order."""
     values = output.values
-    return (0, 0, 0) if values is None else (values.untyped_storage()._cdata, values.numel(), output.version)
+    if values is None:
+        return ()
+    return values.untyped_storage()._cdata, int(values.storage_offset()), values.numel(), output.version
 
 
 def _earlier_copy(output: LayerOutput, earlier: Sequence[LayerOutput]) -> LayerOutput:

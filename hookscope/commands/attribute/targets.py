@@ -21,7 +21,7 @@ class Wanted:
     """One target: a class, maybe `against` another; a box, by its place in the network's list; or a function.
 
     Attributes:
-        text: As the user wrote it.
+        text: As the user wrote it; a function without the folder of its file.
         function: Takes what the network returned, returns one number per input.
     """
 
@@ -44,10 +44,12 @@ def read_targets(texts: Sequence[str], categories: Sequence[str]) -> tuple[Wante
     """
     wanted: dict[tuple[object, ...], Wanted] = {}
     for text in texts:
-        for part in [text] if _FUNCTION.fullmatch(text.strip()) else split_at_commas(text, categories):
+        function = _FUNCTION.fullmatch(text.strip())
+        is_whole = function is not None and Path(function["file"]).is_file()
+        for part in [text] if is_whole else split_at_commas(text, categories):
             target = _wanted(part.strip(), categories)
             # A function is loaded anew each time.
-            key = (target.text,) if target.function else (target.index, target.against, target.box)
+            key = (part.strip(),) if target.function else (target.index, target.against, target.box)
             wanted.setdefault(key, target)
     return tuple(wanted.values())
 

@@ -81,17 +81,17 @@ def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.fl
         values = values.movedim(channel_axis, 1)
         places = tuple(values.shape[2:])
         if not values.is_cpu:
-            return RowsOnDevice(places, _exact(values))
+            return RowsOnDevice(places, _reduced(values))
         if thresholds is not None and thresholds.size != values.shape[1]:
             thresholds = None  # compiled code would read beyond them
         reduced = reduce_by_channel(values if places else values.unsqueeze(2), thresholds)
         if reduced is None:  # input by input, as copies in float64 are large
-            return RowsOnDevice(places, torch.cat([_exact(value.unsqueeze(0)) for value in values], 1)).fetched()
+            return RowsOnDevice(places, torch.cat([_reduced(value.unsqueeze(0)) for value in values], 1)).fetched()
         finite = np.full(reduced.high.shape, float(math.prod(places)))
         return ChannelRows(places, finite, *reduced)
 
 
-def _exact(values: Tensor) -> Tensor:
+def _reduced(values: Tensor) -> Tensor:
     """Reduce (N, C, ...) to the values of `RowsOnDevice`, (6, N, C)."""
     flat = values.flatten(2) if values.dim() > 2 else values.unsqueeze(2)
     wide = flat.to(torch.float32 if values.device.type == "mps" else torch.float64)
@@ -100,9 +100,9 @@ def _exact(values: Tensor) -> Tensor:
     zeroed = torch.where(is_finite, wide, 0)
     mean = zeroed.sum(2) / finite.clamp(min=1)
     deviations = torch.where(is_finite, wide - mean.unsqueeze(2), 0).square_().sum(2)
-    high = torch.where(is_finite, wide, -math.inf)
+    floored = torch.where(is_finite, wide, -math.inf)
     low = torch.where(is_finite, wide, math.inf).amin(2)
-    greatest = high.amax(2)
-    place = torch.arange(high.shape[2], device=high.device)  # `argmax` may return any of equal values
-    first = torch.where(high == greatest.unsqueeze(2), place, high.shape[2]).amin(2).to(wide.dtype)
-    return torch.stack([finite, mean, deviations, greatest, low, first])
+    high = floored.amax(2)
+    place = torch.arange(floored.shape[2], device=floored.device)  # `argmax` may return any of equal values
+    first = torch.where(floored == high.unsqueeze(2), place, floored.shape[2]).amin(2).to(wide.dtype)
+    return torch.stack([finite, mean, deviations, high, low, first])

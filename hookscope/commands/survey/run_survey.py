@@ -374,18 +374,18 @@ def _merged(work: _Work) -> Survey:
                 raise OutputError(f"Chunk {index} in '{where}' was damaged as soon as it was written. Check the disk.")
     work.progress(sum(work.plan.chunk_sizes))
     if not merging.input_count:
-        work.folder.remove()  # they hold nothing to go on from
+        work.folder.remove()  # the chunks hold no input
     merged = merging.result(work.session.inputs, partial(second_pass, work.session, work.option))
-    of_data = () if work.labelled is None else work.labelled.notes
-    again = work.reasons[:1]
+    label_notes = () if work.labelled is None else work.labelled.notes
+    warnings = work.reasons[:1]
     if work.reasons[1:]:
-        again.append(f"So were {counted(len(work.reasons) - 1, 'more chunk')}.")
+        warnings.append(f"So were {counted(len(work.reasons) - 1, 'more chunk')}.")
     return replace(
         merged,
         supports=partial(input_supports, work.session),
         resumed_count=len(work.resumed),
-        notes=tuple(dict.fromkeys((*work.session.loaded.notes, *of_data, *merged.notes))),
-        warnings=tuple(dict.fromkeys((*merged.warnings, *again))),
+        notes=tuple(dict.fromkeys((*work.session.loaded.notes, *label_notes, *merged.notes))),
+        warnings=tuple(dict.fromkeys((*merged.warnings, *warnings))),
     )
 
 

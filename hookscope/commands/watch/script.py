@@ -115,11 +115,11 @@ class Script:
         self._has_failed = not _is_success(error)
         if self._watch is not None and not isinstance(error, SystemExit):
             self._watch.end(exception_line(error), has_failed=True)
-        shown = sys.excepthook
+        print_error = sys.excepthook
 
         def excepthook(kind: type[BaseException], value: BaseException, _traceback: TracebackType | None) -> None:
             _strip(value, set())
-            shown(kind, value, value.__traceback__)
+            print_error(kind, value, value.__traceback__)
 
         sys.excepthook = excepthook
         raise error
@@ -211,22 +211,22 @@ def _strip(error: BaseException, seen: set[int]) -> None:
     if id(error) in seen:
         return
     seen.add(id(error))
-    frames = []
+    entries = []
     traceback = error.__traceback__
     while traceback is not None:
-        frames.append(traceback)
+        entries.append(traceback)
         if traceback.tb_frame.f_code is Script.run.__code__:
-            frames.clear()
+            entries.clear()
         traceback = traceback.tb_next
     kept: TracebackType | None = None
     is_ours = False
-    for frame in reversed(frames):
-        path = frame.tb_frame.f_code.co_filename
+    for entry in reversed(entries):
+        path = entry.tb_frame.f_code.co_filename
         # Frames of torch that keep dynamo out of our functions are removed too.
         is_ours = path.startswith(_HOOKSCOPE) or (is_ours and path.endswith(_KEEPS_DYNAMO_OUT))
         if not is_ours:
-            frame.tb_next = kept
-            kept = frame
+            entry.tb_next = kept
+            kept = entry
     error.__traceback__ = kept
     related: list[Any] = [error.__cause__, error.__context__, *getattr(error, "exceptions", ())]
     for other in related:

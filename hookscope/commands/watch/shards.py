@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hookscope.commands.watch import torch_calls
 from hookscope.commands.watch.gradients import inner_optimizer, norms_of, parameters_of
 
 FIRST_STEP = 3
@@ -117,7 +118,7 @@ class ShardedNorms:
         Returns:
             False for a call inside another step of the same optimiser.
         """
-        self._depth += 1
+        self._depth = torch_calls.steps_under_way(optimizer) or self._depth + 1
         if self._depth > 1:
             return False
         self.count()

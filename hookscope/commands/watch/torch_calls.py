@@ -43,8 +43,10 @@ _MOST_NODES = 8
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _HOOKSCOPE = f"{Path(__file__).parents[2]}{os.sep}"
+_STEP = Optimizer.profile_hook_step(Optimizer.step).__code__  # torch's wrapper around every `step`
 _RUNS_SCRIPTS = str(Path(__file__).with_name("script.py"))
-_LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_STANDARD = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 class Listener(Protocol):
@@ -315,6 +317,19 @@ def nodes_of(loss: Node | None, most: int = 100_000) -> Iterator[Node]:
             todo += below
 
 
+def steps_under_way(optimizer: Optimizer) -> int:
+    """Return how many calls of an optimiser's `step` are on the stack, where a compiled one is not found.
+
+    A counter alone would stay too high after a `step` that raised.
+    """
+    frame: FrameType | None = sys._getframe()
+    count = 0
+    while frame is not None:
+        count += frame.f_code is _STEP and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return count
+
+
 def _place(frame: FrameType | None) -> str:
     """Return the innermost line of the script, "train.py:9", or else of a library."""
     library = ""
@@ -331,7 +346,8 @@ def _place(frame: FrameType | None) -> str:
 @functools.cache
 def _owner(path: str) -> tuple[str, str]:
     """Return the owner of a file, "torch", "library" or "script", and the name of the file."""
-    name = Path(path).name
+    name, *folders = reversed(Path(path).parts)
     if path.startswith((_TORCH, _HOOKSCOPE)):
         return "torch", name
-    return "library" if path.startswith(("<", *_LIBRARIES)) else "script", name
+    is_library = path.startswith(("<", *_STANDARD)) or not _INSTALLED.isdisjoint(folders)
+    return "library" if is_library else "script", name

@@ -170,8 +170,6 @@ class Watch:
             loss: The loss: a number, or a tensor with one value, which is not waited for on an accelerator.
             step: The loop's own number of this step, greater than the one before; None to count on, from 1.
         """
-        for state in self._states.values():
-            state.depth = 0  # an earlier step raised
         if self._current.is_called_early and self._current.stepped:
             self._finish_step(late=[*self._names.all.values()])
         if self._last_call == "backward":
@@ -377,7 +375,7 @@ class Watch:
         """Edit and read the gradients now, or after the closure of the step has run."""
         if os.getpid() != self._process:
             return None
-        state.depth += 1
+        state.depth = torch_calls.steps_under_way(optimizer) or state.depth + 1
         if state.depth > 1:  # a subclass calls its base's `step`
             return None
         state.repeats = closure_of(args, kwargs) is None and bool(self._repeats_last_step(state))

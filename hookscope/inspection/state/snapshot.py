@@ -378,7 +378,7 @@ def _runs_torchs_code(kind: type) -> bool:
 
 
 def _own_values(attributes: dict[str, Any]) -> list[Any]:
-    """List the values that may hold objects of the attributes that nn.Module does not set itself."""
+    """List values that may hold objects, from the attributes that nn.Module does not set itself."""
     if [*islice(attributes, len(_EMPTY_MODULE))] == _EMPTY_MODULE:  # nearly always: its constructor was called first
         return [value for value in islice(attributes.values(), len(_EMPTY_MODULE), None) if type(value) not in _LEAVES]
     return [value for name, value in attributes.items() if type(value) not in _LEAVES and name not in _REGISTERS]

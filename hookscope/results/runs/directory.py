@@ -98,14 +98,14 @@ class Run:
                     self.path.rename(target)
                     user_path = user_path.with_name(target.name)
                 else:
-                    self._take_place()
+                    self._replace_target()
             sync(self.target.parent)
         return user_path
 
-    def _take_place(self) -> None:
+    def _replace_target(self) -> None:
         _refuse_foreign(self.target, self.option)
         try:
-            self.path.rename(self.target)  # succeeds over nothing and over an empty folder
+            self.path.rename(self.target)  # works if the target is missing or an empty folder
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise

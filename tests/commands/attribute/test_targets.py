@@ -100,6 +100,16 @@ def test_a_function_of_the_output_is_a_target(functions: Path) -> None:
     ]
 
 
+def test_functions_are_separated_by_commas_and_told_apart_by_their_folders(functions: Path) -> None:
+    other = functions.parent / "other" / "targets.py"
+    other.parent.mkdir()
+    other.write_text("def pair(output): return output[:, 2]\n")
+    wanted = read_targets([f"{functions}:pair,{other}:pair", f"dog,{functions}:column"], NAMES)
+    assert [target.text for target in wanted] == ["targets.py:pair", "targets.py:pair", "dog", "targets.py:column"]
+    output = torch.tensor([[1.0, 2.0, 3.0]])
+    assert [float(target.function(output)) for target in wanted if target.function] == [3, 3, 1]
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [

@@ -468,6 +468,33 @@ def test_a_training_that_breaks_off_keeps_its_steps_and_its_ending(
         assert [end.reason for end in log.ends] == [reason]
 
 
+CAUGHT = """
+    import torch
+    network = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for iteration in range(6):
+        def closure():
+            if iteration == 2:
+                raise MemoryError
+            optimizer.zero_grad()
+            loss = network(torch.ones(3, 4)).square().mean()
+            loss.backward()
+            return loss
+        try:
+            optimizer.step(closure)
+        except MemoryError:
+            pass
+"""
+
+
+def test_steps_after_one_that_raised_and_was_caught_are_watched(tmp_path: Path, forked: Forked) -> None:
+    scripted(tmp_path, CAUGHT)
+    watched = forked("-m", "hookscope", "watch", "train.py", "--out", "run")
+    losses = [step.loss for step in read_training(tmp_path / "run").steps]
+    assert [loss is None for loss in losses] == [False, False, True, False, False, False]
+    assert "6 steps" in said(watched)[-1]
+
+
 RAISING_AT_A_LOOKUP = """
     import torch
     class Network(torch.nn.Module):
