@@ -153,7 +153,7 @@ OF_RESIDUAL = [
     Row(
         "a bias of -100 before a ReLU",
         weights(fill("5.bn1.bias", -100)),
-        alone="(dead-channels) dead-layer",
+        alone="dead-layer",
         pictures="batchnorm-statistics",
         baseline="drift",
     ),

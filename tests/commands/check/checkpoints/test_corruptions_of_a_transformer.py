@@ -24,7 +24,12 @@ def set_eps(net: nn.Module, eps: float) -> None:
 
 OF_TRANSFORMER = [
     Row("positions shuffled", weights(shuffle_positions), baseline="drift"),
-    Row("a last LayerNorm of zeros", weights(fill("norm.weight", 0)), alone="constant-output", baseline="drift"),
+    Row(
+        "a last LayerNorm of zeros",
+        weights(fill("norm.weight", 0)),
+        alone="(zero-parameter) constant-output",
+        baseline="drift",
+    ),
     Row("another eps", lambda net: set_eps(net, 1.0), baseline="drift"),
     Row(
         "an eps of 1e-5 for 1e-6",
