@@ -188,7 +188,7 @@ def _settle(self: Any) -> None:
         least, most = on_command_line(setting).bounds
         items: Sequence[Any] = value if isinstance(value, tuple) else [value]
         numbers: list[Any] = [item for item in items if isinstance(item, Real)]
-        for number in numbers if value != setting.default else ():
+        for number in numbers if numbers and value != setting.default else ():
             if least is not None and number < least:
                 raise UsageError(f"{arg(setting.name)} {number} is not possible: give {least} or more.")
             if most is not None and number > most:

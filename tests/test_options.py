@@ -7,6 +7,7 @@ from pathlib import Path
 import jedi
 import numpy as np
 import pytest
+import torch
 import typer.main
 import typer.testing
 
@@ -92,6 +93,10 @@ def test_values_from_python_are_settled_and_refused_by_the_same_field() -> None:
         Sliced(slices=0)
     with pytest.raises(hookscope.UsageError, match=r"^--slices takes a whole number, not type str\.$"):
         Sliced(slices="2")
+    with pytest.raises(hookscope.UsageError, match="ndarray is not an input"):
+        hookscope.activations(torch.nn.Identity(), np.ones(3))
+    with pytest.raises(hookscope.UsageError, match="mean"):
+        hookscope.activations(torch.nn.Identity(), torch.ones(1, 3, 4, 4), mean=np.array([0.1, 0.2, 0.3]))
 
 
 def test_the_functions_are_those_that_the_options_give() -> None:

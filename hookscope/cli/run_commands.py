@@ -162,9 +162,11 @@ def diff(a: str, b: str, images: Sequence[str] = (), *, option: options.Diff) ->
     """
     from hookscope.commands.diff.describe import differences_as_check
     from hookscope.commands.diff.run import diff as run_diff
+    from hookscope.results.runs.reading import is_run
 
     has_inputs = bool(images or option.input or option.input_shape)
-    check_early(option, images, a, a if b == "same" else b)
+    are_runs = any(is_run(Path(name)) for name in (a, b))
+    check_early(option, images, *(() if are_runs else (a, a if b == "same" else b)))
     otherwise = ("inputs" if option.input else "noise") if has_inputs else Path(b).stem
     models = [a, b] if has_inputs else [a]
     ci = ci_output(option)

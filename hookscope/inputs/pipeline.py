@@ -114,7 +114,8 @@ class InputPipeline:
             return None
         single = part_of(batch, index)
         for value in (*single.args, *single.kwargs.values()):
-            tensor = torch.stack(value) if isinstance(value, list) else value  # of a detector
+            first = value[0] if isinstance(value, list) and value else None  # a detector's input
+            tensor = first[None] if isinstance(first, torch.Tensor) and not first.is_nested else value
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested:
                 for picture in thumbnails(tensor.detach().float().cpu().numpy(), self.preprocessing):
                     return picture

@@ -427,7 +427,7 @@ def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[s
         package_versions(),
         torch.get_num_threads(),
         session.inputs.pictures,
-        session.inputs.photograph,
+        replace(session.inputs, finish=None).photograph,
     )
 
 

@@ -89,7 +89,7 @@ def all_facts(result: Inspected | Survey, *more: tuple[str, str, bool]) -> list[
         *model_facts(result.model),
         *more,
         ("Device", f"{result.device}, {result.dtype}", False),
-        ("Time", f"{sum(result.timings.values()):.2f} s ({phases})", False),
+        *([("Time", f"{sum(result.timings.values()):.2f} s ({phases})", False)] if phases else []),
     ]
 
 

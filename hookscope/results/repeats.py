@@ -62,13 +62,19 @@ def _from_modules(rows: Sequence[LayerRow], left_out: Collection[str]) -> Iterat
     """Yield rows; in inputs of later rows, a module replaces an operation, left out, whose values it returns."""
     returned_by: dict[str, str] = {}
     made: dict[str | None, list[LayerRow]] = defaultdict(list)  # operations by the module whose code calls them
+    latest: dict[str, tuple[int, list[LayerRow]]] = {}  # the latest call of each module, with its operations
     for row in rows:
         inputs = tuple([returned_by.get(label, label) for label in row.inputs])
         yield row if inputs == row.inputs else replace(row, inputs=inputs)
         if row.label in left_out:
             made[row.owner].append(row)
-        else:
-            returned_by |= {entry.label: row.label for entry in made[row.layer] if _VALUES(entry) == _VALUES(row)}
+            continue
+        call, operations = latest.get(row.layer, (-1, []))
+        if call != row.call:
+            operations = made.pop(row.layer, [])
+            latest[row.layer] = row.call, operations
+        values = _VALUES(row) if operations else ()
+        returned_by |= {entry.label: row.label for entry in operations if _VALUES(entry) == values}
 
 
 def repeated(rows: Sequence[LayerRow], gradients: Sequence[GradientRow]) -> dict[Key, str]:

@@ -124,7 +124,8 @@ def _first_in_forward_order(
     in_modules = of_modules(broken)
     meant, has_effect = _filled_on_purpose(broken), bool(in_modules) or not is_finite
     spread = {label for row in broken for label in row.inputs}
-    spread |= {row.label for row in broken if row.owner in {module.layer for module in in_modules}}
+    owners = {module.layer for module in in_modules}
+    spread |= {row.label for row in broken if row.owner in owners}
     # Inf of an operation that leads to no further Inf or NaN, also in its module's output, is a mask.
     reported = [row for row in broken if row.owner is None or row.activation.nan_count or row.label in spread - meant]
     if not has_effect:  # operations discard the values, as `torch.where` does

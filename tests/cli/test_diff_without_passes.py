@@ -103,6 +103,7 @@ def test_runs_are_compared_by_the_values_they_keep(run: Run, runs: tuple[Path, P
     [
         (("before", "after", CAT), 2, "IMAGE applies to models that run over pictures: two run directories"),
         (("before", "a.pt"), 2, "'a.pt' is not a run directory. Give two runs"),
+        (("before", "behind"), 2, "'behind' is not a run directory. Give two runs"),
         (("before", "empty"), 3, "without run.json it is not a hookscope run"),
         (("a.pt", "b.pt", "--layer", "conv"), 2, "--layer applies to models that run over pictures: without IMAGE"),
         (("a.pt", "b.pt", "--fail-over", "kl>1"), 2, "kl is not known here"),

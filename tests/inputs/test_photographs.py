@@ -71,7 +71,7 @@ def test_of_tensors_it_is_what_the_network_saw():
     for args, kwargs in (
         ((values,), {}),
         (([*values],), {}),
-        ((), {"rate": 3, "x": values}),
+        ((), {"rate": 3, "scales": [1.0, 2.0], "none": [], "x": values}),
         ((values[:, 0], values), {}),
     ):
         batch = Batch(args, (0, 1), (record, record), kwargs)

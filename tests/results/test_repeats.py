@@ -17,7 +17,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.network import row_label
 from hookscope.results.repeats import reduced
 from tests.inspections import inspect, inspect_gradients
-from tests.networks import BY_HAND, MECHANISMS, TORCHVISION, Network, batch_of
+from tests.networks import BY_HAND, MECHANISMS, TORCHVISION, Network, Written, batch_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
@@ -176,6 +176,14 @@ def test_a_row_is_computed_from_the_module_whose_own_code_made_its_input() -> No
         "2": ("1",),
         "3": ("2",),
     }
+
+
+def test_each_call_of_a_module_is_an_input_of_its_own() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.last(torch.cat([net.padded(x), net.padded(x)], 1))
+
+    run = hookscope.activations(Written(forward, padded=Padded(), last=nn.Conv2d(4, 1, 1)), torch.rand(1, 2, 5, 5))
+    assert run["last"].inputs == ("padded", "padded#1")
 
 
 def test_what_passes_on_an_operation_inside_its_module_is_not_its_own_input() -> None:

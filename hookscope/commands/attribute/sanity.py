@@ -317,7 +317,7 @@ class Checking:
         """Check the maps of a batch. The network itself is not run."""
         self._noun = input_word(explained.maps[0][0].dim() - 1)
         gaps = [part.gap[~part.gap.isnan()] for part in explained.pixels if part.gap is not None]
-        self._measured["completeness"] += [gap.double().cpu().numpy() for gap in gaps if gap.numel()]
+        self._measured["completeness"] += [gap.cpu().double().numpy() for gap in gaps if gap.numel()]
         if self.sanity == "none" or (self.sanity == "quick" and self._began):
             return
         self._began = True

@@ -65,7 +65,7 @@ class Outputs:
         sides = self._paired_by_name([tensors_in(output) for output in returned])
         forms = [_form_text(side) for side in sides]
         if forms[0] != forms[1]:
-            a, b = (f"{side.title} returns {form}" for side, form in zip(self.networks, forms, strict=False))
+            a, b = (f"{side.title} returns {form}" for side, form in zip(self.networks[:2], forms, strict=False))
             self.remark = f"Outputs cannot be compared: {a}; {b}."
             if not self.may_differ:
                 several = f", or {arg('output_key')} to choose an output" if max(map(len, sides)) > 1 else ""

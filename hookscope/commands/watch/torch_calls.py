@@ -346,7 +346,7 @@ def _place(frame: FrameType | None) -> str:
 @functools.cache
 def _owner(path: str) -> tuple[str, str]:
     """Return the owner of a file, "torch", "library" or "script", and the name of the file."""
-    name, *folders = reversed(Path(path).parts)
+    name, folders = Path(path).name, Path(path).parts[:-1]
     if path.startswith((_TORCH, _HOOKSCOPE)):
         return "torch", name
     is_library = path.startswith(("<", *_STANDARD)) or not _INSTALLED.isdisjoint(folders)

@@ -504,10 +504,17 @@ class Watch:
         A script may write to the weights between `backward` and the step of the optimiser.
         """
         self._last_call = "backward"
-        if loss is None or not loss.is_cpu or self._broken or self._judge.verdicts.stands("non-finite-loss"):
+        if loss is None or not loss.is_cpu or self._judge.verdicts.stands("non-finite-loss"):
             return
         if not math.isfinite(number_of(loss)):
-            self._broken = (self._bad_weights(), broken_input(loss.grad_fn, self._names.of_one))
+            causes = self._bad_weights(), broken_input(loss.grad_fn, self._names.of_one)
+            self._broken = self._broken if self._broken and causes[0] else causes  # the first may have broken weights
+        elif self._broken and self._has_no_gradients():  # the script skipped that batch
+            self._broken = None
+
+    def _has_no_gradients(self) -> bool:
+        gradients = (tensor.grad for optimizer in self._optimizers for tensor in parameters_of(optimizer))
+        return all(gradient is None or not gradient.any() for gradient in gradients)
 
     def backward_ended(self) -> None:
         """Do nothing; called by `torch_calls`."""

@@ -271,6 +271,32 @@ def test_nan_in_a_batch_is_named_in_a_step_whose_forward_pass_came_early(tmp_pat
     assert "Weights were finite, but the input of 'Sequential[0].0' held NaN at index 3 of 8." in first.message
 
 
+def test_a_batch_that_the_script_skips_is_not_blamed_for_a_later_step() -> None:
+    network = built()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    with hookscope.watch(network, optimizer, every=100, on_line=lambda _: None) as watch:
+        for step in range(1, AT + 2):
+            inputs = torch.randn(8, 3)
+            inputs[2] = inputs[2] if step != AT else math.nan
+            loss = mean_loss(network, inputs, step) * (math.nan if step > AT else 1)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if step != AT:
+                optimizer.step()
+                watch.step(loss)
+            optimizer.zero_grad()
+    (verdict,) = watch.verdicts
+    assert verdict.rule == "non-finite-loss"
+    assert "held NaN" not in verdict.message
+    assert "the NaN came from the batch or the forward pass" in verdict.message
+
+
+def test_code_without_a_file_name_may_call_backward(tmp_path: Path, forked: Forked) -> None:
+    source = "import torch\nexec(compile('torch.zeros(2, requires_grad=True).sum().backward()', '', 'exec'))\n"
+    (tmp_path / "train.py").write_text(source)
+    ended = forked("-m", "hookscope", "watch", "train.py", cwd=tmp_path, environment=ENVIRONMENT)
+    assert ended.returncode == 0, ended.stderr
+
+
 TWO_OPTIMIZERS = """
 import torch
 from torch import nn
