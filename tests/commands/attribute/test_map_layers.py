@@ -20,7 +20,7 @@ import hookscope
 from hookscope.errors import HookscopeError, LayerNotFoundError, UsageError
 from tests import networks as small
 from tests.commands.attribute.small_network import Small
-from tests.networks import batch_of
+from tests.networks import Written, batch_of
 
 CAT = Path(__file__).parents[3] / "sample_images" / "cat.jpg"
 
@@ -129,6 +129,18 @@ def test_a_layer_without_floating_point_is_refused_with_its_dtype(
 
     with pytest.raises(UsageError, match=f"which holds {dtype} values, not floating point. Nearest layer .* conv"):
         attribute(Net(), pictures, layer="spectrum")
+
+
+def test_each_half_of_a_split_output_is_a_layer_of_its_own() -> None:
+    class Split(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return x.chunk(2, 1)
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.head(net.split(net.conv(x))[1].mean((2, 3)))
+
+    network = Written(forward, conv=nn.Conv2d(3, 8, 3), split=Split(), head=nn.Linear(4, 5))
+    assert hookscope.attribute(network, torch.rand(1, 3, 8, 8), target="1", sanity="none").maps[0].layer == "split[1]"
 
 
 def test_a_view_that_is_modified_later_has_the_gradient_of_each_of_several_targets() -> None:
