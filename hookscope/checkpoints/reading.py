@@ -235,8 +235,9 @@ def _survey_legacy(file: BinaryIO, _: str) -> tuple[PickleSurvey, dict[str, int]
     is_named = isinstance(filled, list) and all(isinstance(key, str) for key in filled)
     is_filled = isinstance(filled, list) and is_named and set(filled) >= set(storages)
     imports = tuple(dict.fromkeys(symbol for survey in surveys for symbol in survey.imports))
-    protocol, malformed = max(survey.protocol for survey in surveys), any(survey.malformed for survey in surveys)
-    return PickleSurvey(imports, storages, protocol, surveys[-1].truncated, malformed or not is_filled), {}
+    protocol, wrapper = max(survey.protocol for survey in surveys), max(survey.wrapper for survey in surveys)
+    malformed = not is_filled or any(survey.malformed for survey in surveys)
+    return PickleSurvey(imports, storages, protocol, surveys[-1].truncated, malformed, wrapper=wrapper), {}
 
 
 _SURVEYS: dict[FileKind, Callable[[BinaryIO, str], tuple[PickleSurvey, dict[str, int]]]] = {

@@ -251,8 +251,10 @@ class Wrapper(Tensor):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_tensor_that_wraps_another_is_not_called_damaged(tmp_path: Path) -> None:
-    torch.save({"weight": Wrapper(torch.ones(2))}, tmp_path / "model.pt")
+@pytest.mark.parametrize("as_zip", [True, False])
+def test_a_tensor_that_wraps_another_is_not_called_damaged(tmp_path: Path, as_zip: bool) -> None:
+    content = {"weight": Wrapper(torch.ones(2))}
+    torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=as_zip)
     for read in (read_checkpoint, list_contents):
         with pytest.raises(CheckpointError, match=r"holds tensors of tests\.\S+\.Wrapper, unreadable without its code"):
             read(tmp_path / "model.pt")
