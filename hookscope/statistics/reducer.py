@@ -74,7 +74,7 @@ class Reducer:
         self.tiles = TileReducer(distributions=distributions)
         self._copies: list[Pending] = []
         self._copied_elements = 0
-        self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
+        self._latest: tuple[weakref.ref[Tensor], int, tuple[int | None, int], Measured] | None = None
 
     def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: int = 1) -> Measured:
         """Reduce a tensor of any layout, dtype and device to the numbers behind its statistics.
@@ -94,17 +94,17 @@ class Reducer:
         version = version_of(tensor)
         if missing := missing_memory(tensor):
             return _without_values(tensor, missing)
-        original = tensor
+        original, how = tensor, (channel_axis, inputs)
         if self._latest is not None:
-            reference, latest_version, latest_axis, reduction = self._latest
-            if reference() is tensor and latest_version == version >= 0 and latest_axis == channel_axis:
+            reference, latest_version, latest_how, reduction = self._latest
+            if reference() is tensor and latest_version == version >= 0 and latest_how == how:
                 return reduction
         if type(tensor) is not Tensor:
             tensor = gathered(tensor)
         inputs = max(inputs, 1) if self.keeps_values else 0
         fused = self._fused.reduce(tensor, channel_axis, inputs)
         reduction = self._reduce_any(tensor, channel_axis, inputs) if fused is None else fused
-        self._latest = (weakref.ref(original), version, channel_axis, reduction)
+        self._latest = (weakref.ref(original), version, how, reduction)
         return reduction
 
     def _reduce_any(self, tensor: Tensor, channel_axis: int | None, inputs: int) -> Measured:

@@ -43,6 +43,11 @@ def test_up_to_256_values_of_an_input_are_kept_whole(shape: tuple[int, ...]) -> 
     np.testing.assert_array_equal(kept(numbered(*shape), 1, shape[0]), numbered(*shape).view(shape[0], -1))
 
 
+def test_a_table_that_is_returned_for_two_inputs_and_then_for_one_is_read_as_each(reducer: Reducer) -> None:
+    table = numbered(2, 3)
+    assert [reduced(reducer, table, None, inputs).shape for inputs in (2, 1)] == [(2, 3), (1, 6)]
+
+
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e5m2, torch.bool])
 def test_values_are_kept_of_dtypes_that_torch_cannot_index(dtype: torch.dtype, reducer: Reducer) -> None:
     largest = 1 if dtype is torch.bool else 57344.0  # the largest float8_e5m2

@@ -45,7 +45,7 @@ class OutputSignatures:
     is_operation: bool = False
     seen: dict[str, list[_Part | None]] = field(default_factory=dict)
     input_values: dict[str, list[NDArray[np.floating]]] = field(default_factory=dict)
-    _latest: tuple[weakref.ref[Tensor], int, int | None, _Part | None] | None = None
+    _latest: tuple[weakref.ref[Tensor], int, tuple[int | None, int], _Part | None] | None = None
 
     def numbered(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield batches as the network needs them, and keep values of their inputs."""
@@ -88,14 +88,14 @@ class OutputSignatures:
     def _signed(self, tensor: Tensor, axis: int | None) -> _Part | None:
         version = version_of(tensor)
         if self._latest is not None:
-            latest, latest_version, latest_axis, part = self._latest
-            if latest() is tensor and version == latest_version >= 0 and axis == latest_axis:
+            latest, latest_version, latest_how, part = self._latest
+            if latest() is tensor and version == latest_version >= 0 and latest_how == (axis, self.inputs):
                 return part
         part = None
         if tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_meta and not tensor.is_quantized:
             with torch.no_grad():
                 part = _part_of(tensor.detach(), self.inputs, axis)
-        self._latest = (weakref.ref(tensor), version, axis, part)
+        self._latest = (weakref.ref(tensor), version, (axis, self.inputs), part)
         return part
 
 
