@@ -947,11 +947,10 @@ def check(
         evidence: Folder for an overview, and for grids and rows of the layers that failed; None writes nothing.
 
     Returns:
-        The report. If the checkpoint cannot be read or run, its `error` has the reason.
+        The report. Its `error` says why the checkpoint could not be read or run, or its evidence not written.
 
     Raises:
         UsageError: If the configuration, the baseline, the device or the name of a rule is wrong.
-        OutputError: If the evidence cannot be written to its folder.
     """
     return run_check(
         checkpoint,

@@ -42,6 +42,10 @@ _OUT_OF_MEMORY = re.compile(
 _NAMED_INPUTS = 3
 
 
+class Terminated(BaseException):
+    """SIGTERM arrived; raised as an exception, so that everything half-done is undone."""
+
+
 class HookscopeError(Exception):
     """An error that the user can correct. The message is one line: what failed, what was given, what to do."""
 

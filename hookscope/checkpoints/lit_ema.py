@@ -60,7 +60,8 @@ def dotless_copy(state: Iterable[str]) -> DotlessCopy | None:
         children = dict.fromkeys(name[len(parent) :].partition(".")[0] for name in inside if "." in name[len(parent) :])
         for around in (parent, *[f"{parent}{child}." for child in [*children][:_PREFIXES_LIMIT]]):
             pairs = _paired(members, [name for name in inside if name.startswith(around)], around)
-            if pairs:
+            # Without a dot to leave out it is no LitEma: "semantic.weight" beside "fc.weight".
+            if pairs and (counters or any("." in name[len(around) :] for name in pairs.values())):
                 return DotlessCopy(f"{head}.", pairs, counters, around)
     return None
 

@@ -4,6 +4,7 @@ Everything here comes from a stranger: methods are called through their class, s
 nothing is followed without bounds.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -24,7 +25,7 @@ _WEIGHTS_KEYS = {
 }
 
 # Names of keys of averaged weights: exponential and stochastic averages, and the shadows of older scripts.
-_AVERAGED = ("ema", "averag", "swa", "shadow")
+_AVERAGED = re.compile(r"(?<![a-z])(ema|swa)|(ema|swa)(?![a-z])|averag|shadow")  # not "semantic"
 
 _OPTIMISER = {"state", "param_groups"}  # the keys of every torch optimiser's state dict
 
@@ -250,7 +251,7 @@ def _ways_to(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
 
 def is_averaged(key: str) -> bool:
     """Return whether a key is one for averaged weights."""
-    return any(word in key.lower() for word in _AVERAGED)
+    return _AVERAGED.search(key.lower()) is not None
 
 
 def is_optimiser(content: object) -> bool:

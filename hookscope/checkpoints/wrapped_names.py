@@ -65,8 +65,8 @@ class Twins(NamedTuple):
 def twin_names(shapes: Mapping[str, object]) -> Twins | None:
     """Return the largest set of names that is in a file twice, with different prefixes and equal shapes, or None.
 
-    It is a network beside a copy in a wrapper, "fc.weight" and "module.fc.weight", with at least half of the names
-    behind the prefix, as parts of one network may have names in common; or copies in two wrappers, with equal names.
+    Either a network and a wrapped copy of it, "fc.weight" and "module.fc.weight", where at least half of the wrapped
+    names have a twin (fewer may be chance); or two wrapped copies with equal names.
     """
     forms = stripped_forms(shapes)
     behind = {removed: mapping for removed, mapping in forms if all(name.startswith(removed) for name in mapping)}

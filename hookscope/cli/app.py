@@ -38,6 +38,7 @@ from hookscope.errors import (
     HookscopeError,
     InputError,
     OutputError,
+    Terminated,
     UsageError,
     is_out_of_memory,
 )
@@ -137,10 +138,6 @@ def _hookscope(
     """Hold the options that come before a command."""
 
 
-class _Terminated(BaseException):
-    """SIGTERM arrived; raised as an exception, so that everything half-done is undone."""
-
-
 def main() -> NoReturn:
     """Run the command line and exit with the code its ending means."""
     if sys.argv[1:2] == ["watch"]:
@@ -219,7 +216,7 @@ def _ended_by(error: BaseException) -> int:
         code = report(_wrong_usage(error))
     elif isinstance(error, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
-    elif isinstance(error, _Terminated):
+    elif isinstance(error, Terminated):
         code = EXIT_TERMINATED
     elif isinstance(error, OSError) and error.filename is None and error.errno in _STREAM_FAILURES:
         code = _stream_failed(error, sys.stdout)
@@ -301,4 +298,4 @@ def _stream_failed(error: OSError, stream: TextIO) -> int:
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise _Terminated
+    raise Terminated

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hookscope import options
-from hookscope.errors import EXIT_BUG, EXIT_INTERRUPTED, HookscopeError
+from hookscope.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, HookscopeError, Terminated
 from hookscope.text import exception_line
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def sarif_log(path: Path | None, config: Path | None) -> Iterator[None]:
         write_sarif(path, (), config, error=str(error), exit_code=error.exit_code)
         raise
     except BaseException as error:
-        code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_BUG
+        code = {KeyboardInterrupt: EXIT_INTERRUPTED, Terminated: EXIT_TERMINATED}.get(type(error), EXIT_BUG)
         reason = f"hookscope check did not finish: {exception_line(error)}."
         write_sarif(path, (), config, error=reason, exit_code=code)
         raise

@@ -231,16 +231,18 @@ class _SoftmaxProducts:
         followed = self._followed_as(source)
         if followed is None or not isinstance(output, Tensor) or not isinstance(source, Tensor) or output is source:
             return
-        weights, keys_last = followed.weights, followed.keys_last
+        weights, keys_last, version = followed.weights, followed.keys_last, followed.version
         if name in _CLEANED:
-            weights = output
+            weights, version = output, version_of(output)
         elif name in _MOVED or name in _VIEWED:
+            if name == "view" and not weights.is_contiguous() and version_of(weights) == version:
+                weights = weights.contiguous()  # as the tensor may be, which was copied since
+                version = version_of(weights)
             weights = func(weights, *args[1:], **{key: value for key, value in kwargs.items() if key != "input"})
             if name in _MOVED:
                 keys_last = _are_keys_last(followed.keys_last, source, output)
             elif output.shape[-2:] != source.shape[-2:]:
                 return
-        version = version_of(output) if name in _CLEANED else followed.version
         self._note(output, weights, version, keys_last=keys_last)
 
     def product(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:

@@ -102,6 +102,7 @@ class CallHooks(Generic[T]):
     number: int = field(default_factory=_observer_numbers.__next__)
     _identities: Identities = field(default_factory=Identities)
     _called_before: set[str] = field(default_factory=set)
+    _entries: list[list[Entry]] = field(default_factory=list)  # of each module
 
     def __post_init__(self) -> None:
         """Register for the hooks of copied modules."""
@@ -118,6 +119,8 @@ class CallHooks(Generic[T]):
         finished, self.observations = self.observations, []
         self.counts.clear()
         self._identities.by_id.clear()
+        for entries in self._entries:  # calls that raised stay there, and hold their inputs
+            entries.clear()
         if self.gradient_watch is not None:
             self.gradient_watch.restart()
         return finished

@@ -127,8 +127,9 @@ def _of_torch_embedding(args: Any, kwargs: Mapping[str, Any]) -> tuple[object, o
 
 def _of_item(args: Any, _: Mapping[str, Any]) -> tuple[object, object]:
     index = args[1]
-    if isinstance(index, tuple) and index and all(part in (slice(None), ...) for part in index[1:]):
-        index = index[0]
+    if isinstance(index, tuple) and index:
+        rest = (part is ... or (type(part) is slice and part == slice(None)) for part in index[1:])
+        index = index[0] if all(rest) else index
     return args[0], index
 
 

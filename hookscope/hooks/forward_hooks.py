@@ -100,6 +100,7 @@ class Capture(CallHooks[T]):
                 attached.append((module._forward_hooks_always_called, id(hook), True))
             else:
                 entries: list[Entry] = []
+                self._entries.append(entries)
                 hook, first = Hook(self.forward_hook, entries), Hook(self.forward_pre_hook, name, entries)
                 attached += ((before, id(first), first), (module._forward_pre_hooks_with_kwargs, id(first), True))
             attached += ((module._forward_hooks, id(hook), hook), (module._forward_hooks_with_kwargs, id(hook), True))

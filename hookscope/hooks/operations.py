@@ -96,7 +96,9 @@ class OperationChoice:
     def lists(self, owner: str, name: str, call: int) -> bool:
         """Tell whether the patterns select a call of an operation; otherwise only verdicts need it."""
         calls = self._calls(owner, name)
-        return None in calls or call in calls
+        excluding = [pattern for pattern in self.patterns if pattern.exclude and pattern.call == call]
+        left_out = any(pattern.matches(owner or _ROOT, name) for pattern in excluding)
+        return not left_out and (None in calls or call in calls)
 
     def _calls(self, owner: str, name: str) -> set[int | None]:
         """Return the selected calls, counted from 0; None stands for all."""
@@ -104,7 +106,9 @@ class OperationChoice:
             return set()
         matching = [pattern for pattern in self.patterns if pattern.matches(owner or _ROOT, name)]
         self.matched.update(pattern.text for pattern in matching)
-        return set() if any(pattern.exclude for pattern in matching) else {pattern.call for pattern in matching}
+        if any(pattern.exclude and pattern.call is None for pattern in matching):
+            return set()
+        return {pattern.call for pattern in matching if not pattern.exclude}
 
 
 class _Caller(NamedTuple):

@@ -52,7 +52,7 @@ def with_clips(source: str, files: Sequence[Path], preprocessing: Preprocessing)
     sources: list[Source] = []
     for folder, several in folders.items():
         frames = [file for file in several if file.suffix.lower() not in TENSOR_SUFFIXES | AUDIO_SUFFIXES]
-        is_clip = len(frames) > 1
+        is_clip, in_clip = len(frames) > 1, {*frames}
         sources += [Clip(folder, tuple(frames))] if is_clip else []
-        sources += [file for file in several if not is_clip or file not in frames]
+        sources += [file for file in several if not is_clip or file not in in_clip]
     return sources

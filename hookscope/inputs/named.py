@@ -49,6 +49,7 @@ class NamedInput:
         if self.record is None:
             return 0
         lengths = {length_of(tensor) for _, tensor in tensors_in(self.value)} - {0}
+        lengths = lengths - {1} or lengths  # a single row is repeated for each input
         return len(self.value) if self.is_listed else lengths.pop() if len(lengths) == 1 else 0
 
     @property
@@ -219,7 +220,7 @@ def without_named_frame(preprocessing: Preprocessing, named: Sequence[NamedInput
 
 
 def named_batch(named: Sequence[NamedInput]) -> Batch:
-    """Return a batch of inputs by name alone, as many as the first with several rows has."""
+    """Return a batch of inputs by name alone; the first one with several rows sets how many."""
     read = [kwarg for kwarg in named if kwarg.record is not None]
     counted_first = sorted(read, key=lambda kwarg: {0: 2, 1: 1}.get(kwarg.row_count, 0))  # the others in their order
     count = next((kwarg.row_count for kwarg in named if kwarg.row_count > 1), 1)

@@ -160,8 +160,11 @@ def take_picture(
     try:
         orientation = _orientation(picture)
         upright, white = _to_channels(picture.copy(), 16, name, channels, steps)
-    except OSError as error:  # Pillow opens pictures without reading them
-        raise ImageError(f"Cannot read {name}: {one_line(error)}. Get the file again.") from error
+    except ImageError:
+        raise
+    except Exception as error:  # Pillow opens pictures without reading them; a closed one raises anything
+        why = one_line(error) or type(error).__name__
+        raise ImageError(f"Cannot read {name}: {why}. Was it closed, or is its file damaged?") from error
     if orientation in _UPRIGHT:
         upright = upright.transpose(_UPRIGHT[orientation])
         steps.append(f"turned upright from EXIF orientation {orientation}")
@@ -238,6 +241,8 @@ def _check_checksums(file: BinaryIO, name: str) -> None:
 
 def _check_pixel_count(size: tuple[int, int], max_pixels: int, name: str) -> None:
     width, height = size
+    if not width * height:
+        raise ImageError(f"Cannot read {name}: {height}x{width} (height x width) has no pixel.")
     if width * height > max_pixels:
         raise _too_large(name, f"{height}x{width} (height x width) is ", max_pixels)
 

@@ -167,7 +167,7 @@ def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> li
         return []
     channels = np.asarray(values, np.float32)
     for factors, undo in ((preprocessing.std, np.multiply), (preprocessing.mean, np.add)):
-        if factors:
+        if len(factors) == values.shape[1]:
             channels = undo(channels, np.array(factors, np.float32)[:, None, None])
     shades = np.clip(np.nan_to_num(channels, nan=0.0, posinf=0.0, neginf=0.0), 0, 1) * 255 + 0.5
     pixels = shades.astype(np.uint8).transpose(0, 2, 3, 1)  # (N, H, W, C)

@@ -187,9 +187,8 @@ def _run_batch(run: Run, on_output: Callable[[Batch, object], None] | None, batc
     places = tuple(range(len(run.records), len(run.records) + len(batch.indices)))
     run.recorder.start(places, pictures=batch.pictures)
     to_verify = run.verifies and not run.records
-    # The network may overwrite its inputs, and the batch may have to run again.
-    is_copied = to_verify or on_output is not None or (may_leave_out and len(places) > 1)
-    output, broken = _outcome(run, copy_of(batch) if is_copied else batch)
+    # The network may overwrite its inputs, which are the caller's, and the batch may have to run again.
+    output, broken = _outcome(run, copy_of(batch))
     run.recorder.settle()
     if broken is not None:
         return replace(broken, count=partial(run.count, batch, run.captured.restart()))

@@ -416,7 +416,9 @@ def _scores(output: object, count: int, output_key: str | None) -> Tensor | None
     output = gathered(output) if isinstance(output, Tensor) else output
     if not isinstance(output, Tensor) or output.is_nested or output.dim() != 2 or len(output) != count:
         return None
-    return None if missing_memory(output) else output
+    # Decisions in integers, and layouts and dtypes that torch does not compute with, are no scores.
+    is_score = output.is_floating_point() and output.itemsize > 1 and output.layout == torch.strided
+    return output if is_score and not output.is_meta and not missing_memory(output) else None
 
 
 def top_classes(

@@ -275,8 +275,8 @@ def run_batches(
         takes_apart: Whether the inputs of a larger batch are run again, one by one.
 
     Returns:
-        How the run ended early, or, where every input was left out, how the first one failed; None otherwise. What was
-        seen of that batch has been counted.
+        None if the run reached its end and did not leave out every input. Else how the batch failed that ended it, or
+        the first one that was left out; what was seen of that batch has been counted.
     """
     first: Break | None = None
     for batch in queue:

@@ -104,8 +104,6 @@ class TokenRecorder:
             return
         values = tensor.detach()
         norms = torch.linalg.vector_norm(values, dim=2, dtype=torch.promote_types(values.dtype, torch.float32))
-        row = self.rows.get(key)
-        layout = layout if row is None else row.layout
         largest = _largest(values) if _may_be_massive(measured) else None
         self._seen.append(_Seen([key], norms, layout, self._indices, largest))
         self._latest = measured
@@ -174,12 +172,16 @@ class TokenRecorder:
             its_massive = massive.get(at, [])
             for key in output.keys:
                 row = self.rows.setdefault(key, _Row(norms.shape[-1], output.layout))
+                grids = {kept.grid for kept in (row.layout, output.layout) if kept is not None}
+                if row.token_count != norms.shape[-1] or len(grids) > 1:  # inputs of other sizes share no grid
+                    row.layout = None
+                    row.drawn.clear()
                 row.medians += compress(its_medians, is_usable)
                 row.largest = max(row.largest, *compress(its_largest, is_usable), 0.0)
                 row.high_count += len(high.get(at, ()))
                 row.high = nlargest(_KEPT, [*row.high, *high.get(at, ())], key=lambda token: token.norm)
                 row.massive_count += len(its_massive)
-                if output.layout is not None:
+                if row.layout is not None:
                     firsts = zip(output.indices, shown[at], limits[at].tolist(), is_usable, strict=False)
                     row.drawn |= {index: (its_norms, limit) for index, its_norms, limit, use in firsts if use}
                 row.massive = nlargest(_KEPT, [*row.massive, *its_massive], key=lambda peak: abs(peak.value))

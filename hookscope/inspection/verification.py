@@ -143,7 +143,10 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
 
 def _largest_difference(first: Tensor, second: Tensor) -> str:
     a, b = (_stored(side).to(torch.complex128 if side.is_complex() else torch.float64) for side in (first, second))
-    return figure(float((a - b).abs().nan_to_num(math.inf).max()) if a.shape == b.shape else math.inf)
+    if a.shape != b.shape:
+        return figure(math.inf)
+    apart = (a - b).abs().masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)  # Inf minus the same Inf is NaN
+    return figure(float(apart.nan_to_num(math.inf).max()))
 
 
 def _stored(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Find the known networks that have given names and shapes, by tables of the libraries' networks.
 
-A network of the installed library that the table lacks is built as published, which needs torch; with another number of
-classes it is only the nearest network. Networks in the table are the same in every version, since published weights
+A network that the table lacks is built as published, which needs torch; a file of it with other classes is not
+recognised, only called near. Networks in the table are the same in every version, since published weights
 must go on fitting.
 """
 

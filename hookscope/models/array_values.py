@@ -39,7 +39,7 @@ _FLOAT8["float8_e4m3fn"][[0x7F, 0xFF]] = np.nan
 
 
 class Values(NamedTuple):
-    """Statistics of a tensor's elements; for complex numbers, from `zero_count` on, statistics of the moduli.
+    """Statistics of a tensor's elements; of complex numbers, `zero_count` and later fields describe the moduli.
 
     A complex number with NaN in either part counts as NaN alone. `zero_count` and the fields after it are None for a
     dtype without arithmetic. `min` and `max` (exact), `mean` and `std` (divided by the number of elements) are of the

@@ -65,24 +65,30 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
         seed_generators(options.seed)  # an import may have drawn, the first time
         with _watched_loading() as loads:
             module = _module_made_by(made, options.arguments, name, on_meta=options.on_meta)
-    built = _samples(module) if loads and not options.on_meta else {}
+    own = _memory_of(module.state_dict()) if loads else set()  # copies between parts of the network load nothing
+    built = _samples(module) if not all(held <= own for held in loads) and not options.on_meta else {}
     chosen = options.file_weights() or ChosenWeights("not loaded" if options.on_meta else f"as built by {name}")
     loaded = load_named(name, chosen, options, lambda: module, lambda network: (default_preprocessing(network), (), ()))
     return replace(loaded, notes=(*loaded.notes, *_kept_remark(built, module, name))) if chosen.checkpoint else loaded
 
 
 @contextmanager
-def _watched_loading() -> Iterator[list[str]]:
-    """Collect the class names of modules that load a state dict in the block."""
-    loaded: list[str] = []
+def _watched_loading() -> Iterator[list[set[int]]]:
+    """Collect where in memory the state dicts lie that modules load in the block."""
+    loaded: list[set[int]] = []
     load = nn.Module.load_state_dict
 
     def load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        loaded.append(type(module).__name__)
+        loaded.append(_memory_of(args[0] if args else kwargs.get("state_dict")))
         return load(module, *args, **kwargs)
 
     with replaced(nn.Module, "load_state_dict", load_state_dict):
         yield loaded
+
+
+def _memory_of(state: object) -> set[int]:
+    values = state.values() if isinstance(state, Mapping) else ()
+    return {value.data_ptr() for value in values if isinstance(value, Tensor)}
 
 
 def _samples(module: nn.Module) -> dict[str, Tensor]:

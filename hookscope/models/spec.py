@@ -97,8 +97,8 @@ build_on_meta = partial(load_model, on_meta=True)
 """Build the network that `load_model` would load, with shapes but no values, on the meta device.
 
 Nothing is downloaded, and trained weights are not read; a weights file is, and has to fit. A factory that fails on the
-meta device runs on the CPU first. Quantised networks, and those that a trusted file holds, stay there with values: the
-device of their state dict's tensors tells.
+meta device runs on the CPU first. Quantised networks, and those out of a trusted file, stay on the CPU with values; the
+device of the tensors in their state dict shows which case it is.
 """
 
 

@@ -28,8 +28,8 @@ _FOLD_KEEP_ROWS = 20
 # Terminals at least this wide get two blanks between columns instead of one.
 _ROOMY_WIDTH = 100
 
-# Cells reserved for names: the least beside columns of a rank below 10, the least beside other columns, and the most
-# that telling names apart may take.
+# Widths of the name column, in cells: the least beside columns of a rank below 10, the least beside other columns,
+# and the most that it gets so that long names stay different.
 _NAME_WIDTH_AT_LEAST = 16
 _NAME_WIDTH_WANTED = 28
 _NAME_WIDTH_AT_MOST = 32

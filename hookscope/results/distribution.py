@@ -24,8 +24,8 @@ PARTS = 32
 _LOWEST_EXPONENT = -1074  # float64's smallest subnormal number is 2 to this
 _CHUNK = 2**18  # values that are split into exponent and mantissa at a time, in a few MB
 
-# An estimated value is at most this far from either edge of its bin, relative to the edge: a bin may be 3.1% wide. The
-# guarantee is 3%; interpolation between two neighbours of different sign may use up the rest.
+# Estimated values stay within this share of both edges of their bin, which may be 3.1% wide. The guarantee is 3%:
+# interpolating between two neighbours of different sign may add the rest.
 _NEAR_EDGES = 0.028
 
 BIN_COUNT = 24

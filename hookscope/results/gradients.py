@@ -32,8 +32,8 @@ class GradientRow(MeasuredTensor):
         duplicate_of: As `LayerRow.duplicate_of`, if the gradient is the same too. It may differ: the gradient of a
             pass-through output counts the uses of this output alone, the repeated tensor's counts all uses. Rows of
             inputs likewise.
-        taken_by: Labels of the outputs whose computation uses this one directly, "" for the loss: its gradient comes
-            from them. None if no gradient of the run is zero, and inside reentrant checkpoints.
+        taken_by: Labels of the outputs computed directly from this one, "" for the loss: their gradients add up to its
+            gradient. None inside reentrant checkpoints, and in runs where no gradient is zero.
     """
 
     index: int

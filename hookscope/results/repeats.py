@@ -59,7 +59,7 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
 
 
 def _from_modules(rows: Sequence[LayerRow], left_out: Collection[str]) -> Iterator[LayerRow]:
-    """Yield rows; in inputs of later rows, a module replaces an operation, left out, whose values it returns."""
+    """Yield rows; if a module returns the values of a left-out operation, inputs of later rows name the module."""
     returned_by: dict[str, str] = {}
     made: dict[str | None, list[LayerRow]] = defaultdict(list)  # operations by the module whose code calls them
     latest: dict[str, tuple[int, list[LayerRow]]] = {}  # the latest call of each module, with its operations

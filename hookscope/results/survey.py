@@ -407,7 +407,7 @@ class Survey(NetworkResult[SurveyRow]):
     @property
     @in_json
     def dead_bound(self) -> float:
-        """Upper limit, with 95% confidence, of the share of inputs on which a channel fires that fired on none.
+        """Upper limit (95% confidence) of the share of inputs on which a channel fires if it fired on none of these.
 
         The rule of three: 1 - 0.05^(1/N) is below 3/N. Source: Hanley and Lippman-Hand, "If nothing goes wrong, is
         everything all right?", JAMA 249 (1983), 1743-1745. The inputs must be drawn at random for it to hold.

@@ -334,7 +334,7 @@ def _share_beyond(statistics: TensorStatistics, low: float, high: float) -> floa
 
 def _above(limit: float, share: float, row: LayerRow, symptom: str) -> Iterator[RuleFinding]:
     if share > limit:
-        yield RuleFinding(output_of(row), f"{named(row)}: {percent_text(share)} {symptom} (limit {limit:.0%}).")
+        yield RuleFinding(output_of(row), f"{named(row)}: {percent_text(share)} {symptom} (limit {limit * 100:.6g}%).")
 
 
 def _inputs_words(measured: CheckMeasurements, row: LayerRow) -> str:

@@ -175,14 +175,18 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
         and layer.value_count // (len(forward.inputs) if row.label in one_row else 1) >= FEWEST_VALUES
         and (far := distance(layer))
     ]
-    off = [norm for norm in norms if terms.is_on(norm.target) and _is_off(norm, terms)]
+    on = [norm for norm in norms if terms.is_on(norm.target)]
     first = norms[0] if norms and norms[0].layer is measured.batch_norms[0] else None
-    if off:
+    if off := [norm for norm in on if _is_off(norm, terms)]:
         at = norms.index(off[0])
-        before = next((norm for norm in norms[:at] if norm.far.channel_ratio > _STRAY_BEFORE), None)
+        strays = (norm for norm in norms[:at] if norm.far.channel_ratio > _STRAY_BEFORE and terms.is_on(norm.target))
+        before = next(strays, None)
         yield _mismatch(measured, off[0], terms, _following_words(len(off) - 1, len(norms) - at - 1), first, before)
     elif (
-        first and first.far.alike and first.far.variance_ratio > (most := terms.limit("max_first_ratio", first.target))
+        first
+        and terms.is_on(first.target)
+        and first.far.alike
+        and first.far.variance_ratio > (most := terms.limit("max_first_ratio", first.target))
     ):
         variances = f"{figure(first.far.variance_ratio, 3)} times the stored variances (limit {most:g})"
         message = (
@@ -190,7 +194,7 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
             f" {counted(first.far.channel_count, 'channel')}.{_preparation_words(measured, first)}"
         )
         yield RuleFinding(first.target, message, "warn")
-    elif stray := [norm for norm in norms if norm.far.channel_ratio > terms.limit("max_channel_ratio", norm.target)]:
+    elif stray := [norm for norm in on if norm.far.channel_ratio > terms.limit("max_channel_ratio", norm.target)]:
         worst = stray[0]
         following = _following_words(len(stray) - 1, len(norms) - norms.index(worst) - 1)
         ratio, limit = figure(worst.far.channel_ratio), figure(terms.limit("max_channel_ratio", worst.target))

@@ -89,7 +89,7 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding
     the change was meant, renew the baseline with --update-baseline. Values are compared in their order, so swapped
     channels are drift although every statistic stays the same. The message adds the channels whose mean plus standard
     deviation moved furthest, if they are known (in layers of more than 64 channels, if no more than four moved), and
-    the number of layers that follow. Gradients are compared only if all values are the same; the last layer whose
+    the number of layers that follow. Gradients are reported only if no layer drifts; the last layer whose
     gradient changed is named, because gradients travel back from there. Off until a baseline is given.
 
     A copy of a network in float16 or bfloat16 is no drift. Its rounding errors grow from layer to layer, so drift

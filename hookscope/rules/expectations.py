@@ -75,7 +75,7 @@ def _unmet(
         yield f"{classified}; limit: at least {expected.min_probability:g})."
     among = ranked[: expected.k]
     # A prediction of a network with fewer than k classes lists all of them.
-    unknown = len(ranked) < expected.k and len(ranked) < len(categories or range(expected.k))
+    unknown = len(ranked) < expected.k and len(ranked) < len(categories)
     for contain in expected.contains:
         if wanted[contain].isdisjoint(among):
             got = ", ".join(_class(index, categories) for index in among[:5])

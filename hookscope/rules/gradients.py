@@ -384,7 +384,7 @@ def _over_time_words(row: StepsRow, lost: int, steps: int, most: float) -> str:
         how = "The gradient explodes over time" if peak < lowest else "The gradient vanishes over time"
     return (
         f"{how}: {lost:,} of {steps:,} {calls} of '{row.layer}' get less than {figure(share)} of the greatest, which a"
-        f" sum in {row.dtype} rounds away ({course}; limit {most:.0%} of the {calls})."
+        f" sum in {row.dtype} rounds away ({course}; limit {most * 100:.6g}% of the {calls})."
     )
 
 

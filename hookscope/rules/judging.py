@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import chain
+from typing import Literal
 
 from hookscope.errors import (
     EXIT_DONE,
@@ -31,7 +32,7 @@ from hookscope.rules.forward import raised
 from hookscope.rules.rule import WHOLE_NETWORK, Rule, RuleFinding, RuleTerms, is_on, terms_of
 from hookscope.rules.settings import CheckSettings, RuleSettings
 from hookscope.rules.weights import looks_untrained
-from hookscope.text import printable
+from hookscope.text import printable, safe_text
 
 
 def _idle_without(rule: str) -> str:
@@ -260,6 +261,14 @@ def _outcome(rule: str, unsorted: Iterable[Finding]) -> RuleOutcome:
     return RuleOutcome(rule, findings[0].level if findings else "pass", findings)
 
 
+def _not_run(terms: RuleTerms, problem: RuleFinding) -> RuleOutcome:
+    """Report that a rule could not run, at the most severe level that it has for any layer."""
+    levels = {terms.level, *(changes.level for _, changes in terms.layers)}
+    level: Literal["fail", "warn"] = "fail" if "fail" in levels and problem.at_most == "fail" else "warn"
+    name = terms.rule.identifier
+    return _outcome(name, [Finding(name, level, problem.target.where, safe_text(problem.message))])
+
+
 class _Judging:
     """The outcomes so far, and the findings of all rules about gradients: rules that are off also silence others."""
 
@@ -287,9 +296,8 @@ class _Judging:
         problems = self.of_gradients.get(name, ()) if about_gradients else rule.evaluate(self.measured, terms)
         if cause:  # the rule of the cause is off, so this rule reports it
             first = self.of_gradients[cause][0]
-            problems = [
-                replace(first, message=f"It could not run, because the gradients fail {cause}: {first.message}")
-            ]
+            message = f"It could not run, because the gradients fail {cause}: {first.message}"
+            return _not_run(terms, replace(first, message=message))
         return self._outcome(terms, problems)
 
     def _missing(self, terms: RuleTerms) -> str:
@@ -316,7 +324,7 @@ class _Judging:
         earlier = (finding.message for outcome in self.outcomes.values() for finding in outcome.findings)
         if terms.rule.level != "off" or message in earlier or _error(self.measured) or self.measured.no_network:
             return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
-        return self._outcome(terms, [RuleFinding(WHOLE_NETWORK, message)])
+        return _not_run(terms, RuleFinding(WHOLE_NETWORK, message))
 
     def _outcome(self, terms: RuleTerms, problems: Iterable[RuleFinding]) -> RuleOutcome:
         findings = {name: outcome.findings for name, outcome in self.outcomes.items()}

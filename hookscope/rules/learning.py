@@ -90,7 +90,7 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
 
 @rule("unused-parameter", "off", "gradients")
-def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[RuleFinding]:
+def unused_parameter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Trainable parameters never get a gradient.
 
     The loss does not depend on them: they never train, and DistributedDataParallel needs `find_unused_parameters=True`
@@ -100,7 +100,7 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     trainable = [parameter for parameter in gradients.parameters if parameter.trainable]
     by_reason: dict[str, list[ParameterRow]] = {}
     for row in trainable:
-        if row.status in ("not reached", "no gradient path"):
+        if row.status in ("not reached", "no gradient path") and terms.is_on(parameter_of(row)):
             by_reason.setdefault(_why_unused(row, gradients), []).append(row)
     for reason, unused in by_reason.items():
         names = [row.name for row in unused]
@@ -151,7 +151,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     gradients, limit = required(measured.gradients), terms.limit("max_ratio")
     partly_fed = _serving_idle(gradients)
     weights = [] if _batch_norm_is_idle(gradients) else _weights(gradients)
-    fully_fed = (row for row in weights if row.layer not in partly_fed)
+    fully_fed = (row for row in weights if row.layer not in partly_fed and terms.is_on(parameter_of(row)))
     ranked = sorted(fully_fed, key=lambda row: (row.ratio or 0.0, row.name))
     if len(ranked) < _SHORTEST_TREND:
         return

@@ -70,7 +70,7 @@ class RuleFinding:
     """A problem that a rule yields: one sentence about a target, with the measured value and the limit.
 
     It becomes a `Finding` at the level of the rule, but at most `at_most`, and at least `at_least` unless the user has
-    set the level.
+    set a level other than the rule's own.
     """
 
     target: FindingTarget

@@ -153,7 +153,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
             yield about(values, f" is 0 or subnormal (limit: 1.18e-38) in {channels}")
         elif share > limit:
             channels = f"{values.zero_count:,} of {counted(values.element_count, 'channel')}"
-            yield about(values, f" is 0 in {channels}, {percent_text(share)} (limit {limit:.0%})")
+            yield about(values, f" is 0 in {channels}, {percent_text(share)} (limit {limit * 100:.6g}%)")
 
 
 @rule("dead-filter", "warn", "stored", followers="weight")
@@ -185,7 +185,7 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
         share = len(values.zero_filters) / values.filter_count
         if share > limit:
             channels = f"{len(values.zero_filters)} of {counted(values.filter_count, 'output channel')}"
-            claim = f"{channels} are all 0, {percent_text(share)} (limit {limit:.0%})"
+            claim = f"{channels} are all 0, {percent_text(share)} (limit {limit * 100:.6g}%)"
             yield about(values, f": {claim}: {some_of(values.zero_filters, 8)}")
             continue
         first, run, chance = _least_likely_run(values.zero_filters, values.filter_count)
@@ -296,5 +296,5 @@ def worst_weight(
         share, worst = max(broken, key=lambda pair: pair[0])
         limit = terms.limit(name, stored_in(worst))
         above = f"{len(broken)} of {counted(len(judged), 'weight')} {are(len(broken))} above it"
-        message = f"'{worst.name}' ({worst.kind}): {percent_text(share)} of {flaw} (limit {limit:.0%}); {above}."
+        message = f"'{worst.name}' ({worst.kind}): {percent_text(share)} of {flaw} (limit {limit * 100:.6g}%); {above}."
         yield RuleFinding(stored_in(worst), message)

@@ -423,13 +423,13 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         error = step / (math.sqrt(12) * float8.rms)
         if long_enough and share > (most := terms.limit("max_saturated_fraction", target)):
             cut = f"{percent_text(share)} of its values are ±{greatest:g}, the greatest of {float8.dtype}"
-            yield about(values, f": {cut} (limit {most:.0%})")
+            yield about(values, f": {cut} (limit {most * 100:.6g}%)")
         elif float8.saturated_count and not {_owner(values), values.name} & scaled:
             reaches = f"reaches {greatest:g}, the greatest of {float8.dtype}, as weights that are scaled for it do"
             yield about(values, f" {reaches}, and no scale is stored beside it")
         elif error > (most := terms.limit("max_rounding_error", target)):
             coarse = f"steps of {float8.dtype} next to zero, {figure(step, 3)}, round it by about {error:.1%}"
-            of = f"of its root mean square, {figure(float8.rms, 3)} (limit {most:.0%})"
+            of = f"of its root mean square, {figure(float8.rms, 3)} (limit {most * 100:.6g}%)"
             yield about(values, f": {coarse} {of}")
 
 

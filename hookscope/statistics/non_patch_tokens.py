@@ -144,8 +144,8 @@ class _Decoder(NamedTuple):
 def _decoder(call: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:
     """Return the decoder behind a call in which other tokens attend to the picture's patches; None for other calls.
 
-    Such a call has an argument named like a memory, or like positions of queries; or its own tokens do not fit a grid
-    as the memory does; or its first sequence is learned.
+    One of these shows it: an argument is named like a memory or like positions of queries; the memory fits a grid and
+    the call's own tokens do not; the call's first sequence is learned.
     """
     if len(call.sequences) < 2:
         return None

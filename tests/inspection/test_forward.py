@@ -194,3 +194,9 @@ def test_an_installation_without_the_kernel_says_what_is_slower(monkeypatch: pyt
     nothing = native.Kernel(lambda *_: 1, *[lambda _: 0] * 3)  # measures nothing
     monkeypatch.setattr(native, "load_kernel", lambda: nothing)
     assert inspect(network, values).notes == ()
+
+
+def test_the_callers_tensor_stays_as_it_is_in_every_batch() -> None:
+    inputs = torch.arange(36.0).view(9, 4)
+    hookscope.activations(Written(lambda net, x: net.act(x.sub_(1)), act=nn.ReLU()), inputs, batch_size=4, verify=False)
+    assert torch.equal(inputs, torch.arange(36.0).view(9, 4))

@@ -276,7 +276,7 @@ def test_pictures_beyond_the_room_stay_in_the_folder(
     folder = kept({"grids/a": PNG, "grids/b": PNG})
     evidence = read_evidence(folder, 2 * len(PNG) - 1)
     assert [grid.label for grid in evidence.grids] == ["a"]
-    assert evidence.remarks == ["1 picture did not fit here and are in the folder only."]
+    assert evidence.remarks == ["1 picture did not fit here: see the folder."]
     # All checkpoints of a page share it.
     monkeypatch.setattr("hookscope.commands.check.page.BUDGET", 3 * len(PNG))
     failed = replace(FAILED, evidence=str(folder))

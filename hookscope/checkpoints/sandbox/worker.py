@@ -289,7 +289,10 @@ def _read_exactly(descriptor: int, count: int, deadline: float | None, parent: i
         if deadline is not None or parent is not None:
             waiting = [descriptor] if parent is None else [descriptor, parent]
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = select.select(waiting, [], [], left)[0]
+            poll = select.poll()  # `select.select` takes no descriptor above 1023
+            for readable in waiting:
+                poll.register(readable, select.POLLIN)
+            ready = [readable for readable, _ in poll.poll(None if left is None else 1000 * left)]
             if not ready:
                 raise TimeoutError
             if parent in ready:

@@ -121,7 +121,8 @@ def _numbers(result: Attention, shown: Sequence[int]) -> Iterator[Part]:
 
 def _every_head(maps: Sequence[HeadMaps], result: Attention) -> SmallMaps:
     flagged = {(row.index, row.head) for row in result.rows if row.is_one_token}
-    some = "every block" if len(maps) == len(result.blocks) else f"{len(maps)} of {len(result.blocks)} blocks"
+    count = len({part.index for part in maps})
+    some = "every block" if count == len(result.blocks) else f"{count} of {len(result.blocks)} blocks"
     marks = " Red: one token has more than 90% of the weight, whatever the query." if flagged else ""
     return SmallMaps(
         title=f"Every head of {some}: {maps[0].query}",

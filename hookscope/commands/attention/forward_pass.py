@@ -132,7 +132,7 @@ class ForwardPass:
         )
         if self.wanted.rollout and numbers.whole is not None:
             # Half of each row goes to the token itself, for the residual connection.
-            step = (numbers.whole + torch.eye(key_count)) / 2
+            step = (numbers.whole + torch.eye(key_count, dtype=numbers.whole.dtype, device="cpu")) / 2
             step = step / step.sum(-1, keepdim=True)
             self.rollout = step if self.rollout is None else step @ self.rollout
         if not keeps:

@@ -146,5 +146,5 @@ def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> tuple[T
     weights = weights.cpu().float().movedim(0, 1).reshape(weights.size(1), -1)
     flat = cells.reshape(-1)
     valid = flat >= 0
-    grid = torch.zeros(weights.size(0), keys.grid[0] * keys.grid[1])
+    grid = weights.new_zeros(weights.size(0), keys.grid[0] * keys.grid[1])
     return grid.index_add_(1, flat[valid], weights[:, valid]), weights[:, ~valid].sum(-1)

@@ -192,6 +192,7 @@ class _Run:
         with model_errors(self.inspected, "forward"), torch.no_grad(), mode:
             output = self.inspected.network(*clone.args, **clone.kwargs)
         labels = {block.block.label.partition("#")[0] for block in seen.blocks} | seen.refused.keys()
+        labels |= {""} if "(model)" in labels else set()
         for name in mode.softmaxes:
             if name not in labels:
                 kind = type(self.inspected.modules[name]).__name__

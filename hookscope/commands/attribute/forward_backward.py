@@ -178,6 +178,7 @@ def run_and_differentiate(
         A gradient that does not arrive is zero.
     """
     while True:
+        captured.restart()  # a pass that raised has left its calls
         captured.watch.listening = False
         output = run_output(passes, batch, track=passes.tracks)
         targets = passes.targets_of(output, batch)
@@ -187,7 +188,6 @@ def run_and_differentiate(
         if not tracked or not captured.must_repeat(torch.cat(tracked).sum()):
             break
         del output, scores, tracked
-        captured.restart()
         passes.state.rewind()
     by_target: list[Mapping[SiteKey, Tensor | None]] = []
     captured.watch.listening = True

@@ -222,7 +222,7 @@ def _unplaced_after(place: RowKey, outputs: LayerOutputs, modules: Mapping[str, 
 
 def reaches(gradients: Sequence[Tensor], targets: Sequence[BatchTarget]) -> Tensor:
     """Tell where gradients, each (N, C, h, w), are nonzero anywhere, (targets, N); True for inputs without a target."""
-    without = torch.tensor([[label is None for label in target.targets] for target in targets])
+    without = torch.tensor([[label is None for label in target.targets] for target in targets], device="cpu")
     return torch.stack([(gradient != 0).flatten(1).any(1).cpu() for gradient in gradients]) | without
 
 

@@ -42,7 +42,7 @@ from hookscope.statistics.layouts import Layout
 from hookscope.text import layer_words, safe_text, shape_text, some_of
 
 # A row's label: name, call, path in a nested output.
-_LABEL = re.compile(r"(?P<layer>.*?)(?:#(?P<call>\d+))?(?P<slot>\[.*)?")
+_LABEL = re.compile(r"(?P<layer>.*?)(?:(?:#(?P<call>\d+))?(?P<slot>\[.*)?|(?:#(?P<of>\d+)|\(\))(?P<attribute>\..*))")
 # Layers that a note names.
 _NAMED = 5
 _SEQUENCE_AXES = 3  # (N, C, L) or (N, T, D)
@@ -94,8 +94,9 @@ def given_layers(
         if match is None or not name:
             others.append(text)
             continue
-        call = None if match["call"] is None else int(match["call"])
-        groups.append(LayerGroup(text, {name: inspected.modules[name]}, call, match["slot"]))
+        number, slot = match["call"] or match["of"], match["slot"] or match["attribute"]
+        call = None if number is None else int(number)
+        groups.append(LayerGroup(text, {name: inspected.modules[name]}, call, slot))
     if others:
         of_layers, operations = split_patterns(others, inspected.modules, ops=False)
         selected = {} if of_layers is None else select_from(inspected.modules, inspected.aliases, of_layers, order)
@@ -301,6 +302,9 @@ class MapLayers:
         if not seen and group.operations is not None and not group.layers:
             called = f"The network's own code called no operation that {arg('layer')} {text} selects."
             raise LayerNotFoundError(f"{called} List them with {listing(ops=True)}.")
+        ran = [row_label(*place) for place in self.passes.outputs.by_place if place[0] in group.layers]
+        if not seen and ran:
+            raise UsageError(f"{arg('layer')} {text} is no output of that layer: it has {some_of(ran, _NAMED)}.")
         if not seen:
             inputs = some_of([safe_text(record.name) for record in batch.records], 1)
             raise UsageError(f"{arg('layer')} {text} did not run for {inputs}: give a layer that runs.")

@@ -21,7 +21,7 @@ from hookscope.commands.attribute.input_places import input_size, main_input, pl
 from hookscope.commands.attribute.layer_choice import LayerOutputs
 from hookscope.commands.attribute.map_layers import MapLayers, NotReachedError, given_layers
 from hookscope.commands.attribute.sanity import Checking
-from hookscope.commands.attribute.scores import batch_targets
+from hookscope.commands.attribute.scores import NoBoxError, batch_targets
 from hookscope.commands.attribute.targets import read_targets
 from hookscope.errors import UnfitInputError, UsageError, nearest
 from hookscope.hooks.forward_hooks import capture
@@ -53,6 +53,7 @@ class _Gathered:
     without: dict[int, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     input_values: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    no_box: NoBoxError | None = None
 
     def add(self, batch: Batch, explained: Explained) -> None:
         """Add the maps of a batch, by input, then by target, then by layer."""
@@ -136,6 +137,8 @@ def run_attribution(
         run_model(queue, state, explain_batch, gathered.records, finished)
     if not gathered.records and session.unusable:
         raise session.unusable[0]
+    if gathered.no_box is not None and not gathered.maps:
+        raise gathered.no_box
     seconds = time.perf_counter() - began
     further = {name: getattr(option, name) for name in ("top", "tokens", "sanity")}
     checks = checking.judged()
@@ -183,6 +186,12 @@ def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, gathered: _
     """Add the maps of a batch; if no layer is reached for all of its inputs, run each input by itself."""
     try:
         explained = explain(map_layers, batch, gathered.method)
+    except NoBoxError as error:  # other batches may have the target
+        first = len(gathered.records)
+        gathered.records.extend(batch.records)
+        gathered.without |= dict.fromkeys(range(first, len(gathered.records)))
+        gathered.no_box = gathered.no_box or error
+        return
     except NotReachedError as error:
         count = len(batch.indices)
         if count == 1:

@@ -103,7 +103,7 @@ def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
     """
     copied = copy_of_network(network)
     holding = [layer for layer in copied.modules() if next(layer.parameters(recurse=False), None) is not None]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     with torch.no_grad():
         for module in holding[-max(math.ceil(share * len(holding)), _FEWEST_LAYERS) :]:
             for parameter in module.parameters(recurse=False):
@@ -114,8 +114,8 @@ def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
 def _in_random_order(values: Tensor, generator: torch.Generator) -> Tensor:
     if values.numel() > _SORTED_VALUES and values.is_floating_point():
         deviation, mean = (float(scalar) for scalar in torch.std_mean(values.float()))
-        return torch.empty(values.shape).normal_(mean, deviation, generator=generator).to(values.device)
-    order = torch.randperm(values.numel(), generator=generator).to(values.device)
+        return torch.empty(values.shape, device="cpu").normal_(mean, deviation, generator=generator).to(values.device)
+    order = torch.randperm(values.numel(), generator=generator, device="cpu").to(values.device)
     return values.reshape(-1)[order].view(values.shape)
 
 
@@ -194,9 +194,12 @@ def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Ten
     axes, parts = len(size), []
     for grid, extent in zip(maps, extents, strict=True):
         sides = zip(size, extent[:axes], extent[axes:], strict=True)
-        shares = [((torch.arange(length) + 0.5) / length - begin) / (end - begin) for length, begin, end in sides]
+        shares = [
+            ((torch.arange(length, dtype=maps.dtype, device=maps.device) + 0.5) / length - begin) / (end - begin)
+            for length, begin, end in sides
+        ]
         if axes == 1:  # torch samples in pictures and volumes
-            shares.insert(0, torch.tensor([0.5]))
+            shares.insert(0, maps.new_tensor([0.5]))
         mesh = torch.stack(torch.meshgrid(*shares, indexing="ij")[::-1], -1) * 2 - 1
         cells = grid.reshape(1, 1, *(1,) * (axes == 1), *grid.shape)
         parts.append(F.grid_sample(cells, mesh[None], padding_mode="border", align_corners=False).reshape(size))
@@ -215,13 +218,13 @@ def deletions(pictures: Tensor, maps: Tensor, probability: Callable[[Tensor], Te
     Returns:
         The probability before, after, and after blurring in each of the random places, (2 + places, N).
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     with torch.no_grad():
         top = torch.stack([_top_tenth(heat_map)[None] for heat_map in maps]).to(pictures.device)
         blurred = _blurred(pictures)
         probs = [probability(pictures), probability(torch.where(top, blurred, pictures))]
         for _ in range(_PLACINGS):
-            shifts = [int(torch.randint(size, (), generator=generator)) for size in pictures.shape[2:]]
+            shifts = [int(torch.randint(size, (), generator=generator, device="cpu")) for size in pictures.shape[2:]]
             moved = top.roll(shifts, [*range(2, pictures.dim())])
             probs.append(probability(torch.where(moved, blurred, pictures)))
     return np.asarray(torch.stack(probs).double().cpu().numpy())
@@ -264,7 +267,7 @@ def deletion_check(probs: Numbers, noun: str = "picture") -> SanityCheck:
 
 def _top_tenth(values: Tensor) -> Tensor:
     """Return a mask of the tenth of an input that its map ranks highest; of equal values the first ones."""
-    chosen = torch.zeros(values.numel(), dtype=torch.bool)
+    chosen = torch.zeros(values.numel(), dtype=torch.bool, device="cpu")
     chosen[values.flatten().argsort(descending=True, stable=True)[: round(_DELETED_SHARE * len(chosen))]] = True
     return chosen.view(values.shape)
 

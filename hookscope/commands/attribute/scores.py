@@ -32,6 +32,10 @@ def _own_function_advice() -> str:
 _NAMED = 5
 
 
+class NoBoxError(UsageError):
+    """The network found no box of any target in a batch."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchTarget:
     """One target of each input of a batch.
@@ -271,7 +275,7 @@ def _box_targets(
 ) -> list[BatchTarget]:
     if not wanted:
         if not any(len(box["scores"]) for box in boxes):
-            raise UsageError("The network found no box, so there is none to explain: give another picture.")
+            raise NoBoxError("The network found no box, so there is none to explain: give another picture.")
         return [_box_target(boxes, [rank] * len(boxes), categories, sizes) for rank in range(top)]
     targets = []
     for query in wanted:
@@ -286,10 +290,9 @@ def _box_targets(
         if query.box is None:  # boxes come by their scores, the best first
             labels = [detected["labels"].cpu().tolist() for detected in boxes]
             numbers = [listed.index(query.index) if query.index in listed else None for listed in labels]
-        target = _box_target(boxes, numbers, categories, sizes)
-        if not any(target.targets):
-            raise UsageError(_no_box(query, boxes, categories))
-        targets.append(target)
+        targets.append(_box_target(boxes, numbers, categories, sizes))
+    if not any(any(target.targets) for target in targets):
+        raise NoBoxError(_no_box(wanted[0], boxes, categories))
     return targets
 
 

@@ -40,7 +40,6 @@ from hookscope.inspection.device import full_float32
 from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg, listing
 from hookscope.results.accuracy import Accuracy
-from hookscope.results.activations import Run
 from hookscope.results.check import CheckMeasurements, CheckReport, OverviewParts, checks_to_json
 from hookscope.results.grids import Grid
 from hookscope.results.json_form import json_form
@@ -120,7 +119,7 @@ def check_checkpoint(
         report = alone if alone is not None and is_whole else refused(name, refusal, wanted, alone)
     if measured is not None:
         forward = measured.forward
-        report = replace(report, overview_parts=_overview_parts(report, forward))
+        report = replace(report, overview_parts=_overview_parts(report, measured))
         if on_measured is not None and forward is not None and forward.failure is None:
             on_measured(measured)
     report = replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
@@ -247,15 +246,16 @@ def _wrong_pictures(prepared: Prepared, accuracy: Accuracy) -> tuple[NDArray[np.
     return tuple(pictures)
 
 
-def _overview_parts(report: CheckReport, forward: Run[Any] | None) -> OverviewParts:
+def _overview_parts(report: CheckReport, measured: CheckMeasurements) -> OverviewParts:
     """Return all rows, and the rows of layers with a finding of level "fail" about their outputs or parameters."""
-    if forward is None:
+    if (forward := measured.forward) is None:
         return OverviewParts()
     rows = forward.rows
     names = {row.label for row in rows} | {row.layer for row in rows}
     failures = (finding for finding in report.findings if finding.level == "fail")
     places = {place for finding in failures for place in finding.places if place}
     # "layer1.0.conv1.weight" is about layer1.0.conv1, "weight" about the whole model.
-    about = {place if place in names else place.rpartition(".")[0] or "(model)" for place in places}
+    parameters = {values.name for values in measured.stored} - names
+    about = (places & names) | {place.rpartition(".")[0] or "(model)" for place in places & parameters}
     failing = tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
     return OverviewParts(rows, failing, predictions=forward.predictions)

@@ -45,7 +45,7 @@ def read_evidence(folder: Path, room: int) -> Evidence:
     taken = left_out = unreadable = 0
     for path in dict.fromkeys((*(grid.path for grid in record.grids), *wrong)):
         try:
-            png = read_inside(folder, path, room)
+            png = read_inside(folder, path, _MAX_RECORD_BYTES)
             opened_picture(png, path)
         except InputError:
             unreadable += 1
@@ -56,7 +56,7 @@ def read_evidence(folder: Path, room: int) -> Evidence:
             taken += len(png)
             pictures[path] = data_uri(png)
     remarks = (
-        f"{counted(left_out, 'picture')} did not fit here and are in the folder only." if left_out else "",
+        f"{counted(left_out, 'picture')} did not fit here: see the folder." if left_out else "",
         f"{counted(unreadable, 'picture')} of the folder cannot be read any more." if unreadable else "",
     )
     grids = [grid for grid in record.grids if grid.path in pictures]

@@ -34,11 +34,10 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
             network.
 
     Returns:
-        The report. If the checkpoint cannot be read or run, its `error` has the reason.
+        The report. Its `error` says why the checkpoint could not be read or run, or its evidence not written.
 
     Raises:
         UsageError: If the configuration, the baseline, the device or the name of a rule is wrong.
-        OutputError: If the evidence cannot be written to its folder.
     """
     from hookscope.commands.check.checkpoint import check_checkpoint
     from hookscope.inspection.device import choose_device

@@ -135,7 +135,7 @@ class GradientComparison:
 def _warnings_about_whole(
     parameters: Sequence[RowPair], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], limit: float
 ) -> Iterator[str]:
-    """Warn if B in blocks, with `parameters`, has gradients like A's, `ours`, and B in one piece, `theirs`, has not."""
+    """Warn where B in one piece (`theirs`) differs from A (`ours`), though B in blocks (`parameters`) does not."""
     exceeding = []
     for pair in parameters:
         gradient, other = ours.get(pair.label), theirs.get(pair.label_b)

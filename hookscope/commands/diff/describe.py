@@ -430,7 +430,8 @@ def _different_inputs(result: Differences) -> Iterator[str]:
     if broken := sum(row.nonfinite is not None for row in result.rows):
         sentences.append(f"{_hold_nan(broken, 'row')}.")
     if 0 < len(norms) < len(result.rows):
-        sentences.append(f"Of {len(result.rows):,} rows {len(norms):,} have the same shape.")
+        have = "has" if len(norms) == 1 else "have"
+        sentences.append(f"Of {len(result.rows):,} rows {len(norms):,} {have} the same shape.")
     yield " ".join(sentences)
 
 
@@ -605,10 +606,10 @@ def gradients_answer(result: Differences) -> str:
         sentences.append(f"No difference shows in {counted(len(measured), 'gradient')}.")
     sentences += _not_compared(result.gradients, "gradient")
     if changed:
-        many = _share_of(changed, measured, "gradient", "differ")
+        many = _share_of(changed, result.gradients, "gradient", "differ")
         sentences.append(f"{many}: relative L2 {_at_most(*max(changed))}.")
     if broken:
-        hold = _share_of(broken, measured, "gradient", "hold")
+        hold = _share_of(broken, result.gradients, "gradient", "hold")
         sentences.append(f"{hold} NaN or Inf on one side only, {layer_words(broken[0])} among them.")
     errors = _without_nan((row.error_b, row.label) for row in result.gradients if row.error_b)
     if result.reference and errors:

@@ -264,7 +264,7 @@ def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Ite
     """
     labels = {file.index: file.label for file in files}
     places = [at for at in labels if at in rows]
-    groups: dict[tuple[int, str, bool], list[str]] = {}
+    groups: dict[tuple[int, str, bool, object], list[str]] = {}
     for name in dict.fromkeys(name for at in places for name in rows[at]):
         for kind, forms in (
             ("shape", [None if (row := rows[at].get(name)) is None else row.shape for at in places]),
@@ -273,8 +273,9 @@ def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Ite
             for at, is_alone in _changed(forms):
                 change = "missing" if forms[at] is None else "new" if forms[at - 1] is None else kind
                 if kind == "shape" or change == "dtype":
-                    groups.setdefault((at, change, is_alone), []).append(name)
-    for (at, change, is_alone), names in groups.items():
+                    dtypes = (forms[at - 1], forms[at]) if change == "dtype" else None
+                    groups.setdefault((at, change, is_alone, dtypes), []).append(name)
+    for (at, change, is_alone, _), names in groups.items():
         before, now = places[at - 1], places[at]
         if rows[before].keys().isdisjoint(rows[now]):  # two networks: follow.py warns of them
             continue
@@ -340,5 +341,5 @@ def _lost_state(before: OptimiserPoint | None, now: OptimiserPoint | None, steps
     if was and live < was / 2:
         return f"was cleared in part in {{1}}: {counted(live, 'tensor')} with values other than 0; {was:,} in {{0}}"
     if now.steps is not None and now.steps < steps:
-        return f"was reset: it counts {now.steps:,g} steps in {{1}}, and {steps:,g} before"
+        return f"was reset: it counts {now.steps:,.0f} steps in {{1}}, and {steps:,.0f} before"
     return ""

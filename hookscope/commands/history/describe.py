@@ -306,7 +306,7 @@ def _steps(result: History) -> Iterator[str]:
         (before, steps), (after, _) = still[0]
         names = [printable(file.label, _MOST_NAME) for file in (before, after)]
         more = f", and in {counted(len(still) - 1, 'more file')}" if len(still) > 1 else ""
-        stays = f"stays at {steps:,g} from {names[0]} to {names[1]}{more}, although weights move"
+        stays = f"stays at {steps:,.0f} from {names[0]} to {names[1]}{more}, although weights move"
         yield f"The optimizer's step count {stays}: its state was reset, or belongs to a different run."
 
 
@@ -324,8 +324,9 @@ def headline(result: History) -> str:
         return f"No problems in what could be checked of {count}."
     if read == len(result.files):
         return f"No problems in any of {count}."
-    clause = "that were read" if result.searched else "that could be read"
-    return f"No problems in any of the {counted(read, 'file')} {clause}, of {len(result.files):,}."
+    files = "the only file" if read == 1 else f"any of the {read:,} files"
+    clause = "read" if result.searched else "that could be read"
+    return f"No problems in {files} {clause}, of {len(result.files):,}."
 
 
 def decisive(result: History) -> HistoryFinding | None:
@@ -366,13 +367,15 @@ def span_text(verdict: HistoryFinding, result: History) -> str:
     first, read = printable(result.files[verdict.first].label, _MOST_NAME), len(result.read)
     if verdict.before is None:
         if verdict.lasts:
-            return f"in all {read} files that were read" if read < len(result.files) else f"in all {read} files"
+            every, were = (f"all {read} files", "were") if read > 1 else (f"{first}, the only file", "was")
+            return f"in {every} that {were} read" if read < len(result.files) else f"in {every}"
         alone, many = "" if result.searched else " alone", f"{len(verdict.files)} of {read}"
         return f"in {first}{alone}" if len(verdict.files) == 1 else f"in {many} files, {first} being the first"
     between = verdict.first - verdict.before - 1
     gap = f" ({counted(between, 'file')} before it could not be read)" if between else ""
     if verdict.first == result.read[-1].index:
-        return f"in {first}, the last file{gap}"
+        rest = "" if verdict.first == len(result.files) - 1 else " that was read"
+        return f"in {first}, the last file{rest}{gap}"
     if verdict.lasts:
         return f"from {first} on{gap}"
     if len(verdict.files) == 1:
@@ -406,6 +409,8 @@ def _best_classes(result: History) -> Iterator[str]:
             ends = f"from {best[0][1]} to {best[-1][1]}"
             alike.setdefault(f"goes {ends}; it changes {times} in {changed[-1]}", []).append(name)
         elif best:
-            alike.setdefault(f"is {best[0][1]} in all files", []).append(name)
+            count = len(result.files)
+            where = "all files" if len(best) == count else f"the {len(best)} of {counted(count, 'file')} that ran"
+            alike.setdefault(f"is {best[0][1]} in {where}", []).append(name)
     for went, names in alike.items():
         yield f"The best class of {in_words(names)} {went}."

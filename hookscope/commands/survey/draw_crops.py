@@ -20,6 +20,8 @@ SCALE = 2
 
 # Channels drawn by default: of all layers, and of one layer.
 _MOST_CHANNELS, _MOST_OF_A_LAYER = 128, 16
+# A JPEG file is at most 65,500 pixels high.
+_MOST_LINES = 65_500 // (TILE + GAP)
 # Pixels of sheets in memory at a time.
 _SHEET_PIXELS = 2**25
 _GROUND = (200, 200, 200)
@@ -61,7 +63,7 @@ def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet
     rows = [row for row in result.rows if _alive(row).any()]
     if result.pictures is None or not rows or per_row == 0:
         return
-    count = per_row or min(_MOST_OF_A_LAYER, max(1, _MOST_CHANNELS // len(rows)))
+    count = min(per_row or min(_MOST_OF_A_LAYER, max(1, _MOST_CHANNELS // len(rows))), _MOST_LINES)
     group: list[_Sheet] = []
     pixels = 0
     for row in rows:

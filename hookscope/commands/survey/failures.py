@@ -116,7 +116,8 @@ def explained(
 
 def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iterator[str]:
     if not classified.knows_ranges:
-        yield f"Ranges of pictures were not checked: too few are classified right ({classified.right_count})."
+        few = f"too few are classified right ({classified.right_count})" if classified.right_count else "none is right"
+        yield f"Ranges of pictures were not checked: {few}."
     unsearched = "The layer where an input leaves its class was not searched for"
     if compared is None:
         remedy = f"To search, run the command of the shards with {arg('resume')} and without {arg('shard')}."

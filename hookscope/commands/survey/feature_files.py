@@ -167,7 +167,8 @@ class FeatureParts:
                     for label in sorted(self.shapes):
                         values = source.get_tensor(label)
                         size = math.prod(values.shape[1:])
-                        columns[label] = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), size)
+                        name = f"{label} (layer)" if label in ("input", "class") else label
+                        columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), size)
                 table = pa.table(columns)
                 writer = writer or opened.enter_context(pq.ParquetWriter(file, table.schema))
                 writer.write_table(table)

@@ -72,7 +72,7 @@ class Merging:
         if chunk.judged is not None:
             plan = self.plan
             self.classified = self.classified or ClassifiedInputs.empty(
-                plan.classes, plan.model.categories, plan.labels_source, chunk.judged
+                plan.classes, plan.categories, plan.labels_source, chunk.judged
             )
             self.classified.add(chunk.inputs, chunk.judged, self.place_count)
         self.nonfinite_inputs += [sample.name_in(self.place_count) for sample in chunk.inputs if sample.is_nonfinite]
@@ -131,8 +131,8 @@ class Merging:
             for index, (row, statistics) in enumerate(zip(self.rows.values(), summaries, strict=True))
         )
         accuracy = failures = None
-        if self.classified is not None:
-            accuracy = self.classified.accuracy()
+        if self.classified is not None and (whole := self.classified.accuracy()).count == self.input_count:
+            accuracy = whole
             chunks = (read_chunk(files, len(plan.classes)) for _, files in self.chunks)
             judged = (chunk.judged for chunk in chunks if chunk is not None and chunk.judged is not None)
             failures = explained(self.classified, accuracy.worst, judged, again, channel_counts(rows))
@@ -141,7 +141,7 @@ class Merging:
             model=plan.model,
             input_count=self.input_count,
             rows=rows,
-            classes={plan.classes[number]: count for number, count in sorted(self.class_counts.items())},
+            classes={name: self.class_counts[number] for number, name in enumerate(plan.classes)},
             accuracy=accuracy,
             failures=failures,
             uncalled=tuple((self.uncalled or {}).values()),

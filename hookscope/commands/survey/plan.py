@@ -61,6 +61,7 @@ class Plan:
     threads: int
     fields: tuple[tuple[str, int, ReceptiveField], ...] = ()
     labels_source: str = ""
+    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,7 @@ class ChunkFolder:
 
     def write_plan(self, plan: Plan) -> None:
         """Make the folder and write the plan atomically; OutputError if it cannot be written."""
-        categories = plan.model.categories if plan.classes else ()
-        document = json_form(replace(plan, model=replace(plan.model, categories=categories)))
+        document = json_form(plan)
         with reported(self.path, kind="folder"), whole_file(self.path / PLAN) as file:
             file.write(strict_json(document).encode())
 
@@ -143,8 +143,9 @@ class ChunkFolder:
 
     def remove(self) -> None:
         """Delete finished chunks and the plan, after the survey was written; other files stay."""
-        number = "[0-9]" * 6
-        for pattern in (PLAN, f"{number}*.safetensors", f"{number}*.json", "*-of-*.alive", ".partial-*"):
+        chunk = "[0-9]" * 6
+        ours = (f"{chunk}.safetensors", f"{chunk}.features.safetensors", f"{chunk}.json", "[0-9]*-of-[0-9]*.alive")
+        for pattern in (PLAN, *ours, ".partial-*"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
         with suppress(OSError):  # something else is in it

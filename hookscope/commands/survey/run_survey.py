@@ -83,8 +83,9 @@ class _Work:
     reasons: list[str] = field(default_factory=list)
 
     def signature(self, index: int) -> dict[str, str]:
-        part = self.parts[index]
-        return {**self.plan.signature, "inputs": inputs_signature(part.files, part.batch)}
+        part, labels = self.parts[index], {} if self.labelled is None else self.labelled.labels
+        names = [name for path in part.files for name in labels.get(str(path), ())]
+        return {**self.plan.signature, "inputs": inputs_signature(part.files, part.batch) + names_digest(names)}
 
     def chunks(self, share: Share) -> range:
         return range(share.index, len(self.parts), share.count)
@@ -272,6 +273,7 @@ def _plan(
         threads=torch.get_num_threads(),
         fields=_fields(session, parts[0]),
         labels_source="" if labelled is None else labelled.source,
+        categories=loaded.info.categories if classes else (),
     )
 
 

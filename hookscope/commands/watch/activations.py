@@ -274,7 +274,7 @@ def watched_layer(row: LayerRow, prefix: str) -> WatchedLayer:
     statistics = row.activation
     is_measured = statistics.unmeasured is None and statistics.nan_count is not None
     return WatchedLayer(
-        label=f"{prefix}{row.label}" if row.layer or prefix else "(model)",
+        label=f"{prefix}{row.label}",
         kind=row.kind,
         mean=statistics.mean,
         std=statistics.std,

@@ -45,7 +45,7 @@ def networks_of(parameters: Iterable[Tensor], modules: Sequence[nn.Module]) -> l
     """Return the smallest set of networks that holds the parameters; parameters outside modules are ignored.
 
     A network is a module that no other module contains: for a trained head, it is the network around the head. Of
-    several that hold the same of the parameters, the one with the fewest parameters is returned.
+    several that hold the same wanted parameters, the one with the fewest others is returned.
     """
     wanted = {id(parameter) for parameter in parameters}
     held = _held_by(wanted, modules)

@@ -45,7 +45,7 @@ class Jump:
 
     @property
     def deviations(self) -> float:
-        """Its robust z-score, (x - median) / spread, of logarithms unless a value is 0 or negative; 0 below it."""
+        """Its robust z-score, (x - median) / spread; 0 below the median. Of logarithms if all values are above 0."""
         value, middle = self.value, self.usual.median
         if value <= middle:
             return 0.0

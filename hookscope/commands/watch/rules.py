@@ -341,9 +341,9 @@ def large_updates(rows: Iterable[WatchedParameter], causes: Mapping[str, str]) -
 def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[TrainingFinding]:
     """Return the findings about weights that something other than the optimiser has changed too much before a step.
 
-    Habitual changes are not too large: clipping weights, or scaling them to a norm, undoes at most the last step.
-    Values older than that step must differ more than if all steps since had changed the weight at right
-    angles to it: change² = now² - before². New random values give change² = now² + before².
+    Clipping or scaling weights in every step undoes at most the last step, and stays below the limit. For older
+    values, steps at right angles to the weight give change² = now² - before², and new random values now² + before²:
+    the threshold, now² + before² / 4, lies between.
     """
     limit = TRAINING_RULES["large-update"].limit or math.inf
     when = f"between steps {step - 1} and {step}"

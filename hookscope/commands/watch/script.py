@@ -180,15 +180,24 @@ class _FindsTorch(MetaPathFinder):
 
     def __init__(self, imported: Callable[[], None]) -> None:
         self._imported = imported
+        self._is_asked = False
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        if fullname != "torch":
+        if fullname != "torch" or self._is_asked:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
-        if spec is not None and spec.loader is not None:
-            _call_after(spec.loader, self._imported)
+        self._is_asked = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self._is_asked = False
+        if spec is not None and spec.loader is not None:  # some only ask whether torch is there
+            _call_after(spec.loader, self._torch_is_there)
         return spec
+
+    def _torch_is_there(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._imported()
 
 
 def _call_after(loader: Loader, imported: Callable[[], None]) -> None:

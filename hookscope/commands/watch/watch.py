@@ -134,6 +134,7 @@ class Watch:
         self._states = {id(member): WatchedOptimizer(member) for member in self._optimizers}
         self._outside = OutsideWrites(self._names.of)
         self._is_called = script is None
+        self._stride = 1  # between the loop's own numbers
         self._last_call: Literal["", "backward", "step"] = ""  # since an optimiser stepped; "step" if both
         self._graphs = shared.graphs
         self._operations: dict[str, LossOperations] = {}
@@ -315,7 +316,7 @@ class Watch:
                     self._finish_step()
                 self._drain(wait=True)
         except Exception as error:  # noqa: BLE001 - the training goes on
-            self._journal.say(f"Watching ends: {exception_line(error)}. The training goes on.")
+            self._journal.say_failure(f"Watching ends: {exception_line(error)}. The training goes on.")
         self._end(reason)
 
     def _give_up(self, error: Exception) -> None:
@@ -324,7 +325,7 @@ class Watch:
             f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.{edited}"
         )
         self._end(exception_line(error))
-        if not self.edits:
+        if not self.edits and not any(map(torch_calls.steps_under_way, self._optimizers)):  # torch walks over the hooks
             self._release()
 
     def _release(self) -> None:
@@ -493,7 +494,9 @@ class Watch:
             if not is_again:
                 state.count_unreset()
             number = self._current.number
-            self._outside.step_ends(optimizer, number, samples=number == self._first or (number + 1) % self._every == 0)
+            following = self._ended + self._stride + 1  # the next number, if the loop counts on as before
+            samples = number == self._first or following // self._every > self._prepared // self._every
+            self._outside.step_ends(optimizer, number, samples=samples)
         if self._current.measurement is not None and not is_again:
             self._current.measurement.measure_updates(id(optimizer))
 
@@ -602,6 +605,8 @@ class Watch:
             number = int(step)
             if self._current.number == self._first:
                 self._first = self._prepared = number
+            else:
+                self._stride = number - self._ended
             self._current.number = number
             return
         shown = f"{step}" if isinstance(step, Integral) else an(type(step).__name__)

@@ -313,7 +313,7 @@ def _fixed_size(values: Tensor, loss: str, tolerance: float) -> str:
     """Return why the mean square (mse) or mean modulus (l1) of the values cannot change, or ""."""
     if loss == "l1" and _sums_to_one(values, _class_axes(values), tolerance):
         return "is a softmax whose rows sum to 1"
-    if loss != "mse":
+    if loss != "mse" or not values.numel():
         return ""
     squares = values.square()
     for axis in _class_axes(values):
@@ -338,7 +338,7 @@ def _groups(values: Tensor) -> list[tuple[tuple[int, ...], int]]:
     axes = tuple(range(values.dim()))
     sets = {axes[1:], (*axes[:1], *axes[2:])} - {()}
     counts = {group: math.prod(values.shape[axis] for axis in group) for group in sets}
-    return [(name, count) for name, count in counts.items() if count >= _MIN_GROUP]
+    return [(name, count) for name, count in counts.items() if count >= _MIN_GROUP and values.numel()]
 
 
 # --- What there is ---------------------------------------------------------------------------------------------------

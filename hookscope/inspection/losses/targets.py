@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ class Task:
 
     def generators(self) -> list[torch.Generator]:
         """Return a random number generator for each input, the same in every batch; input 0 has the seed."""
-        return [torch.Generator().manual_seed((self.seed + index * _SEED_STEP) % 2**63) for index in self.indices]
+        return [torch.Generator("cpu").manual_seed((self.seed + index * _SEED_STEP) % 2**63) for index in self.indices]
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -235,7 +235,8 @@ def value_target(values: Tensor, output: Output, task: Task) -> tuple[Tensor, st
     if target.kind == "tensor" and target.tensor is not None:
         return fit(target.tensor.to(values.device), shape, output, task).to(values.dtype), target.name
     if target.kind == "self":
-        for tensor in task.inputs:
+        for source in task.inputs:  # both parts of complex numbers, as outputs have
+            tensor = torch.view_as_real(source.resolve_conj()) if source.is_complex() else source
             if tensor.shape == shape:
                 return tensor.detach().to(values.device, values.dtype), "the input itself"
         shapes = ", ".join(shape_text(tensor.shape) for tensor in task.inputs) or "no floating-point tensor"
@@ -251,9 +252,10 @@ def draw(shape: tuple[int, ...], sources: Sequence[torch.Generator]) -> Tensor:
 
     Where axis 0 does not count the inputs, all numbers come from the first generator.
     """
+    kind: Any = {"dtype": torch.float32, "device": "cpu"}  # not the user's defaults
     if shape and shape[0] == len(sources):
-        return torch.stack([torch.randn(shape[1:], generator=source) for source in sources])
-    return torch.randn(shape, generator=sources[0])
+        return torch.stack([torch.randn(shape[1:], generator=source, **kind) for source in sources])
+    return torch.randn(shape, generator=sources[0], **kind)
 
 
 def fit(tensor: Tensor, shape: tuple[int, ...], output: Output, task: Task) -> Tensor:

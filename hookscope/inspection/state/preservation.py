@@ -118,9 +118,9 @@ def preserved(
 
     Ctrl-C is held while this happens.
 
-    Not restored are global variables and the inner state of other objects: iterators, files, locks, compiled code. In
-    a network whose parameters take more than 8 MiB, one is not restored that is written to in a way that its code does
-    not show: that is an error, unless it was written to through `.data`. The same holds for large tensors and NumPy
+    Not restored are global variables and the inner state of other objects: iterators, files, locks, compiled code. If
+    parameters take more than 8 MiB, those are not copied that the network's code is not seen to write to: a write to
+    one is an error, and one through `.data` goes unnoticed. The same holds for large tensors and NumPy
     arrays in attributes.
 
     With mode "train" a network whose root is in train mode already stays as it is, with whatever parts its owner has

@@ -212,6 +212,28 @@ def test_chunks_of_another_network_settings_or_inputs_do_not_count(
     assert figures(last) != figures(other)
 
 
+def test_a_label_that_was_corrected_since_is_counted_after_resuming(data: Path, tmp_path: Path) -> None:
+    paths = sorted((data / "b").glob("*.npy"))[:4]
+    counts = []
+    for labels, resumes in ((("0", "0", "1", "1"), False), (("0", "1", "1", "1"), True)):
+        text = "".join(f"{path},{label}\n" for path, label in zip(paths, labels, strict=True))
+        (tmp_path / "labels.csv").write_text(text, encoding="utf-8")
+        files = tmp_path / "labels.csv"
+        result = hookscope.survey(network(), files, by_class=True, chunks=tmp_path / "c", resume=resumes)
+        assert result is not None
+        counts.append(result.classes)
+    assert counts == [{"0": 2, "1": 2}, {"0": 1, "1": 3}]
+
+
+def test_files_of_the_user_stay_in_the_folder_of_the_chunks(tmp_path: Path) -> None:
+    kept = [tmp_path / "c" / name for name in ("20240131-config.json", "000001-weights.safetensors", "a-of-b.alive")]
+    kept[0].parent.mkdir()
+    for path in kept:
+        path.write_text("mine", encoding="utf-8")
+    ChunkFolder(tmp_path / "c").remove()
+    assert all(path.read_text(encoding="utf-8") == "mine" for path in kept)
+
+
 def test_names_that_are_no_text_are_surveyed_and_resumed(tmp_path: Path) -> None:
     for folder in (b"a", b"\xff"):
         for number in range(3):

@@ -468,6 +468,14 @@ def test_a_training_that_breaks_off_keeps_its_steps_and_its_ending(
         assert [end.reason for end in log.ends] == [reason]
 
 
+def test_a_script_that_first_asks_whether_torch_is_there_is_watched(tmp_path: Path) -> None:
+    asks = 'import importlib.util\nassert importlib.util.find_spec("torch")\n'
+    training = "import torch\nnet = torch.nn.Linear(2, 1)\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+    training += "for _ in range(3):\n    net(torch.ones(1, 2)).sum().backward()\n    optimizer.step()\n"
+    (tmp_path / "train.py").write_text(asks + training, encoding="utf-8")
+    assert "in 3 steps" in said(python("-m", "hookscope", "watch", "train.py", folder=tmp_path))[-1]
+
+
 CAUGHT = """
     import torch
     network = torch.nn.Linear(4, 2)

@@ -139,8 +139,8 @@ def _counts(tensor: Tensor) -> _Counts:
 class _Search:
     """One pass that searches for the first module that makes NaN or Inf.
 
-    The stack holds the calls that have begun, with the counts of their first input with NaN or +Inf, or else of their
-    last input with -Inf. As long as there is no origin, these values come from the network's inputs.
+    The stack holds the calls that have begun. Each has the counts of its first input with NaN or +Inf; without one, of
+    its last input with -Inf. Until an origin is found, such values come from the network's own inputs.
     """
 
     subject: InspectedNetwork
