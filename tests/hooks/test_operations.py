@@ -181,6 +181,11 @@ def test_patterns_select_by_module_and_name(patterns: tuple[str, ...]) -> None:
     assert [row.layer for row in seen] == PATTERNS[patterns]
 
 
+def test_one_call_of_an_operation_may_be_left_out() -> None:
+    choice = OperationChoice([parse_operation_pattern("op:*"), parse_operation_pattern("!op:relu#1")])
+    assert [choice.lists("", "relu", call) for call in range(3)] == [True, False, True]
+
+
 def test_what_raises_and_is_caught_leaves_the_count_with_its_own_module() -> None:
     def fail(_: object, x: Tensor) -> Tensor:
         x = x + 1

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from hookscope.errors import ImageError
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.loading import load_input
 from hookscope.inputs.noise import noise_batch
@@ -89,3 +90,28 @@ def test_of_noise_it_is_the_noise():
         expected = (batch.args[0][index] * 0.5 + 0.5).clamp(0, 1)
         assert np.abs(shown.pixels.transpose(2, 0, 1) / 255 - expected.numpy()).max() < 0.003
         assert shown.remark == ""
+
+
+def test_grey_tensors_of_a_network_for_colours_stay_grey():
+    (picture,) = thumbnails(np.zeros((1, 1, 4, 4), np.float32), Preprocessing())
+    assert picture.shape == (4, 4)
+
+
+def test_two_pictures_in_memory_of_one_size_are_told_apart():
+    red, blue = (Image.new("RGB", (24, 24), colour) for colour in ("red", "blue"))
+    inputs = pipeline(red, blue)
+    records = [record for batch in inputs.batches(2) for record in batch.records]
+    shown = [inputs.photograph(records, index).pixels[0, 0].tolist() for index in (0, 1)]
+    assert shown == [[255, 0, 0], [0, 0, 255]]
+    assert not inputs.pictures
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_picture_that_is_closed_or_empty_is_one_line(tmp_path: Path, closes: bool):
+    picture = Image.open(save(tmp_path / "a.png", random_pixels(31, 47)))
+    if closes:
+        picture.close()
+    else:
+        picture = picture.crop((5, 5, 5, 20))
+    with pytest.raises(ImageError, match="Cannot read"):
+        next(iter(pipeline(picture).batches(1)))
