@@ -1,12 +1,14 @@
 """Labels that are independent of each other: scores are sigmoids wherever best classes are shown."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hookscope
+from tests.networks import Written
 
 NAMES = ["cat", "dog", "fox", "owl"]
 
@@ -87,3 +89,10 @@ def test_check_reads_expectations_as_sigmoids(tmp_path: Path) -> None:
     report = hookscope.check(network(), config=tmp_path / "c.toml", select="expectation")
     (finding,) = report.findings
     assert f"with probability {best:.3f} (sigmoid; limit: at least" in finding.message
+
+
+@pytest.mark.parametrize("decide", [lambda x: x > 0, lambda x: (x > 0).long(), Tensor.to_sparse])
+def test_decisions_and_sparse_outputs_have_no_probabilities(decide: Any) -> None:
+    deciding = Written(lambda net, x: decide(net.fc(x)), fc=nn.Linear(4, 3))
+    run = hookscope.activations(deciding, torch.ones(2, 4), multi_label=True)
+    assert run.predictions == ()

@@ -198,6 +198,12 @@ def averaged(tmp_path: Path) -> tuple[Path, torch.nn.Module]:
     return path, network
 
 
+def test_a_head_called_semantic_is_no_averaged_copy(tmp_path: Path) -> None:
+    network = torch.nn.ModuleDict({name: torch.nn.Conv2d(3, 4, 3) for name in ("body", "semantic", "instance")})
+    torch.save(network.state_dict(), tmp_path / "model.pt")
+    assert read_checkpoint(tmp_path / "model.pt").state.keys() == network.state_dict().keys()
+
+
 def test_averages_without_dots_are_told_from_the_weights(tmp_path: Path) -> None:
     path, network = averaged(tmp_path)
     read = read_checkpoint(path)

@@ -184,6 +184,13 @@ def test_a_cause_that_nobody_asks_for_is_said_by_the_rule_that_cannot_be_judged(
     assert report.findings[0].message.startswith("It could not run, because the gradients fail zero-gradient: Every")
 
 
+def test_a_rule_that_is_on_for_one_layer_and_could_not_run_is_no_pass() -> None:
+    settings = CheckSettings(layers=(LayerSettings("fc", {"dead-gradient": RuleSettings("fail")}),))
+    unmeasured = {"dead-gradient": "The network is quantised."}
+    report = judged(with_gradients(None, unmeasured=unmeasured), settings, wanted=frozenset({"dead-gradient"}))
+    assert findings(report) == [("dead-gradient", "fail", "")]
+
+
 def test_gradients_that_were_asked_for_and_not_taken_fail_once_with_the_reason() -> None:
     reason = dict.fromkeys(GRADIENT_RULES, "The network is quantised.")
     report = outcomes(judged(with_gradients(None, unmeasured=reason)))
