@@ -474,3 +474,12 @@ def test_every_block_has_the_weights_that_its_library_shows(name: str) -> None:
         assert torch.allclose(ours.sum(-1), torch.ones(ours.shape[:-1]), atol=1e-5)
     assert result.warnings == ()
     assert result.census.startswith(f"{len(result.blocks)} of {len(result.blocks)} block")
+
+
+def test_weights_that_are_made_contiguous_may_be_viewed() -> None:
+    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:  # (T, heads, D) each
+        weights = torch.einsum("qhd,khd->qhk", queries, keys).softmax(-1).transpose(0, 1).contiguous()
+        return torch.bmm(weights.view(-1, *weights.shape[1:]), values.transpose(0, 1))
+
+    tensors = [torch.randn(5, 2, 4) for _ in range(3)]
+    assert torch.equal(seen_by_mode(Attends(attend), *tensors)[2], attend(*tensors))

@@ -131,6 +131,22 @@ def test_a_layer_without_floating_point_is_refused_with_its_dtype(
         attribute(Net(), pictures, layer="spectrum")
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_calls_are_counted_anew_after_an_input_that_raised(batch_size: int) -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        features = net.conv(x)
+        if (x < 0).any():
+            raise ValueError("negative")
+        return net.head(features.mean((2, 3)))
+
+    inputs = torch.rand(4, 3, 8, 8)
+    inputs[1] -= 9
+    network = Written(forward, conv=nn.Conv2d(3, 4, 3), head=nn.Linear(4, 5))
+    settings: dict[str, Any] = {"target": "1", "layer": "conv", "sanity": "none", "batch_size": batch_size}
+    maps = hookscope.attribute(network, inputs, **settings, on_error=lambda _: None).maps
+    assert [heat_map.layer for heat_map in maps] == ["conv"] * 3
+
+
 def test_each_half_of_a_split_output_is_a_layer_of_its_own() -> None:
     class Split(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
