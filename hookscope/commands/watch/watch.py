@@ -325,7 +325,7 @@ class Watch:
             f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.{edited}"
         )
         self._end(exception_line(error))
-        if not self.edits and not any(map(torch_calls.steps_under_way, self._optimizers)):  # torch walks over the hooks
+        if not self.edits:
             self._release()
 
     def _release(self) -> None:
