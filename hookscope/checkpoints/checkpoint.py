@@ -71,7 +71,7 @@ class Checkpoint:
         warnings: Sentences a reader must see, such as which tensors are not used.
         notes: Sentences about where in the file the weights are, and what else it holds.
         module: The pickled Module that holds these weights, if the file is trusted; else None.
-        pickled_class: The class of a pickled Module whose code would run only with trust; else "".
+        pickled_class: The class of a pickled Module, whose code runs only with trust; else "".
         requires_grad: Flags of what a single file holds as Parameters, by name; other tensors have none.
         categories: Class names by index from the file; one of its tensors has as many rows.
         training: The entries other than the weights; None if they were not read.

@@ -73,7 +73,7 @@ class ReadingRules:
 
     `remedy` says at the end of a message what to do about a file that runs code. `read_trusted` reads such a file; None
     to refuse it. `allowed_globals` are globs of the classes and functions that a pickle may name beside plain data;
-    None refuses only those that can run anything. Nothing is imported. `option` allows a further name:
+    with None, only names that can run code are refused. Nothing is imported. `option` allows a further name:
     "--allow-global".
     """
 

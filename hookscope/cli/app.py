@@ -235,7 +235,8 @@ def _wrong_usage(error: Any) -> UsageError:
     parameters = [] if context is None else context.command.params
     names = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
     # "No such command 'model'. Did you mean 'models'?."
-    sentence = _wrong_value(error) or _right_name(option, names, parameters) or error.format_message().removesuffix(".")
+    said, *_ = error.format_message().removesuffix(".").partition(" (Possible options")  # click guesses wildly
+    sentence = _wrong_value(error) or _right_name(option, names, parameters) or said
     hint = _hint_about_inputs(sentence, option, names, "" if context is None else context.info_name)
     sentence += hint.removeprefix(".") if sentence.endswith("?") else hint
     if context and sentence.startswith("No such command") and not sentence.endswith("?"):

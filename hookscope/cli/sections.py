@@ -24,11 +24,10 @@ class SectionedCommand(TyperCommand):
     """A command whose help puts each option under its `rich_help_panel`; -h shows the most used ones."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse an option whose value is missing or no plain number, or that is given two values though it takes one.
+        """Refuse a missing value, a second value of an option that takes one, and a number with an underscore.
 
-        typer takes the name of the next option for a missing value, drops the first of two values, and skips the
-        underscores in a number.
-        `--report=--out` still means a file of that name.
+        typer takes the name of the next option for a missing value, drops the first of two values, and skips
+        underscores in numbers. `--report=--out` still means a file of that name.
 
         Raises:
             UsageError: For such an option.

@@ -65,7 +65,7 @@ NOTABLE_FLAGS: Mapping[Flag, tuple[Level, str]] = {
     "non-finite": ("fail", "NaN or Inf in"),
     "all zero": ("warn", "All zero:"),
     "constant": ("warn", "The same value everywhere:"),
-    "dead channels": ("warn", "Half of the channels or more are dead in"),
+    "dead channels": ("warn", "Half of the channels or more are 0 everywhere in"),
     "unmeasured": ("warn", "Not measured:"),
 }
 """Flags that call for a look, the most severe first, each with the level of its rows and the words before their names.

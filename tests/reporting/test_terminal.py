@@ -236,7 +236,7 @@ def test_without_a_finding_the_answer_is_that_and_what_calls_for_a_look_neverthe
     assert limits.startswith("Looked at the layers shown and at operations; a ReLU is dead if 80% of its channels")
     flagged = replace(clear, rows=(*clear.rows, replace(clear.rows[0], flags=("constant",))))
     assert "constant" not in table_text(flagged, 200).splitlines()[0], "no more is claimed than holds"
-    assert second == "Half of the channels or more are dead in layer1.0.conv1."
+    assert second == "Half of the channels or more are 0 everywhere in layer1.0.conv1."
     for change in ({"rows": ()}, {"failure": FAILURE}):
         assert "No problems" not in table_text(replace(clear, **change), 200)  # type: ignore[arg-type]
 

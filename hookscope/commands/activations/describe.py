@@ -103,7 +103,7 @@ def no_findings(result: Activations) -> list[str]:
 def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> list[str]:
     """Return a sentence on each flag that calls for a look, with the first layers that have it and no verdict.
 
-    Operations whose values are given, or are those of their input, are left out unless they show NaN.
+    Constants, masks and mere views that the network's code makes are left out unless they hold NaN.
     """
     judged = {place for verdict in verdicts for place in verdict.places}
     meant = {row.label for row in rows if row.owner is not None and row.kind in NOT_JUDGED | FILLING}

@@ -254,6 +254,6 @@ def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
             yield
     finally:
         with suppress(AttributeError):
-            del CheckpointFunction.apply  # that of its base class again
+            del CheckpointFunction.apply  # uncovers the base class's method
         for register, name, tensor in held:
             register[name] = tensor

@@ -142,8 +142,8 @@ def measure_history_file(
 def _moved_by(read: Checkpoint, measured: CheckMeasurements) -> dict[str, list[str]] | None:
     """Return what moves the parameters of the file's only optimiser while their gradients are 0, such as momentum.
 
-    None unless there is exactly one optimiser, whose state names its parameters or has as many as the file has, or has
-    trainable ones.
+    None unless there is exactly one optimiser, and its state names its parameters or has as many as the file has, all
+    or trainable ones.
     """
     flags = read.requires_grad
     if not flags or read.training is None or len(read.training.optimisers) != 1:

@@ -139,7 +139,7 @@ def found_text(networks: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -
 
 
 def _optimizers_text(optimizers: Sequence[Optimizer]) -> str:
-    """Return the optimisers with their learning rates; those that are alike once, with their number."""
+    """Return the optimisers with their learning rates; equal ones are counted: "8 × SGD, lr 0.05"."""
     counts = Counter(map(_optimizer_text, optimizers))
     return "; ".join(f"{count} × {text}" if count > 1 else text for text, count in counts.items())
 
