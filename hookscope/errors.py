@@ -159,7 +159,8 @@ def nearest(wanted: str, names: Iterable[str], count: int = 3, *, prefix: str = 
     by_folded = {name.removeprefix(prefix).lower(): name for name in names}
     # Input methods for Chinese and Japanese may write full-width letters; NFKC maps them to ASCII.
     folded = normalize("NFKC", str(wanted)).removeprefix(prefix).lower()
-    having = [name for name in by_folded if folded in name.split()]  # "cat": "tiger cat", before "crate"
+    # "cat": "tiger cat", before "crate"; "layer1": "layer1.0.conv1"
+    having = [name for name in by_folded if folded in name.replace(".", " ").split()]
     close = having[:count] or get_close_matches(folded, by_folded, n=count, cutoff=cutoff)
     return f" Nearest: {', '.join(repr(by_folded[name]) for name in close)}." if close else ""
 

@@ -26,8 +26,8 @@ _QUERIES = frozenset(
     | {"__hash__", "__reduce_ex__", "__deepcopy__", "__dir__", "__array__", "has_names", "backward", "data_ptr"}
     | {"_assert"}
 )
-# Reflected operators, and older names.
-_STANDARD_NAMES = {"rdiv": "div", "rsub": "sub", "rpow": "pow", "true_divide": "div", "idiv": "div", "truediv": "div"}
+# Names of operators, and older names.
+_STANDARD_NAMES = {"rsub": "sub", "true_divide": "div", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("nn", "ao", "jit", "nested"))
@@ -54,7 +54,7 @@ _GRAPH_CODE = (
 def operation_name(func: Callable[..., Any]) -> str:
     """Return the name of a torch function in labels; "" if it computes no tensor.
 
-    Operators and in-place variants share one name: "add" stands for `+`, `+=`, `torch.add` and `add_`.
+    Operators and their in-place and reflected variants share one name: "add" stands for `+`, `+=`, `torch.add`, `add_`.
     """
     name = getattr(func, "__name__", "")
     if name == "__get__":
@@ -64,6 +64,8 @@ def operation_name(func: Callable[..., Any]) -> str:
     if name in _QUERIES:
         return ""
     plain = name.strip("_")
+    if name.startswith("__") and plain[0] in "ir" and hasattr(torch.Tensor, f"__{plain[1:]}__"):
+        plain = plain[1:]  # "__iand__", "__rdiv__"
     return _STANDARD_NAMES.get(plain, plain)
 
 

@@ -245,12 +245,12 @@ def _name_at_position(pattern: Pattern, matching: Sequence[str], order: Sequence
     position = pattern.position or 0
     if not running:
         raise LayerNotFoundError(
-            f"{arg('layer')} {pattern.text!r} asks for a position, but 0 matching layers run as modules."
+            f"{arg('layer')} {pattern.text!r} asks for a position, but no matching layer runs as a module."
         )
     if not -len(running) <= position < len(running):
         raise LayerNotFoundError(
-            f"{arg('layer')} {pattern.text!r} asks for position {position}, but {len(running)} matching layers "
-            f"run: positions go from {-len(running)} to {len(running) - 1}."
+            f"{arg('layer')} {pattern.text!r} asks for position {position}: the positions of matching layers that run "
+            f"go from {-len(running)} to {len(running) - 1}."
         )
     return running[position]
 

@@ -51,7 +51,7 @@ def tensor_gradients(
     edits = edits or {}
     unknown = next((name for name in edits if name not in tensors), None)
     if unknown is not None:
-        raise UsageError(f"The edit {unknown!r} names no tensor: give it among the tensors, {', '.join(tensors)}.")
+        raise UsageError(f"The edit {unknown!r} names none of the tensors: {', '.join(tensors) or 'there are none'}.")
     without = next((name for name, tensor in tensors.items() if not tensor.requires_grad), None)
     if without is not None:
         raise UsageError(f"Tensor {without!r} requires no gradient: call requires_grad_() before computing with it.")

@@ -41,7 +41,7 @@ def choose_device(name: str, option: str = "device") -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) < count:
             return torch.device("cuda", device.index or 0)
-        raise UsageError(f"{arg(option)} {name!r}: {count} CUDA devices are visible here. Give cpu, or auto.")
+        raise UsageError(f"{arg(option)} {name!r}: CUDA devices visible here: {count}. Give cpu, or auto.")
     if device.type == "mps" and torch.backends.mps.is_available():
         return torch.device("mps")
     raise UsageError(f"{arg(option)} {name!r} is not available here. Give cpu, or auto.")

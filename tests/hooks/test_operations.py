@@ -1,5 +1,6 @@
 """Operations: what the mode sees, under which label, and that it changes nothing."""
 
+import operator
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,6 +43,9 @@ ONE_OPERATION: dict[str, tuple[Callable[[Tensor], Any], str, Tensor]] = {
     "x + 1": (lambda x: x + 1, "add", X + 1),
     "1 - x": (lambda x: 1 - x, "sub", 1 - X),
     "2 ** x": (lambda x: 2**x, "pow", 2**X),
+    "7 // x": (lambda x: 7 // x, "floor_divide", 7 // X),
+    "7 % x": (lambda x: 7 % x, "remainder", 7 % X),
+    "mask &= mask": (lambda x: operator.iand(x > 0, x < 2), "and", (X > 0) & (X < 2)),
     "x > 0": (lambda x: x > 0, "gt", X > 0),
     "x[0]": (lambda x: x[0], "getitem", X[0]),
     "x.T": (lambda x: x.T, "T", X.T),

@@ -254,13 +254,12 @@ def test_a_position_out_of_range_says_which_there_are(pattern: str) -> None:
     with pytest.raises(LayerNotFoundError) as caught:
         names(pattern)
     count = 3 if pattern.startswith("conv") else 5
-    assert f"{count} matching layers run" in str(caught.value)
     assert f"from {-count} to {count - 1}" in str(caught.value)
 
 
 def test_a_position_counts_only_what_runs() -> None:
     assert names("conv@0", order=["head.conv", "head", ""]) == ["head.conv"]
-    with pytest.raises(LayerNotFoundError, match="0 matching layers run") as caught:
+    with pytest.raises(LayerNotFoundError, match="no matching layer runs") as caught:
         names("relu@0", order=["stem.conv", ""])
     assert "-1" not in str(caught.value)
     with pytest.raises(UsageError, match="'conv@1' selects by execution order"):
