@@ -176,7 +176,7 @@ def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str)
     if vision is None or not hasattr(config, "vision_config"):
         raise UsageError(
             f"{kind.__name__} of {shown} takes {kind.main_input_name}, not pictures (pixel_values) or "
-            "recordings (input_values)."
+            f"recordings (input_values). Give FILE.py:FUNCTION that builds it, and its inputs with {arg('input')}."
         )
     return config.vision_config, vision
 
