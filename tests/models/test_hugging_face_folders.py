@@ -235,7 +235,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[HookscopeError], str]] = {
     "a network for text": (
         lambda folder: change(folder, model_type="bert", architectures=["BertModel"]),
         UsageError,
-        "takes input_ids, not pictures .+ Give FILE.py:FUNCTION",
+        "takes input_ids, not pictures (pixel_values) or recordings (input_values). Give FILE.py:FUNCTION",
     ),
     "quantised weights": (
         lambda folder: change(folder, quantization_config={"quant_method": "bitsandbytes"}),
