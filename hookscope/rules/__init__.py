@@ -77,7 +77,8 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
         if name not in limits:
             remedy = f"{nearest(name, limits)} Give one of {', '.join(limits)}."
             raise UsageError(f"{arg('limit')} {text!r} names no limit.{remedy}")
-        limits[name] = _limit_value(text, name, value, least=float_info.min)
+        is_share = "fraction" in grads_limits()[name][1]
+        limits[name] = _limit_value(text, name, value, is_share=is_share, least=float_info.min)
     return limits
 
 

@@ -365,6 +365,7 @@ REFUSED: list[tuple[tuple[str, ...], int, list[str]]] = [
     ((*ONES, "--limit", "vanish=1"), 2, ["'vanish=1'", "'vanishing'"]),
     ((*ONES, "--limit", "vanishing=x"), 2, ["no number"]),
     ((*ONES, "--limit", "vanishing=0"), 2, ["not a positive number"]),
+    ((*ONES, "--limit", "saturated_fraction=80"), 2, ["not between 0 and 1"]),
     ((*ONES, "--input-shape", "1,3"), 2, ["--input-shape"]),
     (("case.py:classifier", "--per-image"), 2, ["--per-image", "IMAGE"]),
     (("case.py:cut",), 2, ["give pictures", "--input-shape"]),
