@@ -365,7 +365,7 @@ def _autocast(run: GradientRun) -> AbstractContextManager[object]:
 
 
 def _leaf_copies(batch: Batch, *, tracks: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copy the arguments; those that require a gradient, or with `tracks` all floating ones, come from new leaves."""
+    """Copy the arguments. With `tracks` the floating ones require a gradient, else those that required one before."""
     arguments = (batch.args, dict(batch.kwargs))
     copies: dict[int, Tensor] = {}
     tensors = tensors_in(arguments)

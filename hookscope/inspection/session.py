@@ -316,7 +316,7 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[Any], *, repeats: 
         return shown
     shown = replace(shown, verification=plain.verification)
     if plain.inputs != edited.inputs:
-        sentence = "There is no comparison: with the edits the model raised on different inputs."
+        sentence = "There is no comparison: the model raised on other inputs with the edits than without."
         return replace(shown, warnings=(*shown.warnings, sentence))
     listed = reduced(edited, edited.hidden)
     left_out = () if repeats else repeated(listed.rows, getattr(listed, "gradients", ()))
