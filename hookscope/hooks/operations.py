@@ -91,24 +91,21 @@ class OperationChoice:
     def observes(self, owner: str, name: str) -> bool:
         """Tell whether any call of a module's operation is observed."""
         self.seen[owner or _ROOT, name] = None
-        return self._calls(owner, name) != set() or (self.for_rules and name not in NOT_JUDGED)
+        matching = self._matching(owner, name)
+        leaves_out_all = any(pattern.exclude and pattern.call is None for pattern in matching)
+        of_all = [pattern for pattern in matching if pattern.call is None or pattern.exclude or leaves_out_all]
+        self.matched.update(pattern.text for pattern in of_all)
+        is_selected = not leaves_out_all and any(not pattern.exclude for pattern in matching)
+        return is_selected or (self.for_rules and name not in NOT_JUDGED)
 
     def lists(self, owner: str, name: str, call: int) -> bool:
-        """Tell whether the patterns select a call of an operation; otherwise only verdicts need it."""
-        calls = self._calls(owner, name)
-        excluding = [pattern for pattern in self.patterns if pattern.exclude and pattern.call == call]
-        left_out = any(pattern.matches(owner or _ROOT, name) for pattern in excluding)
-        return not left_out and (None in calls or call in calls)
-
-    def _calls(self, owner: str, name: str) -> set[int | None]:
-        """Return the selected calls, counted from 0; None stands for all."""
-        if not self.patterns:  # nearly always
-            return set()
-        matching = [pattern for pattern in self.patterns if pattern.matches(owner or _ROOT, name)]
+        """Tell whether the patterns select a call of an operation, from 0; otherwise only verdicts need it."""
+        matching = [pattern for pattern in self._matching(owner, name) if pattern.call in (None, call)]
         self.matched.update(pattern.text for pattern in matching)
-        if any(pattern.exclude and pattern.call is None for pattern in matching):
-            return set()
-        return {pattern.call for pattern in matching if not pattern.exclude}
+        return bool(matching) and not any(pattern.exclude for pattern in matching)
+
+    def _matching(self, owner: str, name: str) -> list[OperationPattern]:
+        return [pattern for pattern in self.patterns if pattern.matches(owner or _ROOT, name)]
 
 
 class _Caller(NamedTuple):
@@ -142,6 +139,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         super().__init__()
         self.hooks, self.modules = hooks, modules
         self._choice = choice
+        self._has_numbered = any(pattern.call is not None for pattern in choice.patterns)
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self._names = dict(zip(map(id, modules.values()), modules, strict=True))
         self._callers: dict[int, _Caller] = {}
@@ -189,6 +187,8 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         if kind.is_observed:
             operation = Operation(name, kind.owner, source_line(caller), tuple(constants_given(args, kwargs)))
             output = self.hooks.operation_ends(kind.label, module, operation, inputs, begun, output, outputs)
+            if self._has_numbered:  # notes which patterns have selected a call
+                self._choice.lists(kind.owner, name, self.hooks.counts[kind.label] - 1)
         return separate_operation(kind.edits, name, output) if kind.edits else output
 
     def _called(self, name: str, caller: FrameType) -> tuple[_Kind, nn.Module] | None:

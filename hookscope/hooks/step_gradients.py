@@ -79,7 +79,7 @@ class StepWatch:
         reduce: Callable[[Tensor], Tensor],
         gradient: Tensor,
     ) -> None:
-        if is_listening():
+        if is_listening() and gradient.numel():
             with torch.no_grad():
                 self.gradients.append(StepGradient(layer, kind, call, gradient.dtype, reduce(gradient.detach())))
 
