@@ -59,7 +59,7 @@ class OperationChoice:
         patterns: Patterns that select or exclude operations.
         edits: Edits, with the patterns of the operations they change.
         for_rules: Whether to observe the operations that verdicts need, even if no pattern selects them.
-        modules: All modules of the network, from a caller that has listed them; empty where that is still to be done.
+        modules: All modules of the network by name; empty if the caller has not listed them yet.
         matched: Texts of the patterns that have selected an operation.
         seen: (module, operation) pairs that ran, to suggest the nearest names.
     """
@@ -113,8 +113,8 @@ class _Caller(NamedTuple):
 
     Attributes:
         name: None for a module that is not the network's, or runs none of its code.
-        code: That of its forward; None if that is no plain function.
-        is_own: Whether the operations in it are its own; in a layer that stands for one of torch's they are not.
+        code: The code of its forward; None if forward is no plain function.
+        is_own: Whether operations in it are observed; False for a layer that replaces one of torch's.
     """
 
     name: str | None
@@ -338,10 +338,7 @@ def take_off(mode: TorchFunctionMode) -> int | None:
 
 
 class TensorNames(dict[int, str]):
-    """Names of tensors by `id`: the network's inputs and, from the first other lookup on, its parameters and buffers.
-
-    Most networks never need the latter.
-    """
+    """Names of tensors by `id`: the network's inputs and, once another tensor is looked up, parameters and buffers."""
 
     def __init__(self, modules: Mapping[str, nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Name the tensors in the arguments that a network of these modules is called with."""

@@ -45,7 +45,7 @@ class StepGradient(NamedTuple):
 
 @dataclass(slots=True)
 class StepWatch:
-    """Replaces inputs by aliases, and records their gradients: that of the last call comes first."""
+    """Replaces inputs by aliases, and records their gradients: the last call's gradient comes first."""
 
     gradients: list[StepGradient] = field(default_factory=list)
 

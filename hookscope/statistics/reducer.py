@@ -226,11 +226,6 @@ def _without_values(tensor: Tensor, reason: str) -> Reduction:
     return Reduction(shape, str(tensor.dtype).removeprefix("torch."), count, unmeasured=reason)
 
 
-def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
-    """Reduce one tensor by itself, with its distribution; see `Reducer.reduce`."""
-    return collect([Reducer(distributions=True).reduce(tensor, channel_axis)])[0]
-
-
 def collect(measured: Sequence[Measured]) -> list[Reduction]:
     """Return finished reductions in order; all results on a device are moved together.
 
@@ -294,7 +289,7 @@ def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> Tensor
         if not -tensor.dim() <= channel_axis < tensor.dim():
             raise UsageError(f"The tensor of shape {shape_text(shape_of(tensor))} has no axis {channel_axis}.")
         channel_axis %= tensor.dim()
-    return summarise([reduce_tensor(tensor, channel_axis)])[0]
+    return summarise(collect([Reducer(distributions=True).reduce(tensor, channel_axis)]))[0]
 
 
 def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> TensorStatistics:

@@ -24,15 +24,19 @@ from torch import Tensor
 from hookscope.errors import UsageError
 from hookscope.results.distribution import Distribution, distribution_of, key_of
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.statistics.reducer import Reducer, collect, reduce_tensor, summarise
+from hookscope.statistics.reducer import Reducer, collect, summarise
 from hookscope.statistics.reducer import tensor_statistics as measure
-from hookscope.statistics.reduction import merge
+from hookscope.statistics.reduction import Reduction, merge
 
 RELATIVE = 1e-5
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 EIGHT_BIT_FLOATS = [torch.float8_e4m3fn, torch.float8_e5m2]
 INTEGERS = [torch.uint8, torch.int16, torch.int64, torch.uint16, torch.uint64]
+
+
+def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
+    return collect([Reducer(distributions=True).reduce(tensor, channel_axis)])[0]
 
 
 def exact(tensor: Tensor) -> NDArray[np.float64]:
