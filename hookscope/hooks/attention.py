@@ -52,8 +52,8 @@ class AttentionCall(NamedTuple):
         reason: Why they cannot be, in a few words; "" if they can.
         product: The product of a softmax with values; None for the other functions.
         grids: Sizes of maps that convolutions and poolings returned before it, (h, w), in order.
-        roll: The size (h, w) of the latest map that was rolled towards its first row and column since the attention
-            before, and how far; None without one.
+        roll: Size (h, w) of the latest map that was rolled towards its first row and column after the previous
+            attention, and by how many rows and columns; None without one.
         patches: The output of the first convolution that cuts the picture into patches; None without one.
     """
 
@@ -169,7 +169,7 @@ class AttentionMode(TorchFunctionMode):
         running = running_modules(frame, self._names)
         call = AttentionCall(entry, running, rows, reason, product, tuple(self._grids), self._roll, self._patches)
         self._roll = None
-        if not call.running:
+        if not call.running or (rows is not None and 0 in rows.shape):  # of no input, query or key
             return
         with plain_arithmetic():
             self._take(call)

@@ -72,7 +72,7 @@ def of_scaled_dot_product(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> AttentionRows:
-    """Return the weights that `F.scaled_dot_product_attention` multiplies its values with, dropout apart.
+    """Return the weights that `F.scaled_dot_product_attention` multiplies its values with, before dropout.
 
     Raises:
         NotExactError: If its tensors are nested.

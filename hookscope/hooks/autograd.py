@@ -159,11 +159,11 @@ class View(NamedTuple):
     dtype: torch.dtype
     strides: tuple[int, ...]
     offset: int  # of the view's first element behind the base's, in bytes: the real part of a complex base is a view
-    conjugated: bool  # while the base is not
-    negated: bool
+    conjugated: bool  # unlike its base
+    negated: bool  # unlike its base
 
     def part_of(self, gradient: Tensor) -> Tensor:
-        """Return the view's part of a gradient of its base that lies in memory as the base does."""
+        """Return the view's part of the gradient of its base, which has the strides of the base."""
         shape, strides = self.site.shape, self.strides
         if gradient.is_complex() and not self.dtype.is_complex:
             gradient = torch.view_as_real(gradient)

@@ -99,7 +99,7 @@ _known_lines: dict[tuple[int, int], str] = {}
 
 
 def whose_code(code: CodeType) -> Whose:
-    """Classify code by its owner; torch's is "module" around every forward, "wrapper" around a public function."""
+    """Classify code by its owner: torch's code around every forward is "module", around a public function "wrapper"."""
     cached = _known_codes.get(id(code))
     if cached is None:
         cached = _known_codes[id(code)] = code, _whose(code.co_filename)

@@ -102,6 +102,7 @@ def _at_boundary(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code is _OWN:  # `interrupts_between_blocks` itself, which is not on the stack while its block runs
             return True
+        # A frame of contextlib belongs to the code that calls it.
         if frame.f_code.co_name in _BOUNDARIES and (_restores(frame) or _restores(frame.f_back)):
             return True
         frame = frame.f_back
@@ -112,5 +113,5 @@ _OWN = interrupts_between_blocks.__wrapped__.__code__  # type: ignore[attr-defin
 
 
 def _restores(frame: FrameType | None) -> bool:
-    """Tell whether a frame's code is hookscope's or torch's; callers ask this of contextlib's frames by `f_back`."""
+    """Tell whether a frame runs code of hookscope or torch."""
     return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _RESTORERS

@@ -32,6 +32,8 @@ def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], ha
     """Register the hooks that edit modules or, for "parameter grad", parameters by name; add their handles."""
     modules, _ = module_index(model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    # Modules of TorchScript override these methods to refuse hooks.
+    before, after = nn.Module.register_forward_pre_hook, nn.Module.register_forward_hook
     for name, wanted in edits.items():
         owner = model.get_submodule(name.rpartition(".")[0]) if name in parameters else modules[name]
         for edit in wanted:
@@ -39,12 +41,12 @@ def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], ha
                 hook = _editor_of_gradient(edit, owner)
                 handles.append(parameters[name].register_hook(hook))  # type: ignore[no-untyped-call]
             elif edit.place == "input":
-                handles.append(owner.register_forward_pre_hook(Hook(edit_inputs, edit), with_kwargs=True))
+                handles.append(before(owner, Hook(edit_inputs, edit), with_kwargs=True))
             elif edit.place == "output":
-                handles.append(owner.register_forward_hook(Hook(_edit_outputs, edit)))
+                handles.append(after(owner, Hook(_edit_outputs, edit)))
         gradient_edits = [edit for edit in wanted if edit.place == "grad"]
         if gradient_edits:
-            handles.append(owner.register_forward_hook(Hook(_edit_gradients, gradient_edits)))
+            handles.append(after(owner, Hook(_edit_gradients, gradient_edits)))
 
 
 def separate_edits(
@@ -57,7 +59,7 @@ def separate_edits(
     modules, _ = module_index(model)
     for name, wanted in edits.items():
         if any(edit.place == "grad" for edit in wanted):
-            handles.append(modules[name].register_forward_hook(Hook(_edit_gradients, [])))
+            handles.append(nn.Module.register_forward_hook(modules[name], Hook(_edit_gradients, [])))
 
 
 def edit_operation(edits: Sequence[Intervention], name: str, output: object) -> object:

@@ -59,7 +59,7 @@ class OperationChoice:
         patterns: Patterns that select or exclude operations.
         edits: Edits, with the patterns of the operations they change.
         for_rules: Whether to observe the operations that verdicts need, even if no pattern selects them.
-        modules: All modules of the network, from a caller that has listed them; empty where that is still to be done.
+        modules: All modules of the network by name; empty if the caller has not listed them yet.
         matched: Texts of the patterns that have selected an operation.
         seen: (module, operation) pairs that ran, to suggest the nearest names.
     """
@@ -91,24 +91,21 @@ class OperationChoice:
     def observes(self, owner: str, name: str) -> bool:
         """Tell whether any call of a module's operation is observed."""
         self.seen[owner or _ROOT, name] = None
-        return self._calls(owner, name) != set() or (self.for_rules and name not in NOT_JUDGED)
+        matching = self._matching(owner, name)
+        leaves_out_all = any(pattern.exclude and pattern.call is None for pattern in matching)
+        of_all = [pattern for pattern in matching if pattern.call is None or pattern.exclude or leaves_out_all]
+        self.matched.update(pattern.text for pattern in of_all)
+        is_selected = not leaves_out_all and any(not pattern.exclude for pattern in matching)
+        return is_selected or (self.for_rules and name not in NOT_JUDGED)
 
     def lists(self, owner: str, name: str, call: int) -> bool:
-        """Tell whether the patterns select a call of an operation; otherwise only verdicts need it."""
-        calls = self._calls(owner, name)
-        excluding = [pattern for pattern in self.patterns if pattern.exclude and pattern.call == call]
-        left_out = any(pattern.matches(owner or _ROOT, name) for pattern in excluding)
-        return not left_out and (None in calls or call in calls)
-
-    def _calls(self, owner: str, name: str) -> set[int | None]:
-        """Return the selected calls, counted from 0; None stands for all."""
-        if not self.patterns:  # nearly always
-            return set()
-        matching = [pattern for pattern in self.patterns if pattern.matches(owner or _ROOT, name)]
+        """Tell whether the patterns select a call of an operation, from 0; otherwise only verdicts need it."""
+        matching = [pattern for pattern in self._matching(owner, name) if pattern.call in (None, call)]
         self.matched.update(pattern.text for pattern in matching)
-        if any(pattern.exclude and pattern.call is None for pattern in matching):
-            return set()
-        return {pattern.call for pattern in matching if not pattern.exclude}
+        return bool(matching) and not any(pattern.exclude for pattern in matching)
+
+    def _matching(self, owner: str, name: str) -> list[OperationPattern]:
+        return [pattern for pattern in self.patterns if pattern.matches(owner or _ROOT, name)]
 
 
 class _Caller(NamedTuple):
@@ -116,8 +113,8 @@ class _Caller(NamedTuple):
 
     Attributes:
         name: None for a module that is not the network's, or runs none of its code.
-        code: That of its forward; None if that is no plain function.
-        is_own: Whether the operations in it are its own; in a layer that stands for one of torch's they are not.
+        code: The code of its forward; None if forward is no plain function.
+        is_own: Whether operations in it are observed; False for a layer that replaces one of torch's.
     """
 
     name: str | None
@@ -142,6 +139,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         super().__init__()
         self.hooks, self.modules = hooks, modules
         self._choice = choice
+        self._has_numbered = any(pattern.call is not None for pattern in choice.patterns)
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self._names = dict(zip(map(id, modules.values()), modules, strict=True))
         self._callers: dict[int, _Caller] = {}
@@ -189,6 +187,8 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         if kind.is_observed:
             operation = Operation(name, kind.owner, source_line(caller), tuple(constants_given(args, kwargs)))
             output = self.hooks.operation_ends(kind.label, module, operation, inputs, begun, output, outputs)
+            if self._has_numbered:  # notes which patterns have selected a call
+                self._choice.lists(kind.owner, name, self.hooks.counts[kind.label] - 1)
         return separate_operation(kind.edits, name, output) if kind.edits else output
 
     def _called(self, name: str, caller: FrameType) -> tuple[_Kind, nn.Module] | None:
@@ -338,10 +338,7 @@ def take_off(mode: TorchFunctionMode) -> int | None:
 
 
 class TensorNames(dict[int, str]):
-    """Names of tensors by `id`: the network's inputs and, from the first other lookup on, its parameters and buffers.
-
-    Most networks never need the latter.
-    """
+    """Names of tensors by `id`: the network's inputs and, once another tensor is looked up, parameters and buffers."""
 
     def __init__(self, modules: Mapping[str, nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Name the tensors in the arguments that a network of these modules is called with."""

@@ -42,7 +42,7 @@ class ModuleInput:
 
     @cached_property
     def sequences(self) -> list[tuple[str, Tensor]]:
-        """The floating tensors with three axes among them, as tokens (N, T, D) have."""
+        """Its floating-point input tensors with three axes, as tokens (N, T, D) have."""
         return [(name, tensor) for name, tensor in self.tensors if tensor.dim() == 3 and tensor.is_floating_point()]
 
 

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.parameters import arg, listing
+from hookscope.text import counted
 
 _SIGNS_OF_LABELS = re.compile(r"[.#\[{(:']")
 
@@ -248,9 +249,10 @@ def _name_at_position(pattern: Pattern, matching: Sequence[str], order: Sequence
             f"{arg('layer')} {pattern.text!r} asks for a position, but no matching layer runs as a module."
         )
     if not -len(running) <= position < len(running):
+        ran = counted(len(running), "matching layer")
         raise LayerNotFoundError(
-            f"{arg('layer')} {pattern.text!r} asks for position {position}: the positions of matching layers that run "
-            f"go from {-len(running)} to {len(running) - 1}."
+            f"{arg('layer')} {pattern.text!r} asks for position {position}, but {ran} ran: positions go from "
+            f"{-len(running)} to {len(running) - 1}."
         )
     return running[position]
 

@@ -45,7 +45,7 @@ class StepGradient(NamedTuple):
 
 @dataclass(slots=True)
 class StepWatch:
-    """Replaces inputs by aliases, and records their gradients: that of the last call comes first."""
+    """Replaces inputs by aliases, and records their gradients: the last call's gradient comes first."""
 
     gradients: list[StepGradient] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ class StepWatch:
         reduce: Callable[[Tensor], Tensor],
         gradient: Tensor,
     ) -> None:
-        if is_listening():
+        if is_listening() and gradient.numel():
             with torch.no_grad():
                 self.gradients.append(StepGradient(layer, kind, call, gradient.dtype, reduce(gradient.detach())))
 

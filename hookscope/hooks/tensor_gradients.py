@@ -51,7 +51,7 @@ def tensor_gradients(
     edits = edits or {}
     unknown = next((name for name in edits if name not in tensors), None)
     if unknown is not None:
-        raise UsageError(f"The edit {unknown!r} names none of the tensors: {', '.join(tensors) or 'there are none'}.")
+        raise UsageError(f"The edit {unknown!r} names no tensor. Tensors: {', '.join(tensors) or 'none'}.")
     without = next((name for name, tensor in tensors.items() if not tensor.requires_grad), None)
     if without is not None:
         raise UsageError(f"Tensor {without!r} requires no gradient: call requires_grad_() before computing with it.")
@@ -63,9 +63,9 @@ def tensor_gradients(
             gradients.arrived.append((name, gradient.detach().clone()))
 
     try:
+        for name, edit in edits.items():  # before all records: two names may mean one tensor
+            gradients.edits[name] = tensors[name].register_hook(edit)  # type: ignore[no-untyped-call]
         for name, tensor in tensors.items():
-            if name in edits:
-                gradients.edits[name] = tensor.register_hook(edits[name])  # type: ignore[no-untyped-call]
             handles.append(tensor.register_hook(partial(record, name)))  # type: ignore[no-untyped-call]
         yield gradients
     finally:

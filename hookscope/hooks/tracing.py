@@ -32,16 +32,11 @@ def eager(traced: dict[str, None] | None = None) -> Iterator[None]:
     with ExitStack() as block:
         stance = None
         if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and importing it would cost a second
-            stance = block.enter_context(_forced_eager())
+            forced = torch.compiler.set_stance("force_eager")
+            block.enter_context(forced)
+            stance = forced.prev  # the previous stance
         block.enter_context(operators_left_to_torch(traced, stance))
         yield
-
-
-@contextmanager
-def _forced_eager() -> Iterator[Any]:
-    context = torch.compiler.set_stance("force_eager")
-    with context:
-        yield context.prev  # the previous stance
 
 
 @contextmanager

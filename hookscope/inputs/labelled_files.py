@@ -75,7 +75,8 @@ def find_labelled(source: Path, *, multi_label: bool = False) -> LabelledFiles:
     labelled = read(content, source, multi_label)
     if not any(labelled.labels.values()):
         listed = "no labels" if labelled.labels else "no picture"
-        raise InputError(f"{arg('data')} {printable(str(source))} lists {listed}. Give lines of path,label.")
+        wanted = "an object of labels by path" if read is _in_json else "lines of path,label"
+        raise InputError(f"{arg('data')} {printable(str(source))} lists {listed}. Give {wanted}.")
     return labelled
 
 
@@ -107,9 +108,7 @@ def _with_equal_files_joined(labels: Mapping[str, tuple[str, ...]]) -> _Labels:
             sizes[Path(path).stat().st_size].append(path)
         except OSError:  # reading reports it
             sizes[-1].append(path)
-    digests = {
-        path: _digest(path) if size >= 0 and len(paths) > 1 else path for size, paths in sizes.items() for path in paths
-    }
+    digests = {path: _digest(path) if len(paths) > 1 else path for paths in sizes.values() for path in paths}
     first: dict[str, str] = {}
     joined: defaultdict[str, list[str]] = defaultdict(list)
     for path, (label,) in labels.items():

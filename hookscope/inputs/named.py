@@ -153,8 +153,7 @@ def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
 
 def _row(text: str, dtype: str | None, option: str) -> torch.Tensor:
     numbers = text.strip().rstrip(",").split(",")
-    if dtype is None:
-        return torch.tensor([[float(number) for number in numbers]])
+    dtype = dtype or "float32"
     if dtype not in (*WHOLE, *OTHER_DTYPES):
         raise UsageError(f"{option}: unknown dtype '{dtype}'.{nearest(dtype, (*WHOLE, *OTHER_DTYPES))}")
     wrong = f"{option}: not all of these are numbers of {dtype}."
@@ -163,7 +162,8 @@ def _row(text: str, dtype: str | None, option: str) -> torch.Tensor:
         row = torch.tensor([values], dtype=getattr(torch, dtype))
     except (ValueError, RuntimeError, OverflowError) as error:
         raise UsageError(wrong) from error
-    if dtype in WHOLE and row.tolist() != [values]:  # torch turns -1 into 255 in uint8, and 2 into True
+    # Torch turns -1 into 255 in uint8, 2 into True, and numbers that are too large into infinity.
+    if not row.isfinite().all() or (dtype in WHOLE and row.tolist() != [values]):
         raise UsageError(wrong)
     return row
 

@@ -16,8 +16,8 @@ def noise_batch(shapes: NoiseShapes | Sequence[NoiseShape], seed: int, kind: Inp
     """Draw inputs of a shape, or an argument for each of several shapes; raises as `parse_noise_shapes`.
 
     Values are standard normal, or uniform whole numbers if a shape has a bound. torch's global random state is left
-    alone. `kind` decides how the first argument by position is passed. Axis 0 of the first shape that is longer
-    than 1 counts inputs; arguments of another length belong to all inputs.
+    alone. `kind` decides how the first argument by position is passed. The first shape with an axis 0 longer than 1
+    sets the number of inputs; arguments of another length belong to all inputs.
     """
     shapes = parse_noise_shapes(shapes)
     generator = torch.Generator().manual_seed(seed)

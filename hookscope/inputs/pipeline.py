@@ -29,7 +29,7 @@ from hookscope.results.inputs import (
     whole_photograph,
 )
 from hookscope.results.noise_shapes import NoiseShape
-from hookscope.statistics.storage import plain_array
+from hookscope.statistics.storage import is_dense, plain_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,15 @@ class InputPipeline:
         for value in (*single.args, *single.kwargs.values()):
             first = value[0] if isinstance(value, list) and value else None  # a detector's input
             tensor = first[None] if isinstance(first, torch.Tensor) and not first.is_nested else value
-            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_nested:
+            if isinstance(tensor, torch.Tensor) and is_dense(tensor) and not tensor.is_complex():
                 for picture in thumbnails(tensor.detach().float().cpu().numpy(), self.preprocessing):
                     return picture
         return None
 
     def _pictured(self, batch: Batch) -> Batch:
         values = batch.args[0]
-        if len(self.pictures) < SHOWN_INPUTS and isinstance(values, torch.Tensor):
+        is_shown = isinstance(values, torch.Tensor) and not values.is_complex()
+        if len(self.pictures) < SHOWN_INPUTS and is_shown:
             made = thumbnails(plain_array(values.float()), self.preprocessing)
             in_memory = Counter((picture_name(file), file.size) for file in self.files if isinstance(file, Image))
             for record, picture in zip(batch.records[:SHOWN_INPUTS], made, strict=False):

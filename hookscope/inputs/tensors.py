@@ -42,8 +42,8 @@ def read_numpy(file: BinaryIO, name: str) -> torch.Tensor:
         ) from error
     if array.dtype.kind not in "biufc":
         raise ImageError(f"Cannot read {name}: its dtype {array.dtype.name!r} is not numeric. Save it as float32.")
-    is_wider_than_torch = array.dtype.kind == "f" and array.dtype.itemsize > 8
-    dtype = np.dtype(np.float64) if is_wider_than_torch else array.dtype.newbyteorder("=")
+    widest = {"f": np.dtype(np.float64), "c": np.dtype(np.complex128)}.get(array.dtype.kind, array.dtype)  # of torch
+    dtype = widest if array.dtype.itemsize > widest.itemsize else array.dtype.newbyteorder("=")
     return torch.from_numpy(array.astype(dtype, copy=False))
 
 

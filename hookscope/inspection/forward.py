@@ -262,7 +262,9 @@ def list_modules(
     for label, call in calls.items():
         if call.operation is not None:
             name, owner, source, _ = call.operation
-            is_selected = marked is None or marked.observes(owner, name)
+            is_selected = marked is None
+            if marked is not None and marked.observes(owner, name):
+                is_selected = bool([at for at in range(call.call_count) if marked.lists(owner, name, at)])
             shapes = (call.input_shapes, tuple(call.output_shapes))
             row = ModuleRow(label, name, 0, 0, call.call_count, *shapes, is_selected, source, owner)
             of_modules.setdefault(owner, []).append(row)

@@ -198,8 +198,8 @@ def _first_layer(module: nn.Module) -> _Layer | None:
     first = first_layer_with_input(module)
     if not isinstance(first, _Layer):
         return None
-    size = first.in_features if isinstance(first, nn.Linear) else first.in_channels
-    return first if size else None  # a lazy layer has 0 until it sees an input
+    size = attribute_of(first, "in_features" if isinstance(first, nn.Linear) else "in_channels")
+    return first if size else None  # a lazy layer has 0 until it sees an input, a subclass may have none
 
 
 def example_shape(module: nn.Module, preprocessing: Preprocessing) -> tuple[int, ...] | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from hookscope.hooks.attributes import attribute_of
 from hookscope.statistics.layouts import MAX_HALVINGS, token_grid
 
 Arrangement = Literal["maps", "frames", "tokens", "vector"]
@@ -67,7 +68,7 @@ class AxisReader:
         cached = self._axis_by_shape.get(beyond_batch)
         axis: int | None = 1
         if attribute:
-            axis = _matching(getattr(maker, attribute), shape, side)
+            axis = _matching(attribute_of(maker, attribute), shape, side)
         elif side == "last":
             axis = len(shape) - 1
         elif not side:
@@ -167,12 +168,12 @@ def _side(operation: str) -> str:
     return "second" if operation.startswith(_SECOND) else "last" if operation.startswith(_LAST) else ""
 
 
-def _matching(count: int | Sequence[int], shape: tuple[int, ...], side: str) -> int | None:
+def _matching(count: object, shape: tuple[int, ...], side: str) -> int | None:
     """Return the axis whose size is the channel count; the module's usual axis if both axes fit, or neither."""
-    if not isinstance(count, int):
-        if len(count) != 1:  # normalised over several axes: any of them may be the channels
-            return None
-        count = count[0]
+    if isinstance(count, Sequence) and len(count) == 1:
+        (count,) = count
+    if not isinstance(count, int):  # normalised over several axes, or a subclass without the attribute
+        return None
     last = len(shape) - 1
     second_fits = shape[1] == count
     is_second = second_fits if second_fits != (shape[last] == count) else side == "second"

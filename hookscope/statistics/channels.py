@@ -36,8 +36,8 @@ def reduce_by_channel(values: Tensor, thresholds: NDArray[np.float64] | None) ->
         thresholds: Positions are found for greatest values above these, (C,); None for all.
 
     Returns:
-        None if a value is not finite, or if compiled code cannot read the tensor: it is not float32 on the CPU, or has
-        gaps both between channels and between positions.
+        None if a value is not finite, or if compiled code cannot read the tensor: it is not float32 on the CPU, has
+        gaps both between channels and between positions, or is expanded along a position.
     """
     kernel, address = load_kernel(), address_of_float32(values)
     step = position_step(values)
@@ -58,9 +58,9 @@ def position_step(values: Tensor) -> int:
     for size, stride in zip(values.shape[:1:-1], values.stride()[:1:-1], strict=True):
         if size == 1:
             continue
-        step = step or stride
-        if expected and stride != expected:
+        if not stride or (expected and stride != expected):  # expanded, or with gaps
             return 0
+        step = step or stride
         expected = stride * size
     return step or 1
 

@@ -214,15 +214,12 @@ def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int
             return WORDS
         if any(count - length in (0, 1) for length in lengths):
             return _AS_MANY_AS_WORDS
-        if lengths and not _are_patches(count, grids) and _has_room_for_words(count, min(lengths), grids):
+        areas = [grid[-2] * grid[-1] for grid in grids if len(grid) > 1]
+        if lengths and not _are_patches(count, grids) and any(count - area >= min(lengths) for area in areas):
             return _WITH_WORDS
         if has_picture:
             return ""
     return ""
-
-
-def _has_room_for_words(count: int, words: int, grids: Sequence[tuple[int, ...]]) -> bool:
-    return any(count - grid[-2] * grid[-1] >= words for grid in grids if len(grid) > 1)
 
 
 def _learned_counts(network: nn.Module) -> Iterator[int]:

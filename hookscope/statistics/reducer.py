@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hookscope.errors import UsageError
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import physical, shape_of, version_of
 from hookscope.results.distribution import EXACT_LIMIT, distribution_of, quantiles
@@ -26,7 +27,7 @@ from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, reduce_array, with_zeros
 from hookscope.statistics.storage import as_real_floats, gathered, in_memory_order, plain_array, stored_values
 from hookscope.statistics.tiles import Launched, TileReducer, moved_parts, reductions
-from hookscope.text import exception_line
+from hookscope.text import exception_line, shape_text
 
 # Elements of all copies that wait on an accelerator: 32 MiB as float32.
 _MOST_COPIED = 2**23
@@ -225,11 +226,6 @@ def _without_values(tensor: Tensor, reason: str) -> Reduction:
     return Reduction(shape, str(tensor.dtype).removeprefix("torch."), count, unmeasured=reason)
 
 
-def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
-    """Reduce one tensor by itself, with its distribution; see `Reducer.reduce`."""
-    return collect([Reducer(distributions=True).reduce(tensor, channel_axis)])[0]
-
-
 def collect(measured: Sequence[Measured]) -> list[Reduction]:
     """Return finished reductions in order; all results on a device are moved together.
 
@@ -281,12 +277,19 @@ def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> Tensor
 
     Args:
         tensor: Any shape, dtype, layout and device; only read.
-        channel_axis: The axis whose slices count as channels; None for no channel count.
+        channel_axis: The axis whose slices count as channels, -1 for the last; None for no channel count.
 
     Returns:
         The statistics; if they are missing, `unmeasured` is the reason.
+
+    Raises:
+        UsageError: If the tensor lacks that axis.
     """
-    return summarise([reduce_tensor(tensor, channel_axis)])[0]
+    if channel_axis is not None:
+        if not -tensor.dim() <= channel_axis < tensor.dim():
+            raise UsageError(f"The tensor of shape {shape_text(shape_of(tensor))} has no axis {channel_axis}.")
+        channel_axis %= tensor.dim()
+    return summarise(collect([Reducer(distributions=True).reduce(tensor, channel_axis)]))[0]
 
 
 def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> TensorStatistics:

@@ -105,8 +105,8 @@ def merge(first: Reduction, second: Reduction) -> Reduction:
         exponents = [reduction.exponent for reduction in (first, second) if reduction.min < 0 or reduction.max > 0]
         first, second = (reduction.with_exponent(max(exponents, default=0)) for reduction in (first, second))
     count = first.finite_count + second.finite_count
-    delta = second.mean - first.mean
-    scaled = math.ldexp(delta, -first.exponent) if first.exponent else delta
+    centre = math.ldexp(first.mean, -first.exponent)  # the difference of two means may overflow
+    delta = math.ldexp(second.mean, -first.exponent) - centre
     share = second.finite_count / count if count else 0.0
     same_channels = (
         first.channel_nonzero is not None
@@ -119,8 +119,8 @@ def merge(first: Reduction, second: Reduction) -> Reduction:
         first.element_count + second.element_count,
         first.channel_axis if same_channels else None,
         count,
-        first.mean + delta * share,
-        first.squared_deviations + second.squared_deviations + scaled * scaled * first.finite_count * share,
+        first.unscaled(centre + delta * share),
+        first.squared_deviations + second.squared_deviations + delta * delta * first.finite_count * share,
         min(first.min, second.min),
         max(first.max, second.max),
         first.abs_sum + second.abs_sum,

@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,8 @@ def stored_values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple
     if tensor.is_nested:
         parts = tensor.unbind()
         flat = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0)
-        return flat, (len(parts), *_ragged_shape([part.shape for part in parts])), 0
+        sizes = zip(*(part.shape for part in parts), strict=True)
+        return flat, (len(parts), *(sides[0] if len({*sides}) == 1 else -1 for sides in sizes)), 0
     if tensor.layout == torch.sparse_coo:
         stored = tensor.coalesce().values()
     elif tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
@@ -65,13 +65,6 @@ def stored_values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple
     else:
         return tensor.to_dense(), shape, 0
     return stored, shape, math.prod(shape) - stored.numel()
-
-
-def _ragged_shape(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
-    """Return the common shape of the parts, with -1 where they differ."""
-    if not shapes:
-        return ()
-    return tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True))
 
 
 def as_real_floats(flat: Tensor) -> Tensor:

@@ -190,6 +190,13 @@ def test_one_call_of_an_operation_may_be_left_out() -> None:
     assert [choice.lists("", "relu", call) for call in range(3)] == [True, False, True]
 
 
+def test_a_call_that_never_runs_selects_nothing() -> None:
+    choice = everything("op:relu#1", "op:relu#2")
+    with capture(Written(lambda _, x: x.relu().relu()), {}, clone, operations=choice) as captured:
+        captured.mode.modules[""](X)
+    assert choice.missing().startswith("No operation matches 'op:relu#2'. Nearest: 'op:relu'")
+
+
 def test_what_raises_and_is_caught_leaves_the_count_with_its_own_module() -> None:
     def fail(_: object, x: Tensor) -> Tensor:
         x = x + 1

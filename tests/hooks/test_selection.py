@@ -254,6 +254,7 @@ def test_a_position_out_of_range_says_which_there_are(pattern: str) -> None:
     with pytest.raises(LayerNotFoundError) as caught:
         names(pattern)
     count = 3 if pattern.startswith("conv") else 5
+    assert f"{count} matching layers ran" in str(caught.value)
     assert f"from {-count} to {count - 1}" in str(caught.value)
 
 

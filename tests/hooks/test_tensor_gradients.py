@@ -34,6 +34,13 @@ def test_hooks_are_removed_after_an_exception(error: BaseException) -> None:
     assert not x._backward_hooks
 
 
+def test_a_tensor_with_two_names_is_recorded_after_its_edit_under_both() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with tensor_gradients({"x": x, "same": x}, {"same": lambda gradient: gradient * 2}) as gradients:
+        x.sum().backward()
+    assert [(name, gradient.tolist()) for name, gradient in gradients.arrived] == [("x", [2, 2]), ("same", [2, 2])]
+
+
 def test_a_gradient_that_comes_in_several_parts_arrives_once_as_their_sum() -> None:
     x = torch.ones(2, requires_grad=True)
     y = x * 1

@@ -56,6 +56,8 @@ def test_tensor_files_stay_as_they_are_and_pictures_get_a_batch_axis(tmp_path):
         (["mode=a\0b"], "is neither a number nor a file"),
         (["a=-1,1:uint8"], "--input a=-1,1:uint8: not all of these are numbers of uint8"),
         (["a=0,2:bool"], "not all of these are numbers of bool"),
+        (["a=1e999,2"], "not all of these are numbers of float32"),
+        (["a=70000,2:float16"], "not all of these are numbers of float16"),
         (["a=1,2:int46"], "unknown dtype 'int46'. Nearest: 'int64'"),
     ],
 )

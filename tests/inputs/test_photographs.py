@@ -57,6 +57,15 @@ def test_a_file_that_is_gone_leaves_an_even_ground_where_nothing_was_kept(tmp_pa
     assert shown.remark.endswith("Maps are drawn on grey, without a picture.")
 
 
+def test_complex_inputs_are_shown_as_no_picture(tmp_path: Path):
+    torch.save(torch.ones(1, 3, 8, 8, dtype=torch.complex64), tmp_path / "a.pt")
+    inputs = pipeline(tmp_path / "a.pt")
+    (batch,) = inputs.batches(1)
+    in_memory = pipeline(batch=batch)
+    assert not inputs.pictures
+    assert in_memory.photograph(batch.records, 0).remark == "Maps are drawn on grey, without a picture."
+
+
 def test_pictures_in_memory_that_look_alike_come_in_their_order():
     pictures = [Image.fromarray(random_pixels(31, 47, seed=seed)) for seed in range(3)]
     records = [load_input(picture, CROPPED)[1] for picture in pictures]

@@ -53,7 +53,7 @@ def test_a_tensor_file_of_a_big_endian_machine_has_its_values(tmp_path):
     assert torch.equal(tensor, values)
 
 
-@pytest.mark.parametrize("dtype", [">f4", "<f2", np.longdouble, ">i2"])
+@pytest.mark.parametrize("dtype", [">f4", "<f2", np.longdouble, np.clongdouble, ">i2"])
 def test_numpy_arrays_of_any_byte_order_and_width(tmp_path, dtype):
     values = np.arange(12).reshape(3, 2, 2).astype(dtype)
     np.save(tmp_path / "a.npy", np.asfortranarray(values))

@@ -365,6 +365,24 @@ class WithParameter(nn.Module):
         return hidden * self.values
 
 
+class BareEmbedding(nn.Embedding):
+    """Has the class of torch's layer and none of its attributes."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+
+class BareLinear(nn.Linear):
+    """Does its own work, and calls no constructor of torch's layer."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.rows, self.unused = nn.Parameter(torch.ones(3, 3)), BareEmbedding()
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        return input @ self.rows
+
+
 def scripted_child() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.ReLU())), nn.Linear(3, 1))
 
@@ -418,6 +436,7 @@ ODD: dict[str, Callable[[], nn.Module]] = {
     "integer parameter": lambda: WithParameter(torch.arange(3)),
     "sparse parameter": lambda: WithParameter(torch.eye(3).to_sparse(), trainable=True),
     "half parameter": lambda: WithParameter(torch.ones(3, dtype=torch.float16), trainable=True),
+    "bare subclasses": lambda: nn.Sequential(BareLinear(), nn.Linear(3, 1)),
     "scripted child": scripted_child,
     "scripted root": scripted_root,
     "exported root": exported,

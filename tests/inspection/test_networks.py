@@ -20,7 +20,7 @@ from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.selection import unwrap
 from hookscope.inspection.forward import ForwardError
 from hookscope.results.activations import Activations
-from hookscope.statistics.reducer import reduce_tensor
+from hookscope.statistics.reducer import Reducer, collect
 from tests.hooks.test_operations import everything
 from tests.inspections import inspect
 from tests.networks import BY_HAND, KINDS, MECHANISMS, NETWORKS, Apply, batch_of, conv_net
@@ -362,7 +362,8 @@ def test_the_output_with_every_module_hooked_is_the_plain_one(case: Case) -> Non
 
 def hooked_output(case: Case) -> list[Tensor]:
     def observe(_call: ModuleCall, _slot: str, tensor: Tensor) -> object:
-        return reduce_tensor(tensor, tensor.dim() - 1 if tensor.dim() and not tensor.is_nested else None)
+        axis = tensor.dim() - 1 if tensor.dim() and not tensor.is_nested else None
+        return collect([Reducer(distributions=True).reduce(tensor, axis)])[0]
 
     with (
         evaluating(case.network),

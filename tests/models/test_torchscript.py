@@ -8,6 +8,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+import hookscope
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inspection.forward import ForwardError
@@ -162,6 +163,14 @@ class Added(nn.Module):
 def scripted_residual() -> nn.Module:
     with quiet():
         return torch.jit.script(Added(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("place", ["input", "output", "grad"])
+def test_a_script_inside_a_network_can_be_edited(place: str) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 3, 1), scripted_residual()).eval()
+    result = hookscope.grads(network, torch.randn(1, 3, 4, 4), loss="sum", edit=f"name:1:{place}:zero")
+    assert next(row for row in result.gradients if row.layer == "0").status == "zero"
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
 @pytest.mark.parametrize("form", ["scripted", "traced"])

@@ -119,6 +119,11 @@ def test_a_frozen_layer_behind_data_is_not_watched() -> None:
     assert hookscope.grads(network, torch.randn(2, 9, WIDTH), loss="sum").over_time == ()
 
 
+def test_an_input_without_elements_has_no_course() -> None:
+    network = Net(nn.GRUCell(WIDTH, 8), lambda layer, x: F.pad(x[:, 0], (0, 2)) + layer(x[:0, 0]).sum())
+    assert hookscope.grads(network, torch.randn(2, 9, WIDTH), loss="sum").over_time == ()
+
+
 def test_an_lstm_over_120_steps_is_told_that_it_forgets() -> None:
     torch.manual_seed(0)
     result = hookscope.grads(Net(recurrent(nn.LSTM), last), torch.randn(2, 120, WIDTH), loss="ce", target=1)

@@ -77,6 +77,14 @@ def test_a_module_tells_which_axis_counts_channels(module: nn.Module, shape: tup
     assert AxisReader().channel_axis(module, shape) == axis
 
 
+def test_a_subclass_may_lack_the_number_of_channels() -> None:
+    class Unset(nn.Linear):
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+
+    assert AxisReader().channel_axis(Unset(), (2, 9, 5)) == 2
+
+
 @pytest.mark.parametrize("module", [nn.ReLU(), nn.LayerNorm((4, 6, 5))], ids=str)
 @pytest.mark.parametrize(("maker", "axis"), [(nn.Conv2d(3, 4, 1), 1), (nn.Linear(3, 5), 3)], ids=str)
 def test_a_module_without_channels_of_its_own_keeps_those_it_was_given(

@@ -89,3 +89,5 @@ def test_nothing_beside_the_values_is_read() -> None:
     check(memory[:, 2:5])
     assert reduce_by_channel(memory[:, 2:5, :, 1:], None) is None  # rows have gaps
     assert reduce_by_channel(torch.randn(2, 3, 4).double(), None) is None
+    for single in (torch.randn(2, 3, 4, 1), torch.randn(2, 3, 1, 4), torch.randn(2, 3, 1, 1)):
+        assert reduce_by_channel(single.expand(2, 3, 4, 4), None) is None  # more positions than values

@@ -21,17 +21,22 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.errors import UsageError
 from hookscope.results.distribution import Distribution, distribution_of, key_of
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.statistics.reducer import Reducer, collect, reduce_tensor, summarise
+from hookscope.statistics.reducer import Reducer, collect, summarise
 from hookscope.statistics.reducer import tensor_statistics as measure
-from hookscope.statistics.reduction import merge
+from hookscope.statistics.reduction import Reduction, merge
 
 RELATIVE = 1e-5
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 EIGHT_BIT_FLOATS = [torch.float8_e4m3fn, torch.float8_e5m2]
 INTEGERS = [torch.uint8, torch.int16, torch.int64, torch.uint16, torch.uint64]
+
+
+def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
+    return collect([Reducer(distributions=True).reduce(tensor, channel_axis)])[0]
 
 
 def exact(tensor: Tensor) -> NDArray[np.float64]:
@@ -605,6 +610,22 @@ def test_float64_values_whose_squares_it_cannot_hold_are_measured(scale: float, 
     assert (constant.std, constant.l2 / scale) == (0.0, pytest.approx(count**0.5, rel=near))
     both = merge(reduce_tensor(values), reduce_tensor(whole))
     assert summarise([both])[0].l2 == pytest.approx(l2 * math.hypot(scale, 1), rel=near)
+
+
+def test_means_whose_difference_overflows_are_merged() -> None:
+    size = 1.5e308
+    values = torch.tensor([size, -size], dtype=torch.float64).repeat_interleave(40_000)
+    statistics = measure(values)
+    assert abs(statistics.mean) < 1e-12 * size
+    assert statistics.std == pytest.approx(size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_channel_axis_counts_from_either_end(dtype: torch.dtype) -> None:
+    tensor = random_tensor([4, 5, 6], 0, dtype).relu()
+    assert measure(tensor, -1) == measure(tensor, 2)
+    with pytest.raises(UsageError, match="shape 4x5x6 has no axis 3"):
+        measure(tensor, 3)
 
 
 def test_a_norm_beyond_float64_is_infinite_and_the_mean_is_not() -> None:

@@ -97,7 +97,7 @@ class GradientComparison:
             self.notes |= {f"{letter}: {text}": None for text in seen.warnings}
 
     def result(
-        self, forward: Sequence[DifferenceRow], eps: float, has_rows: Callable[[str], bool]
+        self, forward: Sequence[DifferenceRow], eps: float, has_row: Callable[[str, str], bool]
     ) -> tuple[tuple[DifferenceRow, ...], str]:
         """Return rows of gradients, and the label of the first gradient in the backward pass that differs.
 
@@ -107,7 +107,7 @@ class GradientComparison:
         Args:
             forward: Rows of outputs, containers included.
             eps: As for `rounding_limit`.
-            has_rows: Whether a layer of A has rows in the result.
+            has_row: Whether an output of A, by its layer and label, has a row in the result.
         """
         parameters = [*self._parameters.values()]
         for pair in parameters:
@@ -121,7 +121,8 @@ class GradientComparison:
         listed = [
             pair
             for pair in pairs
-            if pair.label == first or (pair.label.endswith(" grad_output") and has_rows(pair.a.layer))
+            if pair.label == first
+            or ((output := pair.label.removesuffix(" grad_output")) != pair.label and has_row(pair.a.layer, output))
         ]
         rows = [pair.difference(index=index, limit=limit) for index, pair in enumerate(listed)]
         rows += [pair.difference(limit=limit) for pair in parameters]

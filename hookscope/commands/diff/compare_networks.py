@@ -130,7 +130,7 @@ def compare_networks(
     gradients: tuple[DifferenceRow, ...] = ()
     first_gradient = ""
     if passes.gradients is not None:
-        gradients, first_gradient = passes.gradients.result(every_row, eps, networks[A].has_rows)
+        gradients, first_gradient = passes.gradients.result(every_row, eps, networks[A].has_row)
     a, b = networks[A].inspected, networks[B].inspected
     warnings = [
         *(f"A: {text}" for text in a.warnings),
@@ -230,7 +230,7 @@ def _selected_rows(every_row: Sequence[DifferenceRow], networks: Sequence[Hooked
     operations = networks[A].operations
     if operations is not None and (missing := operations.missing()):
         raise LayerNotFoundError(missing)
-    selected = [row for row in every_row if networks[A].has_rows(row.layer)]
+    selected = [row for row in every_row if networks[A].has_row(row.layer, row.label)]
     if not selected:
         a, b = (
             f"{side.inspected.info.name}, {counted(len(side.inspected.modules) - 1, 'module')}" for side in networks[:2]

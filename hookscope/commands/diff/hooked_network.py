@@ -116,6 +116,7 @@ class HookedNetwork:
         cpu_threads: Number of CPU threads; None for torch's default.
         own_inputs: Maps a batch, or pair of batches, to the batch that this network runs on.
         rows: Outputs of all batches, in order of execution.
+        unlisted: Labels of the rows of operations whose call no pattern selects.
     """
 
     title: str
@@ -130,6 +131,7 @@ class HookedNetwork:
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
     own_inputs: Callable[[Batch], Batch] = lambda batch: batch
     rows: dict[RowKey, OutputRow] = field(default_factory=dict)
+    unlisted: set[str] = field(default_factory=set)
     _state: Preserved = field(init=False)
     _captured: Capture[None] = field(init=False)
     _observer: Observer | None = None
@@ -214,9 +216,10 @@ class HookedNetwork:
             failure = locate(self.inspected.modules, error)
             return Break(failure_message(self.title, failure, error), failure, error)
 
-    def has_rows(self, layer: str) -> bool:
-        """Tell whether a layer or operation has rows in the result."""
-        return layer in self.selected or layer not in self.hooked  # operations are not hooked modules
+    def has_row(self, layer: str, label: str) -> bool:
+        """Tell whether an output of a layer or operation, see `OutputRow.label`, has a row in the result."""
+        is_operation = layer not in self.hooked
+        return layer in self.selected or (is_operation and label not in self.unlisted)
 
     def _observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
         place = (call.layer, call.call, slot)
@@ -240,6 +243,8 @@ class HookedNetwork:
             row.kind, row.owner, row.source, constants = call.operation
             row.constants = {path: repr(value) for path, value in constants}
             row.inputs = [self._stored_name(source, tensor) for _, source in call.inputs]
+            if self.operations is not None and not self.operations.lists(row.owner, row.kind, row.call):
+                self.unlisted.add(row.label)
         return row
 
     def _stored_name(self, source: Tensor, output: Tensor) -> str | None:

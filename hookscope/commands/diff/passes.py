@@ -147,7 +147,7 @@ class Passes:
 
     def _comparing_observer(self) -> Observer:
         if not self.records:  # the first batch may be repeated input by input, or left out
-            shown = [place for place in self._spooled[A] if self.networks[A].has_rows(place[0])]
+            shown = [place for place in self._spooled[A] if self.networks[A].has_row(place[0], row_label(*place))]
             self.maps = KeptMaps(self.maps.eps, len(shown))
         versions = Versions(lambda tensor: Value(tensor, ref(tensor)))
         return Observer(versions, self._compare, self._compare_input, self._run_shadow if self.shadow else None)
@@ -184,9 +184,10 @@ class Passes:
         elif b.place[2] in shadow:
             row.added = sums_of(a.value.read(), shadow[b.place[2]])
         difference = row.sums.get((A, B))
-        if difference is not None and not self.records and self.networks[A].has_rows(place[0]):
+        label = row_label(*place)
+        if difference is not None and not self.records and self.networks[A].has_row(place[0], label):
             added = None if row.added is None else row.added.relative_l2
-            self.maps.offer(row_label(*place), a, b.value.read(), difference.relative_l2, added, self._count)
+            self.maps.offer(label, a, b.value.read(), difference.relative_l2, added, self._count)
 
     def _compare_input(self, call: CallKey, b: Value) -> None:
         """Compare the first input of a call of B that will overwrite it."""

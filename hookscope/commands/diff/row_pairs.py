@@ -265,7 +265,7 @@ def difference_rows(
                 note=row.note or row.not_added,
             )
         )
-        listed += networks[A].has_rows(a.layer)
+        listed += networks[A].has_row(a.layer, a.label)
     return rows
 
 
@@ -310,7 +310,7 @@ def unmatched(
         (network, other), title = (networks[:2], "B") if side == "A" else (networks[1::-1], "A")
         partners = pairing if side == "A" else pairing.inverse()
         for place, row in network.rows.items():
-            if place not in places and network.has_rows(row.layer) and not row.passed_through:
+            if place not in places and network.has_row(row.layer, row.label) and not row.passed_through:
                 reason = _reason(row, network, other, title, partners)
                 yield Unmatched(side, row.label, row.kind, row.shape, reason)
 

@@ -135,7 +135,8 @@ class Overwritten(NamedTuple):
 def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     """Find what a network may overwrite while it runs: `modules` lists all of its modules, each once."""
     embeddings = [layer for layer in modules if issubclass(type(layer), nn.Embedding | nn.EmbeddingBag)]
-    written = {id(layer.weight) for layer in embeddings if attribute_of(layer, "max_norm", 0) is not None}
+    clipped = [layer for layer in embeddings if attribute_of(layer, "max_norm", 0) is not None]
+    written = {id(attribute_of(layer, "weight")) for layer in clipped}  # a subclass may have none
     if not own_code:
         return Overwritten(written, gradients=False)
     statements = statements_of(modules)

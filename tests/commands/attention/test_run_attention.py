@@ -433,6 +433,17 @@ def test_maps_may_be_rolled_along_one_axis(pictures: Tensor) -> None:
     assert rolled.entropy == pytest.approx(-(shares * np.log(shares)).sum(-1).mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("cut", [(slice(0), slice(None)), (slice(None), slice(0))], ids=["no-input", "no-token"])
+def test_attention_over_nothing_is_left_out(cut: tuple[slice, slice]) -> None:
+    def forward(_: object, x: Tensor) -> Tensor:
+        part = x[cut]
+        empty = torch.nn.functional.scaled_dot_product_attention(part, part, part)
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x) + empty.sum()
+
+    (block,) = hookscope.attention(Written(forward), torch.randn(2, 5, 8)).blocks
+    assert block.label == "(model)"
+
+
 def test_a_network_without_attention_is_refused(pictures: Tensor) -> None:
     with pytest.raises(NothingMatchedError, match=r"^No attention found in ") as refused:
         hookscope.attention(nn.Sequential(nn.Conv2d(3, 4, 3)), pictures)

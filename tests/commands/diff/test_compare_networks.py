@@ -28,7 +28,7 @@ from hookscope.errors import HookscopeError, LayerNotFoundError, ModelError, Unf
 from hookscope.reporting.columns import number_text
 from hookscope.results.differences import NonFinite
 from hookscope.results.runs.reading import read_run
-from tests.networks import BY_HAND, Apply, batch_of
+from tests.networks import BY_HAND, Apply, Written, batch_of
 
 
 def small(**changes: nn.Module) -> nn.Module:
@@ -289,6 +289,15 @@ def test_a_pattern_of_operations_chooses_rows_of_both_networks() -> None:
     assert result.unmatched == ()
     with pytest.raises(LayerNotFoundError, match="No operation matches 'op:gelu'"):
         hookscope.diff(*networks, x, layer=["fc", "op:gelu"])
+
+
+def test_a_pattern_chooses_one_call_of_an_operation() -> None:
+    networks = [Written(lambda net, x: F.relu(F.relu(net.fc(x)) - 0.1), fc=nn.Linear(2, 3)) for _ in "AB"]
+    result = hookscope.diff(*networks, torch.ones(1, 2), layer="op:relu#1", grads=True)
+    assert [row.label for row in (*result.rows, *result.gradients) if "relu" in row.label] == [
+        "(model):relu#1",
+        "(model):relu#1 grad_output",
+    ]
 
 
 def test_operands_that_are_the_same_are_equal_inputs_wherever_they_are_written() -> None:
