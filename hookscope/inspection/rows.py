@@ -149,10 +149,10 @@ class Recorder:
         if self.token_layout is not None and axis_count > 3:
             self.token_layout.note_patches(maker, tensor)
         grids = self.grids_of(key, tensor, axis) if axis_count == 3 else self.axes.grids
-        is_lost = isinstance(measured, Reduction) and measured.unmeasured is not None and missing_memory(tensor)
-        if is_shown and not is_lost:
-            if self.on_tensor is not None:
-                self.on_tensor(row_label(*key), tensor, axis)
+        is_unmeasured = isinstance(measured, Reduction) and measured.unmeasured is not None
+        if is_shown and self.on_tensor is not None and not (is_unmeasured and missing_memory(tensor)):
+            self.on_tensor(row_label(*key), tensor, axis)
+        if is_shown and not is_unmeasured:
             if self.grids_for:
                 self.keep(key, tensor, axis)
             if self.maps is not None and axis is not None and axis_count > 2 and (grids or not self.axes.grids):
