@@ -24,7 +24,7 @@ from torch.nn.utils.prune import L1Unstructured
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.hooks.patterns import name_test
-from hookscope.hooks.selection import module_index, select_from
+from hookscope.hooks.selection import module_index, parameters_by_name, select_from
 from hookscope.text import safe_text, shape_text
 
 EditSite = Literal["input", "output", "grad", "parameter grad", "value", "freeze"]
@@ -108,13 +108,13 @@ def bind_edits(
     done: set[tuple[str, int]] = set()
     if not edits:
         return ()
-    parameters = dict(network.named_parameters(remove_duplicate=False))
+    parameters = parameters_by_name(network)
     layers = partial(select_from, *module_index(network), execution_order=execution_order)
     for edit in edits:
         names, place = _selected(edit, layers, [*parameters])
         for name in names:
             if place in ("parameter grad", "value", "freeze"):
-                if (key := (edit.text, id(parameters[name]))) in done:
+                if (key := (edit.text, id(parameters[name][0]))) in done:
                     continue
                 done.add(key)
             seed = (edit.seed + zlib.crc32(name.encode(errors="surrogatepass"))) % 2**63
