@@ -398,8 +398,8 @@ def predictions(
         return [], ""
     unnamed, count = "", scores.shape[1]
     if categories and count != len(categories):
-        names = counted(len(categories), "class name")
-        unnamed = f"The output has {counted(count, 'score')} per input, but {names} are known, so none is shown."
+        names = f"{counted(len(categories), 'class name')} {'is' if len(categories) == 1 else 'are'} known"
+        unnamed = f"The output has {counted(count, 'score')} per input, but {names}, so none is shown."
     if output_key is None and not multi_label and count != len(categories):
         return [], unnamed
     names_by_index = categories if count == len(categories) else ()
@@ -418,7 +418,7 @@ def _scores(output: object, count: int, output_key: str | None) -> Tensor | None
         return None
     # Decisions in integers, and layouts and dtypes that torch does not compute with, are no scores.
     is_score = output.is_floating_point() and output.itemsize > 1 and output.layout == torch.strided
-    return output if is_score and not output.is_meta and not missing_memory(output) else None
+    return output if is_score and output.numel() and not output.is_meta and not missing_memory(output) else None
 
 
 def top_classes(
