@@ -85,7 +85,7 @@ class Edit:
             raise UsageError(f"{problem} has no axis that counts its channels.")
         if highest >= shape[axis]:
             raise UsageError(f"{problem} has {shape[axis]} on axis {axis}, counted from 0.")
-        mask = torch.zeros(shape[axis], dtype=torch.bool)
+        mask = torch.zeros(shape[axis], dtype=torch.bool, device="cpu")
         mask[list(self.channels)] = True
         return mask.reshape([count if index == axis % len(shape) else 1 for index, count in enumerate(shape)])
 
@@ -188,7 +188,8 @@ def _noise(values: Tensor, edit: Edit) -> Tensor:
 
     def add(part: Tensor, turn: int) -> Tensor:
         seed = (edit.seed + turn * 0x9E3779B9) % 2**63  # far from what people give as seeds
-        noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(seed))
+        drawn: Any = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float32, "device": "cpu"}
+        noise = torch.randn(part.shape, **drawn)  # whatever the user's defaults are
         return part + noise.to(part) * edit.arguments["std"]
 
     return _by_turn(values, edit, add)

@@ -35,7 +35,7 @@ class SavedTensors(Mapping[str, Tensor]):
         spooled = self.spooled[label]
         dtype: torch.dtype = getattr(torch, spooled.dtype)
         data = bytearray().join(self.spool.chunks(spooled.pieces))
-        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
         return _little_endian(flat, dtype).view(dtype).reshape(spooled.shape)
 
     def __iter__(self) -> Iterator[str]:

@@ -242,6 +242,12 @@ def test_without_a_value_there_is_nothing_to_judge(output: object) -> None:
     assert str(run).startswith("There is nothing to judge.")
 
 
+def test_without_a_gradient_no_gradient_was_checked() -> None:
+    model = Written(lambda net, x: x + net.shift, shift=torch.ones(()), spare=nn.ReLU())
+    run = hookscope.grads(model, torch.ones(2, 4), layer="spare")
+    assert "\nGradients were not checked: none arrived.\n" in str(run)
+
+
 @pytest.mark.parametrize(
     ("device", "answer"), [("meta", "There is nothing to judge."), ("cpu", "No problems found in what was seen: ")]
 )
