@@ -12,7 +12,7 @@ from hookscope.hooks.autograd import strided_copy
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import replaceable_inputs, tensors_in, with_tensors
-from hookscope.hooks.selection import module_index
+from hookscope.hooks.selection import module_index, parameters_by_name
 
 
 class Intervention(NamedTuple):
@@ -31,22 +31,22 @@ class Intervention(NamedTuple):
 def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]) -> None:
     """Register the hooks that edit modules or, for "parameter grad", parameters by name; add their handles."""
     modules, _ = module_index(model)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = parameters_by_name(model)
     # Modules of TorchScript override these methods to refuse hooks.
     before, after = nn.Module.register_forward_pre_hook, nn.Module.register_forward_hook
     for name, wanted in edits.items():
-        owner = model.get_submodule(name.rpartition(".")[0]) if name in parameters else modules[name]
         for edit in wanted:
             if edit.place == "parameter grad":
-                hook = _editor_of_gradient(edit, owner)
-                handles.append(parameters[name].register_hook(hook))  # type: ignore[no-untyped-call]
+                parameter, layer = parameters[name]
+                hook = _editor_of_gradient(edit, layer)
+                handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
             elif edit.place == "input":
-                handles.append(before(owner, Hook(edit_inputs, edit), with_kwargs=True))
+                handles.append(before(modules[name], Hook(edit_inputs, edit), with_kwargs=True))
             elif edit.place == "output":
-                handles.append(after(owner, Hook(_edit_outputs, edit)))
+                handles.append(after(modules[name], Hook(_edit_outputs, edit)))
         gradient_edits = [edit for edit in wanted if edit.place == "grad"]
         if gradient_edits:
-            handles.append(after(owner, Hook(_edit_gradients, gradient_edits)))
+            handles.append(after(modules[name], Hook(_edit_gradients, gradient_edits)))
 
 
 def separate_edits(

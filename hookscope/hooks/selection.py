@@ -56,6 +56,24 @@ def name_of_part(name: str, siblings: Container[str]) -> str:
     return name
 
 
+def parameters_by_name(model: nn.Module) -> dict[str, tuple[nn.Parameter, nn.Module]]:
+    """Return each parameter by all of its names, with the layer that computes with it.
+
+    A parametrised weight belongs to its layer, not to the `ParametrizationList` that holds it.
+    """
+    modules, aliases = module_index(model)
+    named = {}
+    for name, module in modules.items():
+        is_inside = isinstance(module, parametrize.ParametrizationList)
+        layer = modules[name.rpartition(".parametrizations.")[0]] if is_inside else module
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                part = name_of_part(key, module._modules)
+                prefixes = (name, *aliases.get(name, ()))
+                named.update({f"{prefix}.{part}" if prefix else part: (parameter, layer) for prefix in prefixes})
+    return named
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the network inside `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
     while True:

@@ -70,10 +70,10 @@ def noise_and_named(
 def _drawn(noise: NoiseShape, generator: torch.Generator) -> Tensor:
     if noise.below is not None:
         dtype: torch.dtype = getattr(torch, noise.dtype)
-        return torch.randint(noise.below, noise.shape, generator=generator, dtype=torch.int64).to(dtype)
+        return torch.randint(noise.below, noise.shape, generator=generator, dtype=torch.int64, device="cpu").to(dtype)
     dtype = getattr(torch, noise.dtype or "float32")
     drawn = dtype if dtype.is_complex else torch.float32
-    return torch.randn(noise.shape, generator=generator, dtype=drawn).to(dtype)
+    return torch.randn(noise.shape, generator=generator, dtype=drawn, device="cpu").to(dtype)
 
 
 def _step(noise: NoiseShape, seed: int, *, several: bool) -> str:

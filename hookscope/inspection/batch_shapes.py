@@ -25,7 +25,7 @@ class BatchShapes:
     @property
     def whole(self) -> Shape:
         """The shape of all batches together along the axis that counts inputs; without one, that of the first batch."""
-        axis = self._batch_axis() if len(self) > 1 else None
+        axis = self.batch_axis if len(self) > 1 else None
         if axis is None:
             return next(iter(self.seen))[1]
         whole = [*self._shapes()[0][1]]
@@ -35,7 +35,7 @@ class BatchShapes:
     @property
     def varies(self) -> bool:
         """Whether the shape differs between batches in more than how many inputs there are."""
-        return len(self.seen) > 1 and len({shape for _, shape in self.seen}) > 1 and self._batch_axis() is None
+        return len(self.seen) > 1 and len({shape for _, shape in self.seen}) > 1 and self.batch_axis is None
 
     def __len__(self) -> int:
         """Return in how many batches the tensor was seen."""
@@ -49,8 +49,9 @@ class BatchShapes:
             for count, shape in self.seen
         ]
 
-    def _batch_axis(self) -> int | None:
-        """Return the axis that counts inputs, as far as the shapes show it.
+    @property
+    def batch_axis(self) -> int | None:
+        """The axis that counts inputs, as far as the shapes show it.
 
         It is the only axis along which the batches differ: axis 0, or an axis whose size is in proportion to the number
         of inputs. If all batches are alike, it is axis 0, or axis 1 of (T, N, D), if its size is the number of inputs;
@@ -70,4 +71,4 @@ class BatchShapes:
             return None
         if first and first[0] == first_count:
             return 0
-        return 1 if len(first) == 3 and first[0] > 1 and first[1] == first_count else None
+        return 1 if len(first) == 3 and first[1] == first_count else None

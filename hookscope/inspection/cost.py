@@ -5,6 +5,7 @@ gradients, so that autograd saves what it saves in training; receptive fields ar
 input requires a gradient; times are those of passes without either.
 """
 
+import inspect
 import re
 import time
 from collections import Counter, defaultdict
@@ -27,6 +28,7 @@ from hookscope.hooks.autograd import history_is_lost
 from hookscope.hooks.memory import parts_of
 from hookscope.hooks.module_scopes import module_scopes
 from hookscope.hooks.observed import shape_of
+from hookscope.hooks.operations import forwards, run_networks
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.running import unfused
 from hookscope.hooks.selection import module_index, unwrap
@@ -253,10 +255,10 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         if formula is None and isinstance(func, torch._ops.OpOverload):
             with self:
-                output = func.decompose(*args, **keywords)
+                output = run_networks(func.decompose, args, keywords)
             if output is not NotImplemented:
                 return output
-        output = func(*args, **keywords)
+        output = run_networks(func, args, keywords)
         try:
             count = None if formula is None else formula(args, output)
         except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError):  # nested tensors, keywords
@@ -268,6 +270,7 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
 
+forwards(inspect.unwrap(_CountingMode.__torch_dispatch__))  # torch has wrapped it
 _ABOUT_SHAPES = re.compile(
     r"aten\.(sym_)?(is_contiguous|is_strides_like_format|is_non_overlapping_and_dense|size|stride|storage_offset|numel|dim)"
     r"|prim\.layout"

@@ -71,7 +71,7 @@ def _target(network: nn.Module, picture: Tensor) -> dict[str, Tensor]:
         target["masks"] = mask
     if _has(network, "keypoint"):
         # In float32, which torchvision insists on.
-        centre = torch.tensor([width / 2, height / 2, 1.0], device=picture.device)
+        centre = torch.tensor([width / 2, height / 2, 1.0], dtype=torch.float32, device=picture.device)
         target["keypoints"] = centre.repeat(1, _keypoint_count(network), 1)  # (1, K, 3)
     return target
 

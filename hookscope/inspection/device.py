@@ -11,7 +11,7 @@ from torch import nn
 from hookscope.errors import ModelError, UsageError
 from hookscope.models.construction import LoadedModel
 from hookscope.parameters import arg
-from hookscope.text import one_line
+from hookscope.text import counted, one_line
 
 _CASTS = {
     "float64": nn.Module.double,
@@ -33,15 +33,18 @@ def choose_device(name: str, option: str = "device") -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"{arg(option)} {name!r} is not a device. Give auto, cpu, cuda, cuda:1 or mps.") from error
+    except RuntimeError:
+        device = None
+    if device is None or str(device) != name:  # torch keeps 8 bits of a number: "cuda:256" would be "cuda:0"
+        raise UsageError(f"{arg(option)} {name!r} is not a device. Give auto, cpu, cuda, cuda:1 or mps.")
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) < count:
             return torch.device("cuda", device.index or 0)
-        raise UsageError(f"{arg(option)} {name!r}: CUDA devices visible here: {count}. Give cpu, or auto.")
+        seen = counted(count, "CUDA device")
+        raise UsageError(f"{arg(option)} {name!r} is not available: torch sees {seen} here. Give cpu, or auto.")
     if device.type == "mps" and torch.backends.mps.is_available():
         return torch.device("mps")
     raise UsageError(f"{arg(option)} {name!r} is not available here. Give cpu, or auto.")

@@ -202,7 +202,7 @@ def _give_up(run: GradientRun) -> bool:
 
 def _run_again(run: GradientRun, batch: Batch, began: Preserved) -> _Pass:
     run.gradient_recorder.waiting = None
-    run.state = began
+    run.state = copy.copy(began)  # which stays where it is when the state is marked
     run.state.rewind()
     _forget_batch(run)
     return _differentiated(run, batch)

@@ -16,7 +16,7 @@ from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.patterns import OperationPattern, is_operation_pattern, parse_operation_pattern
-from hookscope.hooks.selection import unwrap
+from hookscope.hooks.selection import parameters_by_name, unwrap
 from hookscope.inspection.edits import Edit, bind_edits, parsed_edits
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.text import safe_text, some_of
@@ -61,12 +61,14 @@ def note_of_several(text: str, names: Sequence[str], kind: str = "layers") -> st
     return f"Edit '{safe_text(text)}' changes {len(names):,} {kind}: {some_of([*map(safe_text, names)], 3)}."
 
 
-def parameter_channel_axis(owner: nn.Module | str, parameter: Tensor) -> int | None:
+def parameter_channel_axis(layer: nn.Module | str, parameter: Tensor) -> int | None:
     """Return which axis of a parameter, or of its gradient, counts output channels; None where none does."""
-    if isinstance(owner, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d) and parameter.dim() > 1:
-        return 1 if owner.groups == 1 else None  # axis 1 counts those of a single group
-    if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
+    if isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d) and parameter.dim() > 1:
+        return 1 if layer.groups == 1 else None  # axis 1 counts those of a single group
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         return 1  # axis 0 counts words
+    if type(layer).__name__ == "Conv1D" and parameter.dim() > 1:
+        return 1  # transformers keeps it as (inputs, outputs)
     return 0 if parameter.dim() else None
 
 
@@ -165,13 +167,12 @@ class BoundEdit:
 
 def bound_to_parameters(network: nn.Module, bound: Sequence[tuple[str, Edit]]) -> tuple[BoundEdit, ...]:
     """Return edits of parameters, as `bind_edits` has bound them; UsageError if a parameter cannot be edited."""
-    edits: list[BoundEdit] = []
+    edits, parameters = [], parameters_by_name(network)
     for name, edit in bound:
-        parameter = network.get_parameter(name)
+        parameter, layer = parameters[name]
         if missing := missing_memory(parameter):
             raise UsageError(f"{edit.text!r} cannot change '{safe_text(name)}': {missing}.")
-        owner = network.get_submodule(name.rpartition(".")[0])
-        edits.append(BoundEdit(edit, name, parameter, parameter_channel_axis(owner, parameter)))
+        edits.append(BoundEdit(edit, name, parameter, parameter_channel_axis(layer, parameter)))
     return tuple(edits)
 
 

@@ -24,7 +24,7 @@ from torch.nn.utils.prune import L1Unstructured
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.hooks.patterns import name_test
-from hookscope.hooks.selection import module_index, select_from
+from hookscope.hooks.selection import module_index, parameters_by_name, select_from
 from hookscope.text import safe_text, shape_text
 
 EditSite = Literal["input", "output", "grad", "parameter grad", "value", "freeze"]
@@ -85,7 +85,7 @@ class Edit:
             raise UsageError(f"{problem} has no axis that counts its channels.")
         if highest >= shape[axis]:
             raise UsageError(f"{problem} has {shape[axis]} on axis {axis}, counted from 0.")
-        mask = torch.zeros(shape[axis], dtype=torch.bool)
+        mask = torch.zeros(shape[axis], dtype=torch.bool, device="cpu")
         mask[list(self.channels)] = True
         return mask.reshape([count if index == axis % len(shape) else 1 for index, count in enumerate(shape)])
 
@@ -108,13 +108,13 @@ def bind_edits(
     done: set[tuple[str, int]] = set()
     if not edits:
         return ()
-    parameters = dict(network.named_parameters(remove_duplicate=False))
+    parameters = parameters_by_name(network)
     layers = partial(select_from, *module_index(network), execution_order=execution_order)
     for edit in edits:
         names, place = _selected(edit, layers, [*parameters])
         for name in names:
             if place in ("parameter grad", "value", "freeze"):
-                if (key := (edit.text, id(parameters[name]))) in done:
+                if (key := (edit.text, id(parameters[name][0]))) in done:
                     continue
                 done.add(key)
             seed = (edit.seed + zlib.crc32(name.encode(errors="surrogatepass"))) % 2**63
@@ -188,7 +188,8 @@ def _noise(values: Tensor, edit: Edit) -> Tensor:
 
     def add(part: Tensor, turn: int) -> Tensor:
         seed = (edit.seed + turn * 0x9E3779B9) % 2**63  # far from what people give as seeds
-        noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(seed))
+        drawn: Any = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float32, "device": "cpu"}
+        noise = torch.randn(part.shape, **drawn)  # whatever the user's defaults are
         return part + noise.to(part) * edit.arguments["std"]
 
     return _by_turn(values, edit, add)

@@ -230,7 +230,8 @@ def _maps(tensor: Tensor, channel_axis: int, spatial: tuple[int, ...], input_cou
     if tensor.shape[0] != input_count:
         tensor = tensor.transpose(0, 1)  # (T, N, D)
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
-    tensor = tensor.abs() if tensor.is_complex() else tensor if tensor.is_floating_point() else tensor.float()
+    tensor = tensor.abs() if tensor.is_complex() else tensor
+    tensor = tensor if tensor.is_floating_point() and tensor.itemsize > 1 else tensor.float()
     maps = tensor if channel_axis == 1 else tensor.movedim(channel_axis, 1)
     if maps.dim() == 3:  # without a class token and its like
         maps = maps[:, :, maps.shape[2] - math.prod(spatial) :].reshape(*maps.shape[:2], *spatial)

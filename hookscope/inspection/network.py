@@ -20,7 +20,7 @@ from hookscope.inputs.tensors import with_inputs_first
 from hookscope.models.construction import LoadedModel, loaded_module
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
-from hookscope.statistics.storage import plain_array
+from hookscope.statistics.storage import flat_bytes, plain_array
 from hookscope.text import safe_text, shape_text
 
 
@@ -95,7 +95,7 @@ def bytes_of(tensor: Tensor) -> Any:
     values = tensor.detach()
     if values.layout != torch.strided or values.is_nested or values.is_quantized or values.is_meta:
         return repr(values).encode()
-    return plain_array(values.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)).data
+    return plain_array(flat_bytes(values)).data
 
 
 def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:

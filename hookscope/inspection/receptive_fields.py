@@ -275,7 +275,7 @@ def _kernel_middles(weight: Tensor) -> list[float]:
     for axis, size in enumerate(energy.shape):
         others = [dim for dim in range(energy.dim()) if dim != axis]
         along = energy.sum(others) if others else energy
-        middles.append(float(along @ torch.arange(size).to(energy)) / total)
+        middles.append(float(along @ torch.arange(size, device=energy.device).to(energy)) / total)
     return middles
 
 

@@ -149,10 +149,10 @@ class Recorder:
         if self.token_layout is not None and axis_count > 3:
             self.token_layout.note_patches(maker, tensor)
         grids = self.grids_of(key, tensor, axis) if axis_count == 3 else self.axes.grids
-        is_lost = isinstance(measured, Reduction) and measured.unmeasured is not None and missing_memory(tensor)
-        if is_shown and not is_lost:
-            if self.on_tensor is not None:
-                self.on_tensor(row_label(*key), tensor, axis)
+        is_unmeasured = isinstance(measured, Reduction) and measured.unmeasured is not None
+        if is_shown and self.on_tensor is not None and not (is_unmeasured and missing_memory(tensor)):
+            self.on_tensor(row_label(*key), tensor, axis)
+        if is_shown and not is_unmeasured:
             if self.grids_for:
                 self.keep(key, tensor, axis)
             if self.maps is not None and axis is not None and axis_count > 2 and (grids or not self.axes.grids):
@@ -398,8 +398,8 @@ def predictions(
         return [], ""
     unnamed, count = "", scores.shape[1]
     if categories and count != len(categories):
-        names = counted(len(categories), "class name")
-        unnamed = f"The output has {counted(count, 'score')} per input, but {names} are known, so none is shown."
+        names = f"{counted(len(categories), 'class name')} {'is' if len(categories) == 1 else 'are'} known"
+        unnamed = f"The output has {counted(count, 'score')} per input, but {names}, so none is shown."
     if output_key is None and not multi_label and count != len(categories):
         return [], unnamed
     names_by_index = categories if count == len(categories) else ()
@@ -418,7 +418,7 @@ def _scores(output: object, count: int, output_key: str | None) -> Tensor | None
         return None
     # Decisions in integers, and layouts and dtypes that torch does not compute with, are no scores.
     is_score = output.is_floating_point() and output.itemsize > 1 and output.layout == torch.strided
-    return output if is_score and not output.is_meta and not missing_memory(output) else None
+    return output if is_score and output.numel() and not output.is_meta and not missing_memory(output) else None
 
 
 def top_classes(

@@ -198,7 +198,8 @@ class Run:
         """Return notes, which need no action: about inputs, the network, what hooks miss in it, and what is slower."""
         notes, count = [*self.inspected.notes], len(self.records)
         if arguments := self.repeated_arguments():
-            names = some_of([*dict.fromkeys(argument.split("'")[1] for argument in arguments)], 3)
+            # Each is a path such as "['meta'][0]", or in the other quotation marks.
+            names = some_of([*dict.fromkeys(path[2:].partition(f"{path[1]}]")[0] for path in arguments)], 3)
             seen = f"layers computed from {names} alone have seen 1 input, not {count:,}"
             notes.insert(0, f"All {count:,} inputs share the same {names}: {seen}.")
         if places := some_of([*self.captured.traced], 3):

@@ -1,7 +1,8 @@
 """Keep the tensors that a run saves: on disk while the network runs, by label afterwards."""
 
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from tempfile import gettempdir
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from hookscope.errors import OutputError
+from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.results.runs.atomic import reason_of
-from hookscope.results.runs.tensors import DTYPES, SpooledTensor, TensorSpool
-from hookscope.statistics.storage import plain_array
+from hookscope.results.runs.tensors import DTYPES, Piece, SpooledTensor, TensorSpool
+from hookscope.statistics.storage import flat_bytes, plain_array
 
 
 class SavedTensors(Mapping[str, Tensor]):
@@ -33,7 +35,7 @@ class SavedTensors(Mapping[str, Tensor]):
         spooled = self.spooled[label]
         dtype: torch.dtype = getattr(torch, spooled.dtype)
         data = bytearray().join(self.spool.chunks(spooled.pieces))
-        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
         return _little_endian(flat, dtype).view(dtype).reshape(spooled.shape)
 
     def __iter__(self) -> Iterator[str]:
@@ -62,10 +64,7 @@ def _spooled_anew(held: Mapping[str, tuple[SpooledTensor, bytes]]) -> SavedTenso
 
 def spool_tensor(spool: TensorSpool, tensor: Tensor) -> SpooledTensor:
     """Append a tensor whose dtype is among `DTYPES` to a spool; OutputError if there is no room."""
-    values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    if values.stride() != (1,):  # a single element, expanded
-        values = values.clone(memory_format=torch.contiguous_format)
-    flat = _little_endian(values.view(torch.uint8), tensor.dtype)
+    flat = _little_endian(flat_bytes(tensor), tensor.dtype)
     try:
         piece = spool.append(memoryview(plain_array(flat).data))
     except OSError as error:
@@ -90,6 +89,7 @@ class TensorCollector:
         self._total = total
         self._spool = TensorSpool()
         self._parts: dict[str, list[SpooledTensor]] = {}
+        self._shapes: dict[str, BatchShapes] = {}
         self._latest: list[tuple[str, SpooledTensor]] = []
         self._begin = 0
         self._finished = 0
@@ -131,34 +131,47 @@ class TensorCollector:
     def end_batch(self, finished: int) -> None:
         """Keep what came since the last call if inputs have been finished since: `finished` counts them."""
         if finished > self._finished:
-            self.end()
+            self.end(finished - self._finished)
         self._latest.clear()
         self._spool.rewind(self._begin)
         self._finished = finished
         if self._on_progress is not None:
             self._on_progress(finished, self._total)
 
-    def end(self) -> None:
-        """Keep what came since the last batch."""
+    def end(self, count: int = 0) -> None:
+        """Keep what came since the last batch, of `count` inputs."""
         for label, tensor in self._latest:
             self._parts.setdefault(label, []).append(tensor)
+            self._shapes.setdefault(label, BatchShapes()).add(count, tensor.shape)
         self._latest.clear()
         self._begin = self._spool.end
 
     def joined(self, labels: Iterable[str]) -> SavedTensors:
-        """Join each label's tensors over the batches along axis 0; where shapes differ, number the batches instead."""
+        """Join each label's tensors over the batches along the axis that counts inputs, which is axis 0 if none shows.
+
+        Where other axes differ, batches are numbered instead.
+        """
         joined: dict[str, SpooledTensor] = {}
-        wanted = frozenset(labels) if self._parts else ()
+        wanted = frozenset(labels)
         for label, parts in self._parts.items():
             if label not in wanted:
                 continue
-            first = parts[0]
+            dtype, shape = parts[0].dtype, parts[0].shape
+            # Tensors that came in rows have several pieces, and the inputs on axis 0.
+            axis = (self._shapes[label].batch_axis or 0) if all(len(part.pieces) == 1 for part in parts) else 0
+            alike = {(part.dtype, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
             if len(parts) == 1:
-                joined[label] = first
-            elif first.shape and len({(part.dtype, part.shape[1:]) for part in parts}) == 1:
-                count = sum(part.shape[0] for part in parts)
-                pieces = tuple(piece for part in parts for piece in part.pieces)
-                joined[label] = SpooledTensor(first.dtype, (count, *first.shape[1:]), pieces)
+                joined[label] = parts[0]
+            elif shape and len(alike) == 1:
+                whole = (*shape[:axis], sum(part.shape[axis] for part in parts), *shape[axis + 1 :])
+                joined[label] = SpooledTensor(dtype, whole, _along(axis, parts))
             else:
                 joined.update({f"{label}@{number}": part for number, part in enumerate(parts)})
         return SavedTensors(self._spool, joined)
+
+
+def _along(axis: int, parts: Sequence[SpooledTensor]) -> tuple[Piece, ...]:
+    """Return the pieces of tensors that are joined along an axis; with more than one piece each, that is axis 0."""
+    count = math.prod(parts[0].shape[:axis]) or 1
+    pieces = [(piece, piece.size // count) for part in parts for piece in part.pieces]
+    return tuple(Piece(piece.begin + at * size, size) for at in range(count) for piece, size in pieces)

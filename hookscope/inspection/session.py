@@ -153,8 +153,9 @@ def run_forward(
 
 
 def _with_cost(inspection: Activations, session: Session) -> Activations:
-    """Measure what the network costs for the first input that can be used; warn with the reason if it raises."""
-    batch = next(iter(session.inputs.batches(1, _ignore_error)))
+    """Measure what the network costs for the first input that ran; warn with the reason if it raises alone."""
+    batches = session.inputs.batches(1, _ignore_error)
+    batch = next(batch for batch in batches if batch.records[0] == inspection.inputs[0])
     try:
         cost = network_cost(Call(session.loaded.module, batch.args, batch.kwargs))
     except ModelError as error:

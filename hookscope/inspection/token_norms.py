@@ -26,6 +26,7 @@ from hookscope.results.token_norms import (
 from hookscope.statistics.layouts import Layout, prefix_names
 from hookscope.statistics.reducer import Measured
 from hookscope.statistics.reduction import Reduction
+from hookscope.statistics.storage import without_float8
 
 # With fewer tokens, comparing one with the median means little.
 _FEWEST_TOKENS = 8
@@ -102,7 +103,7 @@ class TokenRecorder:
         token_count, width = tensor.shape[1:]
         if width > self._widths.setdefault(token_count, width):
             return
-        values = tensor.detach()
+        values = without_float8(tensor.detach())
         norms = torch.linalg.vector_norm(values, dim=2, dtype=torch.promote_types(values.dtype, torch.float32))
         largest = _largest(values) if _may_be_massive(measured) else None
         self._seen.append(_Seen([key], norms, layout, self._indices, largest))

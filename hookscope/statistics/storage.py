@@ -37,6 +37,13 @@ def plain_array(tensor: Tensor) -> NDArray[Any]:
     return np.from_dlpack(tensor)
 
 
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of a strided tensor's values in C order, (n,), on the CPU."""
+    values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # Not `reshape`: a single element that was expanded would keep its stride of 0.
+    return values.as_strided((values.numel(),), (1,)).view(torch.uint8)
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Tell whether a tensor holds a value for each place: it is not sparse, ragged, empty or without memory."""
     return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_meta and tensor.numel() > 0

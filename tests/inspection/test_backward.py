@@ -363,6 +363,21 @@ def test_reentrant_checkpoints_keep_the_calls_of_a_module_apart() -> None:
         torch.testing.assert_close(seen[label], gradient)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_pass_that_runs_again_draws_the_same_numbers_as_the_pass_without_hooks() -> None:
+    # With gradients of inputs the checkpoint is differentiated, which the network alone does not do.
+    block = nn.Sequential(nn.Linear(3, 3), nn.Dropout())
+    model = Written(lambda net, x: checkpoint(net.block, x, use_reentrant=True) @ net.head, block=block)
+    model.head = nn.Parameter(torch.ones(3, 1))
+    inspection = inspect_gradients(model, torch.ones(4, 3), total, mode="train", include_inputs=True, verify=True)
+    assert inspection.verification.status == "same"
+    assert {row.name: row.status for row in inspection.parameters} == {
+        "head": "gradient",
+        "block.0.weight": "not reached",
+        "block.0.bias": "not reached",
+    }
+
+
 def test_what_a_model_or_a_loss_differentiates_on_its_way_is_not_taken_for_the_backward_pass() -> None:
     model = chain(2, 3, 1)
     kept: list[str] = []

@@ -25,6 +25,8 @@ def shapes_of(*batches: tuple[int, Shape]) -> BatchShapes:
         ([(8, (8, 3))] * 7 + [(4, (4, 3))], (60, 3), False),
         ([(8, (512, 49, 96))] * 7 + [(4, (256, 49, 96))], (3840, 49, 96), False),  # 64 windows of each input
         ([(8, (5, 8, 6)), (3, (5, 3, 6))], (5, 11, 6), False),  # (T, N, D)
+        ([(8, (5, 8, 6)), (8, (5, 8, 6))], (5, 16, 6), False),
+        ([(8, (1, 8, 6)), (8, (1, 8, 6))], (1, 16, 6), False),  # the last state of a recurrent layer
         ([(8, (7, 6)), (3, (7, 6))], (7, 6), False),  # no axis counts inputs
         ([(8, (8, 6)), (3, (8, 6))], (8, 6), False),  # nor here, though the first batch is as long
         ([(8, (512, 4)), (8, (498, 4))], (1010, 4), False),  # as many as each batch has
@@ -52,10 +54,13 @@ def test_rows_of_a_run_in_batches_have_the_shape_of_one_batch(batch_size: int) -
     torch.manual_seed(0)
     parts = {name: nn.Linear(2, 3) for name in ("table", "line", "turned")}
     model, inputs = Written(mixed, **parts, none=nn.Identity()).eval(), torch.randn(20, 5, 2)
-    whole = {name: tuple(output.shape) for name, output in outputs_of(model, inputs).items()}
+    outputs = outputs_of(model, inputs)
+    whole = {name: tuple(output.shape) for name, output in outputs.items()}
     assert whole == {"table": (7, 3), "line": (20, 5, 3), "turned": (5, 20, 3), "": (20, 5, 3)}
-    run = hookscope.activations(model, inputs, batch_size=batch_size, layer="*")
+    run = hookscope.activations(model, inputs, batch_size=batch_size, layer="*", save_tensors=True)
     assert {row.layer: row.shape for row in run} == whole
+    for name, label in (("line", "line"), ("turned", "turned"), ("", "(model)")):
+        torch.testing.assert_close(run.tensors[label], outputs[name])
     assert not any("shape varies" in row.flags for row in run)
     gradients = hookscope.grads(model, inputs, batch_size=batch_size, loss="sum", layer="*", inputs=True)
     assert {row.layer: row.shape for row in gradients.gradients if row.role == "output"} == whole

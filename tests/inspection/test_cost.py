@@ -292,6 +292,15 @@ def test_networks_that_raise_with_gradients_are_counted_without_and_say_so() -> 
         cost_of(Apply(lambda _: (_ for _ in ()).throw(ValueError("no such luck"))), X(1))
 
 
+def test_the_cost_is_that_of_the_first_input_that_runs(tmp_path: Path) -> None:
+    for name, size in (("a", 5), ("b", 4)):
+        torch.save(torch.ones(size), tmp_path / f"{name}.pt")
+    run = hookscope.activations(nn.Linear(4, 3), tmp_path, cost=True, on_error=lambda _: None)
+    assert run.cost.whole.total.multiply_adds == 12
+    with pytest.raises(ModelError, match="the network raises RuntimeError: addmm: mat1 and mat2 shapes cannot be"):
+        cost_of(nn.Linear(4, 3), X(2, 5))
+
+
 def test_a_network_comes_out_as_it_went_in() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).train()
     inputs = torch.rand(2, 3, 8, 8)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
 
 import hookscope
 from hookscope.errors import LayerNotFoundError, UsageError
@@ -59,9 +59,24 @@ def test_the_run_is_that_of_a_network_whose_state_dict_was_edited(operation: str
     assert all(torch.equal(values, before[key]) for key, values in model.state_dict().items())
 
 
+class Conv1D(nn.Module):
+    """As in transformers: a linear layer that keeps its weight as (inputs, outputs)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.movedim(1, -1) @ self.weight + self.bias).movedim(-1, 1)
+
+
+def parametrised() -> nn.Module:
+    return parametrize.register_parametrization(nn.ConvTranspose2d(4, 6, 1), "weight", nn.Identity())
+
+
 def test_channels_of_a_weight_are_output_channels_or_refused() -> None:
     x, edit = torch.ones(1, 4, 2, 2), "param:weight:value:zero(channels=1)"
-    for layer in (nn.Conv2d(4, 6, 1, groups=2), nn.ConvTranspose2d(4, 6, 1)):
+    for layer in (nn.Conv2d(4, 6, 1, groups=2), nn.ConvTranspose2d(4, 6, 1), parametrised(), Conv1D()):
         run = hookscope.activations(layer, x, edit=edit, save_tensors=True)
         changed = (run.tensors["(model)"] != layer(x)).any(dim=3).any(dim=2)[0]
         assert changed.tolist() == [False, True, False, False, False, False]
@@ -72,6 +87,25 @@ def test_channels_of_a_weight_are_output_channels_or_refused() -> None:
     # (4, 6 / 2, 1, 1): axis 1 counts the channels of one group, so the weights of channel 1 are also those of 4.
     with pytest.raises(UsageError, match=r"names channel 1, but a tensor of shape 4x3x1x1 has no axis that counts its"):
         hookscope.activations(nn.ConvTranspose2d(4, 6, 1, groups=2), x, edit=edit)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"), [(parametrised(), "parametrizations.weight.original"), (Conv1D(), "weight")]
+)
+def test_so_are_those_of_its_gradient(layer: nn.Module, name: str) -> None:
+    edit = f"param:{name}:grad:zero(channels=1)"
+    gradient = hookscope.grads(layer, torch.ones(1, 4, 2, 2), edit=edit, save_tensors=True).tensors[f"{name} grad"]
+    assert [bool(part.any()) for part in gradient.unbind(1)] == [True, False, True, True, True, True]
+
+
+@pytest.mark.parametrize("place", ["value", "grad"])
+def test_a_parameter_behind_a_key_with_a_dot_is_edited_by_the_name_that_tables_show(place: str) -> None:
+    model = Written(lambda net, x: getattr(net, "a.b")(x))
+    setattr(model, "a.b", nn.Linear(3, 3))
+    edit = rf"param:'a\x2eb'.weight:{place}:zero"
+    [weight, _] = hookscope.grads(model, normal(1, 3), loss="sum", edit=edit).parameters
+    assert weight.name == r"'a\x2eb'.weight"
+    assert (weight.weight_l2 if place == "value" else weight.gradient.l2) == 0
 
 
 @pytest.mark.parametrize("fraction", [0, 0.3, 0.5, 1])

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import hookscope
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.inspection.edits import OPERATIONS, Edit, bind_edits, parse_edit
 from tests.networks import normal
@@ -354,6 +355,20 @@ def test_an_expression_that_is_none_is_refused_with_a_caret(pattern: str) -> Non
         bound(f"param:{pattern}:grad:zero")
     assert "this is not a regular expression" in str(caught.value)
     assert str(caught.value).split("\n")[1:] == [f"param:{pattern}:grad:zero", "      ^"]
+
+
+def test_neither_noise_nor_channels_depend_on_the_users_defaults() -> None:
+    model, edits = nn.Sequential(nn.Conv2d(3, 4, 3)), ["0:output:noise(0.5, channels=1)", "param:0.bias:value:noise(1)"]
+    wanted = {"input_shape": "2,3,8,8", "edit": edits, "save_tensors": True, "cost": True}
+    expected = hookscope.activations(model, **wanted)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            run = hookscope.activations(model, **wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(run.tensors["0"], expected.tensors["0"])
+    assert run.cost.whole.total == expected.cost.whole.total
 
 
 def test_layers_of_equal_shape_get_different_noise_and_the_same_layer_the_same() -> None:

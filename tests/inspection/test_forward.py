@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,11 @@ def test_predictions_name_the_best_classes_with_softmax_probabilities() -> None:
     (prediction,) = inspection.predictions
     assert prediction.class_names == ("b", "c", "a")
     assert prediction.probabilities == pytest.approx((0.6, 0.3, 0.1))
+    other = replace(loaded, info=replace(info, categories=("a",)))
+    assert inspect(other, torch.ones(1, 3)).warnings == (
+        "The output has 3 scores per input, but 1 class name is known, so none is shown.",
+    )
+    assert inspect(Apply(lambda x: {"logits": x}), torch.ones(1, 0), output_key="logits").predictions == ()
 
 
 def test_by_default_attention_and_layers_with_parametrised_weights_have_rows() -> None:

@@ -236,6 +236,18 @@ def test_a_tensor_that_was_measured_can_still_be_resized(image: Tensor) -> None:
         assert tensor.untyped_storage().resizable()
 
 
+@pytest.mark.parametrize("output", ["text", torch.empty(2, 0)], ids=["no tensor", "empty"])
+def test_without_a_value_there_is_nothing_to_judge(output: object) -> None:
+    run = hookscope.activations(Apply(lambda _: output), torch.ones(2, 4))
+    assert str(run).startswith("There is nothing to judge.")
+
+
+def test_without_a_gradient_no_gradient_was_checked() -> None:
+    model = Written(lambda net, x: x + net.shift, shift=torch.ones(()), spare=nn.ReLU())
+    run = hookscope.grads(model, torch.ones(2, 4), layer="spare")
+    assert "\nGradients were not checked: none arrived.\n" in str(run)
+
+
 @pytest.mark.parametrize(
     ("device", "answer"), [("meta", "There is nothing to judge."), ("cpu", "No problems found in what was seen: ")]
 )

@@ -13,6 +13,7 @@ from hookscope.inspection import forward
 from hookscope.results.activations import Activations, FeatureMaps, MapSummary
 from tests.inspection.test_forward import batches_of
 from tests.inspections import inspect
+from tests.networks import Apply
 
 
 class Tokens(nn.Module):
@@ -94,6 +95,29 @@ def test_all_channels_are_combined_as_numpy_does_and_the_strongest_channel_is_th
         strengths = np.sqrt((values**2).mean(axis=(1, 2)))
         assert strengths[summary.channel] == pytest.approx(strengths.max(), rel=1e-5)
         np.testing.assert_array_equal(summary.strongest, whole(kept)[summary.channel])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 16, 24), (2, 96, 8)])
+def test_float8_outputs_have_the_maps_and_token_norms_of_their_values(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    exact, expected = (
+        inspect(Apply(function), x, summaries=True, tokens=True)
+        for function in (lambda x: x.to(torch.float8_e5m2), lambda x: x.to(torch.float8_e5m2).float())
+    )
+    assert [row.tokens for row in exact.rows] == [row.tokens for row in expected.rows]
+    assert len(exact.map_summaries) == 2
+    for first, second in zip(exact.map_summaries, expected.map_summaries, strict=True):
+        np.testing.assert_array_equal(first.combined, second.combined)
+        np.testing.assert_array_equal(first.strongest, second.strongest)
+
+
+@pytest.mark.parametrize(
+    "unreadable", [lambda x: x.to("meta"), lambda x: x.byte().view(torch.float4_e2m1fn_x2)], ids=["meta", "float4"]
+)
+def test_outputs_that_cannot_be_measured_have_no_maps(unreadable: Callable[[Tensor], Tensor]) -> None:
+    run = summaries_of(Apply(unreadable), torch.ones(2, 3, 8, 8))
+    assert run.rows[0].flags == ("unmeasured",)
+    assert run.map_summaries == run.feature_maps == ()
 
 
 class Heads(Tokens):

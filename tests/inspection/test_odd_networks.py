@@ -18,7 +18,7 @@ from hookscope.results.runs.reading import read_run
 from hookscope.text import figure
 from tests.inspection.odd_networks import LOST, ODD, Twice
 from tests.inspections import inspect, inspect_gradients
-from tests.networks import Written, batch_of
+from tests.networks import Apply, Written, batch_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`?torch.jit"),
@@ -460,6 +460,13 @@ def test_a_network_that_computes_something_else_while_hooked_is_caught_with_the_
         verification = inspection.verification
         assert (verification.status, verification.layer) == ("differs", "2")
         assert verification.difference.startswith("the outputs differ by up to ")
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_outputs_of_a_dtype_that_torch_does_not_compare_are_compared() -> None:
+    model = Written(lambda net, x: (x + len(net._forward_hooks)).to(torch.complex32))
+    assert inspect(model, X, verify=True).verification.status == "differs"
+    assert inspect(Apply(lambda x: x.to(torch.complex32)), X, verify=True).verification.status == "same"
 
 
 @pytest.mark.parametrize("cut_off", [True, False])

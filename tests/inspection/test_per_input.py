@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +37,12 @@ def test_norms_of_each_input_alone_are_those_of_the_closed_form(network: nn.Modu
     assert [each.parameters_l2 for each in gradients] == [
         pytest.approx(y * math.hypot(*values)) for y, values in zip(outputs, inputs, strict=True)
     ]
+
+
+def test_inputs_by_name_are_differentiated_alone_too(network: nn.Module, tmp_path: Path) -> None:
+    torch.save(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), tmp_path / "two.pt")
+    result = hookscope.grads(network, input=f"input={tmp_path / 'two.pt'}", loss=squares, per_image=True)
+    assert [each.loss for each in result.inputs_alone] == [121 / 2, 1 / 2]
 
 
 def test_without_a_gradient_there_is_no_norm(network: nn.Module) -> None:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import hookscope
+from tests.networks import Written
 
 SHARED = "All 120 inputs share the same meta: layers computed from meta alone have seen 1 input, not 120."
 
@@ -60,6 +61,12 @@ def test_the_runs_say_that_all_inputs_share_it(network: PictureAndMeta, pictures
     rows = ROW.repeat(120, 1)
     assert not hookscope.activations(network, pictures, input={"meta": rows}).notes
     assert not hookscope.activations(network, pictures[:1], input=named).notes
+
+
+def test_an_argument_with_an_apostrophe_is_named_whole() -> None:
+    model = Written(lambda net, x, **scores: net.linear(x) + sum(scores.values()), linear=nn.Linear(3, 3))
+    [note] = hookscope.activations(model, {"x": torch.rand(2, 3), "referee's": torch.rand(1, 3)}).notes
+    assert note.startswith("All 2 inputs share the same referee's: layers computed from referee's alone")
 
 
 def test_zeros_of_one_row_are_no_finding_about_all_inputs(network: PictureAndMeta, pictures: Tensor) -> None:

@@ -80,7 +80,7 @@ def _answer(result: Activations) -> tuple[list[str], Level]:
     if result.verdicts:
         headline, level = headline_of(result.verdicts)
         return [headline, *flags], level
-    if all(row.activation.unmeasured is not None for row in result.rows):
+    if all(row.activation.unmeasured is not None or not row.activation.element_count for row in result.rows):
         return ["There is nothing to judge.", *flags], "warn"
     return [*no_findings(result), *flags], "good"
 

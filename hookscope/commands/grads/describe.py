@@ -76,7 +76,7 @@ def _answer(result: Gradients) -> tuple[list[str], Level]:
     if result.failure is not None:
         return ["Gradients were not checked: the pass raised.", *loss], "warn"
     rows: list[Row] = [*result.gradients, *result.parameters]
-    if rows and all(row.status in _WITHOUT for row in rows):
+    if all(row.status in _WITHOUT or not row.gradient.element_count for row in rows):
         return ["Gradients were not checked: none arrived.", *loss], "warn"
     return [f"No problems found{result.where_judged or ' in the gradients'} ({len(GRADS_RULES)} rules).", *loss], "good"
 

@@ -50,8 +50,8 @@ def grads(
     from hookscope.rules.judging import judge_gradients
 
     limits = limits_of_grads(option.limit)
-    if option.per_image and not are_given(images):
-        raise UsageError(f"{arg('per_image')} needs pictures: give IMAGE.")
+    if option.per_image and not (are_given(images) or option.input):
+        raise UsageError(f"{arg('per_image')} needs inputs: give IMAGE, or {arg('input')}.")
     session = open_inputs(model, images, option, noise=1)
     loss = choose_session_loss(session, option.loss, option.target, option.output_key)
     judge = partial(judge_gradients, limits=limits)

@@ -100,10 +100,10 @@ def read_target(
 def split_at_commas(text: str, categories: Sequence[str]) -> list[str]:
     """Split at commas that are not part of a class name; the longest name counts."""
     pieces, parts = text.split(","), []
+    longest = 1 + max((name.count(",") for name in categories), default=0)
     while pieces:
-        length = next(
-            (end for end in range(len(pieces), 1, -1) if class_index(",".join(pieces[:end]), categories) is not None), 1
-        )
+        ends = range(min(longest, len(pieces)), 1, -1)
+        length = next((end for end in ends if class_index(",".join(pieces[:end]), categories) is not None), 1)
         parts.append(",".join(pieces[:length]))
         pieces = pieces[length:]
     return parts

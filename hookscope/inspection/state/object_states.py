@@ -204,7 +204,7 @@ _WHOLE: dict[type, Access] = {
     np.ndarray: Access(np.copy, _write_array),
     torch.Generator: Access(
         lambda generator: generator.get_state().tolist(),
-        lambda generator, state: generator.set_state(torch.tensor(state, dtype=torch.uint8)),
+        lambda generator, state: generator.set_state(torch.tensor(state, dtype=torch.uint8, device="cpu")),
     ),
     random.Random: Access(random.Random.getstate, random.Random.setstate),
     np.random.Generator: Access(

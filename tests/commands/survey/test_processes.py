@@ -338,3 +338,9 @@ def test_an_interrupt_keeps_finished_chunks_and_resuming_gives_the_same_bits(
 def test_a_share_that_cannot_be_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--shard"):
         parse_share(text)
+
+
+def test_a_network_with_an_expanded_number_is_surveyed(data: Path) -> None:
+    model = network()
+    model.register_buffer("scale", torch.ones(()).expand(1))
+    assert figures(hookscope.survey(model, data, **SIZE)) == figures(hookscope.survey(network(), data, **SIZE))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.losses import targets
 from hookscope.inspection.losses.choosing import choose_loss
 from hookscope.inspection.losses.formulas import LOSSES, OVER_ALL, LossValue
 from hookscope.parameters import called_from_python
@@ -353,6 +354,13 @@ def test_names_with_commas_are_one_class_each() -> None:
     names = ("tabby, tabby cat", "tiger cat", "lynx, catamount")
     loss = loss_of(normal(3, 3), "logit", target="lynx, catamount,tiger cat, tabby, tabby cat", categories=names)
     assert loss.value.item() == pytest.approx(float(normal(3, 3)[[0, 1, 2], [2, 1, 0]].sum()))
+
+
+def test_a_class_for_each_of_many_inputs_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(targets, "class_index", lambda text, _: asked.append(text) or int(text) % 2)
+    choose_loss("ce", target=",".join(["1"] * 500), categories=("cat", "dog"), input_count=500)
+    assert asked == ["1"] * 500
 
 
 def test_each_input_takes_its_own_class_in_whatever_batch_it_comes() -> None:

@@ -65,10 +65,13 @@ def test_batches_are_joined_and_those_that_fail_leave_nothing(tmp_path: Path) ->
     for finished, (whole, varying) in [(2, (first, first)), (2, (failed, failed)), (3, (second, other))]:
         collector.collect("whole", whole)
         collector.collect("varying", varying)
+        collector.collect("time first", torch.stack([whole, -whole, 2 * whole]))  # (T, N, D)
         collector.collect("not shown", whole)
         collector.end_batch(finished)
-    saved = collector.joined({"whole", "varying"})
-    expected = {"whole": torch.cat([first, second]), "varying@0": first, "varying@1": other}
+    saved = collector.joined({"whole", "varying", "time first"})
+    together = torch.cat([first, second])
+    expected = {"whole": together, "varying@0": first, "varying@1": other}
+    expected["time first"] = torch.stack([together, -together, 2 * together])
     assert list(saved) == list(expected)
     write_tensors(tmp_path / "tensors", saved.spooled, saved.spool)
     for name, tensor in load_file(tmp_path / "tensors").items():
