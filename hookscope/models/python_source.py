@@ -88,7 +88,8 @@ def _watched_loading() -> Iterator[list[set[int]]]:
 
 def _memory_of(state: object) -> set[int]:
     values = state.values() if isinstance(state, Mapping) else ()
-    return {value.data_ptr() for value in values if isinstance(value, Tensor)}
+    tensors = [value for value in values if isinstance(value, Tensor) and not nn.parameter.is_lazy(value)]
+    return {tensor.data_ptr() for tensor in tensors if tensor.layout is torch.strided}
 
 
 def _samples(module: nn.Module) -> dict[str, Tensor]:

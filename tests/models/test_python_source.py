@@ -162,6 +162,15 @@ def test_missing_factory_names_the_nearest(tmp_path: Path) -> None:
         load(write(tmp_path, NET), "zzz")
 
 
+def test_a_module_that_raises_while_a_name_is_looked_up_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "package_of_parts", "def __getattr__(name): raise ImportError('needs foo')", "__init__.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"its 'Net' was looked up: __init__\.py:1: ImportError: needs foo"):
+        load("package_of_parts", "Net")
+
+
 def test_missing_file_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     os.mkfifo(tmp_path / "pipe.py")
@@ -254,6 +263,20 @@ def loads():
     net.load_state_dict(torch.load("pub.pt"))
     return net
 """
+
+
+def test_a_builder_that_loads_weights_may_have_lazy_and_sparse_tensors(tmp_path: Path) -> None:
+    text = """
+        import torch
+        from torch import nn
+
+        def build():
+            net = nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(2))
+            net.register_buffer("edges", torch.eye(3).to_sparse())
+            net.load_state_dict(net.state_dict())
+            return net
+    """
+    assert load(write(tmp_path, text)).module.edges.is_sparse
 
 
 @pytest.mark.parametrize(
