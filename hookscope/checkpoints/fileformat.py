@@ -216,7 +216,10 @@ def nearest_file(path: Path) -> str:
 
 
 def _inside(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir() if not STATES_OF_OPTIMISERS.fullmatch(path.name))
+    try:
+        names = sorted(path.name for path in folder.iterdir() if not STATES_OF_OPTIMISERS.fullmatch(path.name))
+    except OSError as error:
+        return f"it {_failure(folder, error)}"
     if any(name.endswith(_SLICES_SUFFIX) for name in names):
         return f"its {_SLICES_SUFFIX} files belong to a distributed checkpoint, whose {METADATA} is missing; add it"
     for ending in (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
@@ -295,7 +298,7 @@ def weights_file(path: Path) -> Path:
     """Return the weights file of a folder that a `save_pretrained` of Hugging Face wrote; any other path as it is."""
     if not os.path.isdir(path) or is_distributed(path):  # noqa: PTH112 never raises
         return path
-    return next((path / name for name in _PRETRAINED if (path / name).is_file()), path)
+    return next((path / name for name in _PRETRAINED if os.path.isfile(path / name)), path)  # noqa: PTH113 never raises
 
 
 def config_in(folder: Path) -> dict[str, Any]:
