@@ -184,7 +184,7 @@ def _read_past(read: ScanResult, name: str) -> tuple[str, ...]:
         return ()
     held = f"; skipped: {skipped}" if (skipped := skipped_objects(read.content)) else ""
     named = some_of([printable(symbol, 80) for symbol in read.names], _LISTED_NAMES)
-    reason = f"names {named}" if named else "is a bare pickle, or one of protocol 4 or later"
+    reason = f"names {named}" if named else "is a bare pickle, or has pickle instructions that torch lacks"
     return (f"{name}: `torch.load(weights_only=True)` refuses this file, which {reason}; nothing was imported{held}.",)
 
 

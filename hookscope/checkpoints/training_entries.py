@@ -2,10 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hookscope.checkpoints.locate_state_dict import Weights
@@ -83,8 +85,9 @@ def _counters(content: object) -> Iterator[tuple[str, int]]:
 
 
 def _count(value: object) -> int | None:
-    if isinstance(value, Tensor) and value.numel() == 1 and not (value.is_meta or value.is_complex()):
-        value = Tensor.detach(value).item()
+    if isinstance(value, Tensor) and value.layout is torch.strided and value.numel() == 1 and not value.is_meta:
+        with suppress(RuntimeError):  # a dtype without arithmetic
+            value = Tensor.detach(value).item()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):

@@ -195,11 +195,12 @@ class _Values:
         numbers = made.dtype.is_floating_point or made.dtype.is_complex
         return nn.Parameter(made.detach(), requires_grad=requires_grad is True and numbers)
 
-    def typed(self, call: StandIn) -> Tensor:
+    def typed(self, call: StandIn) -> Any:
         function, _, arguments, *_ = call.arguments
         if not isinstance(function, Global) or type(arguments) is not tuple:
             raise UnreadablePickleError("an invalid tensor")
-        return self._inner(StandIn(function.name, arguments))
+        make = _TENSOR_MAKERS.get(function.name)  # other functions make tensors out of several parts
+        return call if make is None else make(self, StandIn(function.name, arguments))
 
     def _inner(self, value: object) -> Tensor:
         if isinstance(value, StandIn) and value.name in _TENSOR_MAKERS:

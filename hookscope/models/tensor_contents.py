@@ -91,7 +91,8 @@ def values_of_tensor(tensor: Tensor) -> Values | None:
         return _values((tensor.dequantize() if by_channel else tensor).reshape(-1), tensor.dtype, 1)
     stored, _, zeros = stored_values(tensor, tuple(tensor.shape))
     stored = stored.resolve_conj().resolve_neg()
-    held = stored[tuple(slice(None if stride else 1) for stride in stored.stride())]  # expanded axes repeat elements
+    # Expanded axes repeat elements. In sparse tensors they are few, and the zeros come on top.
+    held = stored[tuple(slice(None if stride or zeros else 1) for stride in stored.stride())]
     held, _ = in_memory_order(held, None)
     if not held.is_contiguous() and held.numel() * held.element_size() > _GATHER_BYTES_LIMIT:
         return None
