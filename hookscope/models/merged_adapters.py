@@ -159,7 +159,7 @@ def _is_odd(key: str, value: object) -> bool:
 def _replace(module: nn.Module, tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor], name: str) -> None:
     for key, value in whole.items():
         own = tensors.get(key)
-        if own is None or value.is_quantized or not copyable(value, own, key):
+        if own is None or not copyable(value, own, key):
             raise MisfitError(
                 f"{name} has a '{printable(key, 80)}' that {type(module).__name__} lacks, or has in another shape or "
                 "type."
