@@ -210,9 +210,11 @@ def _name_and_size(module: nn.Module) -> None:
     if not isinstance(written_as, str):
         return
     behaviour: Any = ProgramRoot if isinstance(module, UnflattenedModule) else type(module)
-    module.__class__ = layer_class(behaviour, written_as)
     first_call = module._call_modules[0] if isinstance(module, InterpreterModuleDispatcher) else module
-    operators = {name: node for node in vars(first_call)["graph"].nodes if (name := _operator(node))}
+    nodes = vars(first_call)["graph"].nodes
+    # torch calls a container that has no graph, such as a ModuleList, by the class of what is in it.
+    module.__class__ = layer_class(behaviour, written_as if nodes else "torch.nn.modules.module.Module")
+    operators = {name: node for node in nodes if (name := _operator(node))}
     groups = None
     for name, node in operators.items():
         if name.startswith("conv"):
