@@ -67,7 +67,7 @@ class Checkpoint:
         name: The file's, without its folder, safe to show.
         state: Tensors by name, perhaps of the mapped file itself; of a quantised network also tuples of tensors and
             dtypes. Carries torch's `_metadata` when the file does.
-        sha256: Hex digest of the file; of several files, of the text "DIGEST NAME" of each, a line each.
+        sha256: Hex digest of the file; of several files, of the text "DIGEST  NAME" of each, a line each.
         warnings: Sentences a reader must see, such as which tensors are not used.
         notes: Sentences about where in the file the weights are, and what else it holds.
         module: The pickled Module that holds these weights, if the file is trusted; else None.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hookscope.checkpoints.locate_state_dict import Weights
@@ -85,8 +84,8 @@ def _counters(content: object) -> Iterator[tuple[str, int]]:
 
 
 def _count(value: object) -> int | None:
-    if isinstance(value, Tensor) and value.layout is torch.strided and value.numel() == 1 and not value.is_meta:
-        with suppress(RuntimeError):  # a dtype without arithmetic
+    if isinstance(value, Tensor):
+        with suppress(RuntimeError):  # several elements, no data, a dtype without arithmetic
             value = Tensor.detach(value).item()
     if isinstance(value, float) and value.is_integer():
         value = int(value)

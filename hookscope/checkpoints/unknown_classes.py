@@ -49,7 +49,7 @@ def read_past_unknown(path: Path, kind: FileKind) -> object:
     """Return what a "torch", "legacy torch" or "pickle" file holds, with stand-ins for objects of unknown classes.
 
     Pickled modules become their state dicts, subclasses of dict and list plain ones, NumPy's arrays tensors and its
-    numbers Python's. Raises ValueError, or whatever else a damaged file runs into.
+    numbers Python's. Raises UnreadablePickleError, or whatever else a damaged file runs into.
     """
     with open_regular(path) as file:
         if kind == "torch":
@@ -174,8 +174,6 @@ class _Values:
         if len(rest) > 1 and not is_empty_hooks(rest[1]):
             raise UnreadablePickleError("hooks of a tensor")
         numbers = (offset, *shape, *strides)
-        if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides):
-            raise UnreadablePickleError("an invalid shape or stride")
         if any(type(number) is not int or number < 0 for number in numbers):
             raise UnreadablePickleError("an invalid shape or stride")
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
@@ -211,13 +209,7 @@ class _Values:
 
     def array(self, call: StandIn) -> Any:
         match call.state:
-            case (
-                int(_),
-                tuple(shape),
-                StandIn() as described,
-                bool(by_column) | int(by_column),
-                bytes() | str() as raw,
-            ):
+            case (int(_), tuple(shape), StandIn() as described, int(by_column), bytes() | str() as raw):
                 return _tensor_of(raw, described, shape, "F" if by_column else "C", call)
         return call
 

@@ -69,7 +69,7 @@ class Reference:
     identifier: Any
 
 
-class UnreadablePickleError(ValueError):
+class UnreadablePickleError(Exception):
     """A pickle is damaged, or does what no program writes."""
 
 
@@ -108,8 +108,6 @@ class InertUnpickler:
                 seen.add(opcode)
                 handlers[opcode](self)
             return self._stack.pop()
-        except UnreadablePickleError:
-            raise
         except (KeyError, IndexError, ValueError, struct.error) as error:
             raise UnreadablePickleError(type(error).__name__) from error
 
