@@ -232,21 +232,18 @@ def _inside(folder: Path) -> str:
 
 
 def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
-    kind: FileKind | None = None
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= 100_000_000:  # safetensors' own limit
-        kind = "safetensors"
-    elif start[257:262] == b"ustar" and (start[:100].rstrip(b"\0") in _TORCH_TAR_MEMBERS or _is_legacy(start)):
-        kind = "torch tar"  # torch tries this first, whatever else a file starts like
-    elif start[257:262] != b"ustar" and _is_legacy(start):
-        kind = "legacy torch"
-    elif start.lstrip(_BLANKS).startswith(b"{"):
+        return "safetensors"
+    if start[257:262] == b"ustar" and (start[:100].rstrip(b"\0") in _TORCH_TAR_MEMBERS or _is_legacy(start)):
+        return "torch tar"  # torch tries this first, whatever else a file starts like
+    if start[257:262] != b"ustar" and _is_legacy(start):
+        return "legacy torch"
+    if start.lstrip(_BLANKS).startswith(b"{"):
         shards = [str(shard) for shard in read_weight_map(file, name).values()]
-        kind = "safetensors index" if all(path.endswith(".safetensors") for path in shards) else "torch index"
-    elif len(start) > 1 and _is_pickle(start) and not _LEGACY_START.startswith(start):
-        kind = "pickle"
-    if kind is None:
-        raise CheckpointError(f"{name} {_foreign(start)}.")
-    return kind
+        return "safetensors index" if all(path.endswith(".safetensors") for path in shards) else "torch index"
+    if len(start) > 1 and _is_pickle(start) and not _LEGACY_START.startswith(start):
+        return "pickle"
+    raise CheckpointError(f"{name} {_foreign(start)}.")
 
 
 def _is_legacy(start: bytes) -> bool:

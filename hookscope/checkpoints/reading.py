@@ -59,10 +59,8 @@ _RUNNING_KINDS: dict[FileKind, str] = {
 
 _LISTED_NAMES = 5  # names that a refusal lists
 
-
 RESAVE_REMEDY = "save `model.state_dict()` where it was made"
 """Advice for messages about a file that runs code, where it must not run."""
-
 
 TrustedReader = Callable[[Path, FileKind], object]
 """Reads a file that its user trusts, and runs what it names."""

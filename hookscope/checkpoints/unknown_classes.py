@@ -97,16 +97,11 @@ def _in_archive(file: BinaryIO, name: str) -> tuple[Any, Located]:
 
 def _in_legacy_file(file: BinaryIO) -> tuple[Any, Located]:
     """Read the pickles at a file's start; storages follow, each after its length, in the order of the last pickle."""
-    unpicklers: list[InertUnpickler] = []
-    contents: list[Any] = []
-    while len(contents) < LEGACY_PICKLES:
-        unpicklers.append(InertUnpickler(file))
-        contents.append(unpicklers[-1].load())
-    *_, content, keys = contents
-    sizes = {}
-    for reference in unpicklers[3].references:
-        key, dtype, _ = _storage_of(reference)
-        sizes[key] = dtype.itemsize
+    for _ in range(LEGACY_PICKLES - 1):
+        unpickler = InertUnpickler(file)
+        content = unpickler.load()
+    keys = InertUnpickler(file).load()
+    sizes = {key: dtype.itemsize for key, dtype, _ in map(_storage_of, unpickler.references)}
     begins: dict[str, tuple[int, int]] = {}
     for key in keys:
         count = int.from_bytes(file.read(8), "little")

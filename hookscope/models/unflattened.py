@@ -27,7 +27,6 @@ from hookscope.models.module_stubs import MODAL, always_training, layer_class, s
 # A module, since torch.export has a function of the same name.
 _torchs_own = importlib.import_module("torch.export.unflatten")
 
-
 # Modules with a graph: layers, and blocks that ran under autocast or no_grad (GraphModules, without layers).
 _CALLED = (InterpreterModule, InterpreterModuleDispatcher, torch.fx.GraphModule)
 
@@ -108,14 +107,13 @@ def _only_input(program: ExportedProgram) -> tuple[tuple[int, ...], bool] | None
 def _laid_out(program: ExportedProgram) -> nn.Module | None:
     try:
         with _repeats_kept():
-            root: Any = torch.export.unflatten(program)
+            root = torch.export.unflatten(program)
     except Exception:  # noqa: BLE001 - it asserts much about graphs, which people rewrite
         return None
     vars(root).pop("process_forward_inputs", None)  # an attribute of the object, before the one of `ProgramRoot`
     _keep_constants(root)
     _join_calls([root])
-    laid_out: nn.Module = root
-    return laid_out
+    return root
 
 
 @contextmanager
