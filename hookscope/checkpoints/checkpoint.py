@@ -67,7 +67,7 @@ class Checkpoint:
         name: The file's, without its folder, safe to show.
         state: Tensors by name, perhaps of the mapped file itself; of a quantised network also tuples of tensors and
             dtypes. Carries torch's `_metadata` when the file does.
-        sha256: Hex digest of the file; of several files, of the text "DIGEST NAME" of each, a line each.
+        sha256: Hex digest of the file; of several files, of the text "DIGEST  NAME" of each, a line each.
         warnings: Sentences a reader must see, such as which tensors are not used.
         notes: Sentences about where in the file the weights are, and what else it holds.
         module: The pickled Module that holds these weights, if the file is trusted; else None.
@@ -184,7 +184,7 @@ def _read_past(read: ScanResult, name: str) -> tuple[str, ...]:
         return ()
     held = f"; skipped: {skipped}" if (skipped := skipped_objects(read.content)) else ""
     named = some_of([printable(symbol, 80) for symbol in read.names], _LISTED_NAMES)
-    reason = f"names {named}" if named else "is a bare pickle, or one of protocol 4 or later"
+    reason = f"names {named}" if named else "is a bare pickle, or has pickle instructions that torch lacks"
     return (f"{name}: `torch.load(weights_only=True)` refuses this file, which {reason}; nothing was imported{held}.",)
 
 

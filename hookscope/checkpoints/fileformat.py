@@ -216,7 +216,10 @@ def nearest_file(path: Path) -> str:
 
 
 def _inside(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir() if not STATES_OF_OPTIMISERS.fullmatch(path.name))
+    try:
+        names = sorted(path.name for path in folder.iterdir() if not STATES_OF_OPTIMISERS.fullmatch(path.name))
+    except OSError as error:
+        return f"it {_failure(folder, error)}"
     if any(name.endswith(_SLICES_SUFFIX) for name in names):
         return f"its {_SLICES_SUFFIX} files belong to a distributed checkpoint, whose {METADATA} is missing; add it"
     for ending in (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
@@ -229,21 +232,18 @@ def _inside(folder: Path) -> str:
 
 
 def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
-    kind: FileKind | None = None
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= 100_000_000:  # safetensors' own limit
-        kind = "safetensors"
-    elif start[257:262] == b"ustar" and (start[:100].rstrip(b"\0") in _TORCH_TAR_MEMBERS or _is_legacy(start)):
-        kind = "torch tar"  # torch tries this first, whatever else a file starts like
-    elif start[257:262] != b"ustar" and _is_legacy(start):
-        kind = "legacy torch"
-    elif start.lstrip(_BLANKS).startswith(b"{"):
+        return "safetensors"
+    if start[257:262] == b"ustar" and (start[:100].rstrip(b"\0") in _TORCH_TAR_MEMBERS or _is_legacy(start)):
+        return "torch tar"  # torch tries this first, whatever else a file starts like
+    if start[257:262] != b"ustar" and _is_legacy(start):
+        return "legacy torch"
+    if start.lstrip(_BLANKS).startswith(b"{"):
         shards = [str(shard) for shard in read_weight_map(file, name).values()]
-        kind = "safetensors index" if all(path.endswith(".safetensors") for path in shards) else "torch index"
-    elif len(start) > 1 and _is_pickle(start) and not _LEGACY_START.startswith(start):
-        kind = "pickle"
-    if kind is None:
-        raise CheckpointError(f"{name} {_foreign(start)}.")
-    return kind
+        return "safetensors index" if all(path.endswith(".safetensors") for path in shards) else "torch index"
+    if len(start) > 1 and _is_pickle(start) and not _LEGACY_START.startswith(start):
+        return "pickle"
+    raise CheckpointError(f"{name} {_foreign(start)}.")
 
 
 def _is_legacy(start: bytes) -> bool:
@@ -295,7 +295,7 @@ def weights_file(path: Path) -> Path:
     """Return the weights file of a folder that a `save_pretrained` of Hugging Face wrote; any other path as it is."""
     if not os.path.isdir(path) or is_distributed(path):  # noqa: PTH112 never raises
         return path
-    return next((path / name for name in _PRETRAINED if (path / name).is_file()), path)
+    return next((path / name for name in _PRETRAINED if os.path.isfile(path / name)), path)  # noqa: PTH113 never raises
 
 
 def config_in(folder: Path) -> dict[str, Any]:

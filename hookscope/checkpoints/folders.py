@@ -37,17 +37,19 @@ def files_of(
     """
     path = Path(source)
     try:
-        if path.is_dir():
+        if source and path.is_dir():  # Path("") is the current folder
             return files_below(path, suffixes, also, whole)
         if path.exists() or path.is_symlink() or not any(character in source for character in "*?["):
             return None
     except (OSError, ValueError):  # e.g. a name longer than the file system allows
         return None
     matches = [Path(match) for match in glob.glob(source, recursive=True)]  # noqa: PTH207 takes absolute patterns too
-    wholes = {match for match in matches if whole is not None and match.is_dir() and whole(match)}
-    files = wholes | {match for match in matches if not match.is_dir() and match.parent not in wholes}
-    if "**" not in source:  # with ** the files below a matched folder are matches themselves
-        files.update(file for match in matches if match.is_dir() for file in files_below(match, suffixes, also, whole))
+    folders = {match for match in matches if match.is_dir()}
+    wholes = {match for match in folders if whole is not None and whole(match)}
+    files = wholes | {match for match in matches if match not in folders and wholes.isdisjoint(match.parents)}
+    if not source.endswith(("**", "**/*")):  # these match the files below a matched folder, too
+        outermost = (folder for folder in folders if folders.isdisjoint(folder.parents))
+        files.update(file for folder in outermost for file in files_below(folder, suffixes, also, whole))
     if not files:
         raise NothingMatchedError(
             f"No file matches '{printable(source)}'. Check the pattern and the folder it starts from."

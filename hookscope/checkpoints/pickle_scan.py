@@ -1,5 +1,6 @@
 """Find what a pickle would import and which storages it claims, without importing or calling anything."""
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -9,6 +10,7 @@ from torch._weights_only_unpickler import _get_allowed_globals  # the list that 
 
 from hookscope.checkpoints.unpickler import (
     ABSENT,
+    PLAIN_INSTRUCTIONS,
     Global,
     InertUnpickler,
     Reference,
@@ -21,6 +23,8 @@ from hookscope.checkpoints.unpickler import (
 _ITEM_BYTES = {name: dtype.itemsize for dtype, name in torch.storage._dtype_to_storage_type_map().items()}  # noqa: SLF001
 _ITEM_BYTES["UntypedStorage"] = 1
 
+_TORCHS_INSTRUCTIONS = PLAIN_INSTRUCTIONS | {pickle.NEWOBJ, pickle.EMPTY_SET, pickle.SHORT_BINSTRING}
+
 _NAMES_LIMIT = 1000  # a pickled network with its training script's objects names a hundred
 
 
@@ -30,13 +34,14 @@ class PickleSurvey:
 
     `imports` are the dotted names that it would import and no plain checkpoint needs, in order; `storages` the bytes
     that it claims for each storage, by key. It is `malformed` if it cannot be unpickled, or makes something as
-    torch.save never does. `content` has stand-ins for what is not Python's own; it is None if it cannot be read.
-    `wrapper` is the class of a tensor that wraps others, such as a DTensor.
+    torch.save never does. `is_known_to_torch`: torch's safe reader has all of its instructions. `content` has stand-ins
+    for what is not Python's own; it is None if it cannot be read. `wrapper` is the class of a tensor that wraps others,
+    such as a DTensor.
     """
 
     imports: tuple[str, ...]
     storages: dict[str, int]
-    protocol: int
+    is_known_to_torch: bool = True
     truncated: bool = False
     malformed: bool = False
     content: object = None
@@ -81,7 +86,8 @@ def survey_pickle(file: BinaryIO) -> PickleSurvey:
         malformed |= not _note_storage(reference.identifier, storages)
     malformed |= len(imports) > _NAMES_LIMIT or not all(map(_is_written, unpickler.calls))
     wrapper = next(filter(None, map(_wrapper_class, unpickler.calls)), "")
-    return PickleSurvey(imports, storages, unpickler.protocol, truncated, malformed, content, wrapper)
+    is_known = unpickler.instructions <= _TORCHS_INSTRUCTIONS
+    return PickleSurvey(imports, storages, is_known, truncated, malformed, content, wrapper)
 
 
 def _wrapper_class(call: StandIn) -> str:

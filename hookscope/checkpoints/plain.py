@@ -5,7 +5,6 @@ lists of what is allowed: the pickle's instructions, what it imports, how tensor
 """
 
 import math
-import pickle
 import re
 import struct
 import sys
@@ -30,7 +29,7 @@ from hookscope.checkpoints.fileformat import (
 )
 from hookscope.checkpoints.nested import ITEM_BYTES, TensorLike, is_floating_point, parts_in
 from hookscope.checkpoints.stand_ins import is_bare, is_empty_hooks, replace_stand_ins
-from hookscope.checkpoints.unpickler import Global, InertUnpickler, Reference, StandIn
+from hookscope.checkpoints.unpickler import PLAIN_INSTRUCTIONS, Global, InertUnpickler, Reference, StandIn
 from hookscope.text import printable
 
 # torch's names of the dtypes that are read here, by those of storages in torch.save's files, and of safetensors.
@@ -61,19 +60,7 @@ _SAFETENSORS = {
     "F8_E5M2": "float8_e5m2",
 }
 
-# The instructions of the pickles that torch.save writes of plain values; torch's safe reader knows all of them.
-_INSTRUCTIONS = frozenset(
-    {
-        *(pickle.PROTO, pickle.GLOBAL, pickle.REDUCE, pickle.BUILD, pickle.BINPERSID),
-        *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET, pickle.MARK),
-        *(pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS),
-        *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
-        *(pickle.NEWFALSE, pickle.NEWTRUE, pickle.NONE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
-        *(pickle.BINFLOAT, pickle.BINUNICODE),
-    }
-)
-
-# What such pickles name.
+# What the pickles name that torch.save writes of plain values.
 _GLOBALS = frozenset(
     {
         *(f"torch.{kind}" for kind in _STORAGES),
@@ -290,7 +277,7 @@ def _unpickled(archive: ZipFile, member: ZipInfo, located: Callable[[str, int], 
     content = archive.read(member)
     unpickler = InertUnpickler(BytesIO(content))
     pickled = unpickler.load()
-    if not content.startswith(b"\x80\x02") or not unpickler.instructions <= _INSTRUCTIONS:
+    if not content.startswith(b"\x80\x02") or not unpickler.instructions <= PLAIN_INSTRUCTIONS:
         raise ValueError
     if not unpickler.globals.keys() <= _GLOBALS:
         raise ValueError

@@ -42,6 +42,8 @@ from hookscope.text import printable
 
 _UNTYPED = torch.storage._new_dtypes()  # noqa: SLF001 - whose values torch.save stores as mere bytes
 
+_PACKED = {torch.quint4x2: 2, torch.quint2x4: 4}  # elements in a byte
+
 Visitor = Callable[[Path, FileKind, object], object]
 """Takes a file, its kind and its content; returns what the caller wants of it, or raises one of hookscope's errors."""
 
@@ -55,13 +57,10 @@ _RUNNING_KINDS: dict[FileKind, str] = {
     "torch tar": "a tar archive, torch's oldest format, made of pickles",
 }
 
-_SAFE_PROTOCOLS = range(4)  # pickle protocols; torch's safe reader lacks instructions of later ones
 _LISTED_NAMES = 5  # names that a refusal lists
-
 
 RESAVE_REMEDY = "save `model.state_dict()` where it was made"
 """Advice for messages about a file that runs code, where it must not run."""
-
 
 TrustedReader = Callable[[Path, FileKind], object]
 """Reads a file that its user trusts, and runs what it names."""
@@ -147,9 +146,9 @@ def _verify_file(path: Path, kind: FileKind, look: Visitor, rules: ReadingRules)
         if rules.read_trusted is None:
             raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), rules.remedy)
         return ScanResult("runs code")
-    survey = PickleSurvey((), {}, 2) if kind == "safetensors" else _checked_survey(opened, kind, name, rules)
+    survey = PickleSurvey((), {}) if kind == "safetensors" else _checked_survey(opened, kind, name, rules)
     how: ReadMode = "torch"
-    if survey.imports or kind == "pickle" or survey.protocol not in _SAFE_PROTOCOLS:
+    if survey.imports or kind == "pickle" or not survey.is_known_to_torch:
         how = "runs code" if _is_to_run(survey, rules) else "past unknown"
     seen = None if how == "runs code" else look(path, kind, read_content(path, kind, how))
     return ScanResult(how, survey.imports, seen)
@@ -235,9 +234,9 @@ def _survey_legacy(file: BinaryIO, _: str) -> tuple[PickleSurvey, dict[str, int]
     is_named = isinstance(filled, list) and all(isinstance(key, str) for key in filled)
     is_filled = isinstance(filled, list) and is_named and set(filled) >= set(storages)
     imports = tuple(dict.fromkeys(symbol for survey in surveys for symbol in survey.imports))
-    protocol, wrapper = max(survey.protocol for survey in surveys), max(survey.wrapper for survey in surveys)
+    is_known, wrapper = all(survey.is_known_to_torch for survey in surveys), max(survey.wrapper for survey in surveys)
     malformed = not is_filled or any(survey.malformed for survey in surveys)
-    return PickleSurvey(imports, storages, protocol, surveys[-1].truncated, malformed, wrapper=wrapper), {}
+    return PickleSurvey(imports, storages, is_known, surveys[-1].truncated, malformed, wrapper=wrapper), {}
 
 
 _SURVEYS: dict[FileKind, Callable[[BinaryIO, str], tuple[PickleSurvey, dict[str, int]]]] = {
@@ -383,7 +382,8 @@ def claims_too_much(tensor: Tensor) -> bool:
     """Return whether a dense tensor has more elements than its storage, because it repeats some (stride 0)."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return False
-    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+    packed = _PACKED.get(tensor.dtype, 1)
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes() * packed
 
 
 def _is_swapped(file: BinaryIO) -> bool:

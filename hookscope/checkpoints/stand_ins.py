@@ -115,8 +115,12 @@ def _is_module(value: object) -> bool:
 
 def class_of(call: StandIn) -> str:
     """Return the dotted name of an object's class, as far as a call tells."""
-    first = call.arguments[0] if call.arguments else None
-    return first.name if call.name.startswith("copyreg.") and isinstance(first, Global) else call.name
+    match call:
+        case StandIn(name="torch._tensor._rebuild_from_type_v2", arguments=(_, Global(name=name), *_)):
+            return name
+        case StandIn(arguments=(Global(name=name), *_)) if call.name.startswith("copyreg."):
+            return name
+    return call.name
 
 
 def kind_of(value: object) -> str:
@@ -146,7 +150,7 @@ def skipped_objects(content: object) -> str:
     text += "".join(f", {count} of {printable(name, 80)}" for name, count in others)
     more = len(kinds) - _LISTED_KINDS
     text += f" and others of {counted(more, 'kind')}" if more > 0 else ""
-    return f"{text}; {counted(tensors, 'tensor')} inside them" if tensors else text
+    return f"{text}; {counted(tensors, 'tensor')} inside {'it' if kinds.total() == 1 else 'them'}" if tensors else text
 
 
 def _held_by(part: object) -> Iterable[object]:

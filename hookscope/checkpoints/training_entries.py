@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -83,8 +84,9 @@ def _counters(content: object) -> Iterator[tuple[str, int]]:
 
 
 def _count(value: object) -> int | None:
-    if isinstance(value, Tensor) and value.numel() == 1 and not (value.is_meta or value.is_complex()):
-        value = Tensor.detach(value).item()
+    if isinstance(value, Tensor):
+        with suppress(RuntimeError):  # several elements, no data, a dtype without arithmetic
+            value = Tensor.detach(value).item()
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):

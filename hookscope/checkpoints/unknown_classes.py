@@ -49,7 +49,7 @@ def read_past_unknown(path: Path, kind: FileKind) -> object:
     """Return what a "torch", "legacy torch" or "pickle" file holds, with stand-ins for objects of unknown classes.
 
     Pickled modules become their state dicts, subclasses of dict and list plain ones, NumPy's arrays tensors and its
-    numbers Python's. Raises ValueError, or whatever else a damaged file runs into.
+    numbers Python's. Raises UnreadablePickleError, or whatever else a damaged file runs into.
     """
     with open_regular(path) as file:
         if kind == "torch":
@@ -97,16 +97,11 @@ def _in_archive(file: BinaryIO, name: str) -> tuple[Any, Located]:
 
 def _in_legacy_file(file: BinaryIO) -> tuple[Any, Located]:
     """Read the pickles at a file's start; storages follow, each after its length, in the order of the last pickle."""
-    unpicklers: list[InertUnpickler] = []
-    contents: list[Any] = []
-    while len(contents) < LEGACY_PICKLES:
-        unpicklers.append(InertUnpickler(file))
-        contents.append(unpicklers[-1].load())
-    *_, content, keys = contents
-    sizes = {}
-    for reference in unpicklers[3].references:
-        key, dtype, _ = _storage_of(reference)
-        sizes[key] = dtype.itemsize
+    for _ in range(LEGACY_PICKLES - 1):
+        unpickler = InertUnpickler(file)
+        content = unpickler.load()
+    keys = InertUnpickler(file).load()
+    sizes = {key: dtype.itemsize for key, dtype, _ in map(_storage_of, unpickler.references)}
     begins: dict[str, tuple[int, int]] = {}
     for key in keys:
         count = int.from_bytes(file.read(8), "little")
@@ -174,8 +169,6 @@ class _Values:
         if len(rest) > 1 and not is_empty_hooks(rest[1]):
             raise UnreadablePickleError("hooks of a tensor")
         numbers = (offset, *shape, *strides)
-        if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides):
-            raise UnreadablePickleError("an invalid shape or stride")
         if any(type(number) is not int or number < 0 for number in numbers):
             raise UnreadablePickleError("an invalid shape or stride")
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
@@ -195,11 +188,12 @@ class _Values:
         numbers = made.dtype.is_floating_point or made.dtype.is_complex
         return nn.Parameter(made.detach(), requires_grad=requires_grad is True and numbers)
 
-    def typed(self, call: StandIn) -> Tensor:
+    def typed(self, call: StandIn) -> Any:
         function, _, arguments, *_ = call.arguments
         if not isinstance(function, Global) or type(arguments) is not tuple:
             raise UnreadablePickleError("an invalid tensor")
-        return self._inner(StandIn(function.name, arguments))
+        make = _TENSOR_MAKERS.get(function.name)  # other functions make tensors out of several parts
+        return call if make is None else make(self, StandIn(function.name, arguments))
 
     def _inner(self, value: object) -> Tensor:
         if isinstance(value, StandIn) and value.name in _TENSOR_MAKERS:
@@ -210,13 +204,7 @@ class _Values:
 
     def array(self, call: StandIn) -> Any:
         match call.state:
-            case (
-                int(_),
-                tuple(shape),
-                StandIn() as described,
-                bool(by_column) | int(by_column),
-                bytes() | str() as raw,
-            ):
+            case (int(_), tuple(shape), StandIn() as described, int(by_column), bytes() | str() as raw):
                 return _tensor_of(raw, described, shape, "F" if by_column else "C", call)
         return call
 

@@ -19,6 +19,18 @@ from typing import Any, BinaryIO, Final
 ABSENT: Final = object()
 """The state of a `StandIn` that no BUILD has given one."""
 
+PLAIN_INSTRUCTIONS = frozenset(
+    {
+        *(pickle.PROTO, pickle.GLOBAL, pickle.REDUCE, pickle.BUILD, pickle.BINPERSID),
+        *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET, pickle.MARK),
+        *(pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS),
+        *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+        *(pickle.NEWFALSE, pickle.NEWTRUE, pickle.NONE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
+        *(pickle.BINFLOAT, pickle.BINUNICODE),
+    }
+)
+"""The instructions of the pickles that torch.save writes of plain values; torch's safe reader knows all of them."""
+
 # No dict of a checkpoint has a longer key, or numbers of more digits.
 _KEY_LENGTH_LIMIT = 16
 _DIGITS_LIMIT = 4300
@@ -57,7 +69,7 @@ class Reference:
     identifier: Any
 
 
-class UnreadablePickleError(ValueError):
+class UnreadablePickleError(Exception):
     """A pickle is damaged, or does what no program writes."""
 
 
@@ -96,8 +108,6 @@ class InertUnpickler:
                 seen.add(opcode)
                 handlers[opcode](self)
             return self._stack.pop()
-        except UnreadablePickleError:
-            raise
         except (KeyError, IndexError, ValueError, struct.error) as error:
             raise UnreadablePickleError(type(error).__name__) from error
 

@@ -66,7 +66,7 @@ class WeightsFiles:
     def adapter_config(self) -> Path | None:
         """The `adapter_config.json` of peft next to it; None if there is none."""
         config = self.path.parent / "adapter_config.json"
-        return config if config.is_file() else None
+        return config if os.path.isfile(config) else None  # noqa: PTH113 never raises
 
     def stored(self) -> list[Path]:
         """Return the files on disk that hold the tensors."""

@@ -29,7 +29,7 @@ from hookscope.models.network_table import (
     network_table,
     state_shapes,
 )
-from hookscope.text import counted, printable, some_of
+from hookscope.text import are, counted, printable, some_of
 
 _LEAST_ALIKE = Fraction(1, 2)  # with less than half of the names in common, a network is not worth suggesting
 
@@ -227,7 +227,7 @@ def _remarks(
     if channels:
         remarks.append(f"{counted(channels, 'input channel')} instead of {COLOURS}")
     if counters:
-        remarks.append(f"{counters} {COUNTER} are missing, as in old files and with frozen BatchNorm")
+        remarks.append(f"{counters} {COUNTER} {are(counters)} missing, as in old files and with frozen BatchNorm")
     return tuple(remarks)
 
 

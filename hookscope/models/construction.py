@@ -3,7 +3,7 @@
 import copy
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -129,13 +129,7 @@ _FILLS = frozenset({torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.fi
 class _SkippedInitialisation(TorchFunctionMode):
     """Leave parameters unwritten by `torch.nn.init` and in-place fills; buffers and everything else are untouched."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _FILLS or getattr(func, "__module__", None) == "torch.nn.init":
             target = args[0] if args else kwargs.get("tensor")

@@ -58,8 +58,6 @@ def given_program(program: Any) -> LoadedModel:
 
 
 def _copied_torchscript(script: torch.jit.ScriptModule) -> tuple[nn.Module, tuple[str, ...]]:
-    """Copy TorchScript as a tree of modules, because torch refuses hooks on the original."""
-
     def load() -> Any:
         written.seek(0)
         return torch.jit.load(written)  # type: ignore[no-untyped-call] # torch's

@@ -255,10 +255,10 @@ def _described(settings: Mapping[str, Any], channels: int, name: str) -> tuple[P
     warnings = []
     size = settings.get("size") if settings.get("do_resize", True) else None
     resize, crop = _resize(size), None
-    if isinstance(size, dict) and "longest_edge" in size and isinstance(resize, int):
+    if isinstance(size, dict) and "longest_edge" in size:
+        does = f"scales the shorter side to {resize}, without that limit" if resize else "does not resize pictures"
         warnings.append(
-            f"{name}: transformers keeps the longer side within {int(size['longest_edge'])} pixels; hookscope scales "
-            f"the shorter side to {resize}, without that limit."
+            f"{name}: transformers keeps the longer side within {int(size['longest_edge'])} pixels; hookscope {does}."
         )
     if "crop_pct" in settings and isinstance(resize, int) and settings["crop_pct"]:
         side = resize

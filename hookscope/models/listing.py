@@ -139,8 +139,7 @@ def _summary(value: object) -> str:
         return f"{shape_text(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, dict | list | tuple):
         tensor_count = sum(1 for _ in tensors_in(value))
-        entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
-        return f"{entries}, {counted(tensor_count, 'tensor')}"
+        return f"{counted(len(value), 'entry', 'entries')}, {counted(tensor_count, 'tensor')}"
     if isinstance(value, str | int | float | bool | None):
         return printable(str(value), _LONGEST_VALUE)
     return ""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hookscope.checkpoints.checkpoint import Checkpoint
 from hookscope.checkpoints.fileformat import json_object
 from hookscope.errors import CheckpointError, MisfitError, NetworkNeededError, UnmergedError
-from hookscope.models.construction import LoadedModel
+from hookscope.models.construction import LoadedModel, parameter_count
 from hookscope.models.statedict import copyable
 from hookscope.parameters import arg
 from hookscope.text import counted, printable
@@ -108,16 +108,17 @@ def _read_settings(config: Path) -> AdapterSettings:
 
 
 def merged(loaded: LoadedModel, checkpoint: Checkpoint, settings: AdapterSettings) -> LoadedModel:
-    """Add the adapters of a file to the weights of a network, in place.
+    """Add the adapters of a file to the weights of a network.
 
-    Other tensors of the file, which peft trained whole, replace the network's. On the meta device only shapes are
+    Other tensors of the file, which peft trained whole, replace the network's. A layer whose weight is tied to another
+    layer's gets a weight of its own, since an adapter changes its layer alone. On the meta device only shapes are
     compared. Raises MisfitError if a layer or a shape does not fit, CheckpointError for adapters that are no plain
     LoRA.
     """
     module, state, name = loaded.module, checkpoint.state, checkpoint.name
     if odd := next((key for key, value in state.items() if _is_odd(key, value)), None):
         raise CheckpointError(f"{name} holds '{printable(odd, 80)}', which is not plain LoRA; merge it with peft.")
-    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
     pairs, whole = _pairs_and_whole(state)
     for layer, halves in pairs.items():
         weight = tensors.get(f"{layer}.weight")
@@ -132,9 +133,8 @@ def merged(loaded: LoadedModel, checkpoint: Checkpoint, settings: AdapterSetting
         if delta.shape != weight.shape:
             shapes = f"{tuple(delta.shape)} for a weight of {tuple(weight.shape)}"
             raise MisfitError(f"{name} does not fit '{printable(layer, 80)}': {shapes}.")
-        if not weight.is_meta:
-            with torch.no_grad():
-                weight.add_((delta * settings.scale(layer, halves["A"].shape[0])).to(weight.dtype))
+        change = (delta * settings.scale(layer, halves["A"].shape[0])).to(weight.dtype)
+        _put(module, f"{layer}.weight", weight if weight.is_meta else weight.detach() + change)
     _replace(module, tensors, whole, name)
     ranks = ", ".join(map(str, sorted({halves["A"].shape[0] for halves in pairs.values()})))
     also = f"; {counted(len(whole), 'other tensor')} of the file took the place of the network's" if whole else ""
@@ -143,7 +143,8 @@ def merged(loaded: LoadedModel, checkpoint: Checkpoint, settings: AdapterSetting
     if not any(bool(halves["B"].any()) for halves in pairs.values()):
         warnings += (f"{name}: every lora_B is 0 (untrained), so the network is unchanged.",)
     weights, merged_name = f"{loaded.info.weights}, with {name} merged", f"{name} ({loaded.info.name})"
-    info = replace(loaded.info, name=merged_name, weights=weights, sha256=checkpoint.sha256)
+    count = parameter_count(module)  # a tied weight may have been parted
+    info = replace(loaded.info, name=merged_name, weights=weights, sha256=checkpoint.sha256, parameter_count=count)
     return replace(loaded, info=info, warnings=warnings, notes=(*checkpoint.notes, *loaded.notes, note))
 
 
@@ -158,14 +159,20 @@ def _is_odd(key: str, value: object) -> bool:
 def _replace(module: nn.Module, tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor], name: str) -> None:
     for key, value in whole.items():
         own = tensors.get(key)
-        if own is None or value.is_quantized or not copyable(value, own, key):
+        if own is None or not copyable(value, own, key):
             raise MisfitError(
                 f"{name} has a '{printable(key, 80)}' that {type(module).__name__} lacks, or has in another shape or "
                 "type."
             )
-        if not own.is_meta:
-            with torch.no_grad():
-                own.copy_(value)
+        _put(module, key, torch.empty_like(own).copy_(value))
+
+
+def _put(module: nn.Module, key: str, value: Tensor) -> None:
+    """Set a parameter or buffer of one layer; a layer that it was tied to keeps the former."""
+    path, _, name = key.rpartition(".")
+    owner = module.get_submodule(path)
+    own = getattr(owner, name)
+    setattr(owner, name, nn.Parameter(value.detach(), own.requires_grad) if isinstance(own, nn.Parameter) else value)
 
 
 def _pairs_and_whole(state: Mapping[str, Any]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:

@@ -36,8 +36,7 @@ def parse_arguments(model_args: Arguments) -> dict[str, Any]:
         return dict(model_args)
     arguments: dict[str, Any] = {}
     for text in [model_args] if isinstance(model_args, str) else model_args:
-        name, equals, value = text.partition("=")
-        name = name.strip()
+        name, equals, value = map(str.strip, text.partition("="))
         if not equals or not name.isidentifier():
             raise UsageError(f"{arg('model_arg')} '{printable(text)}' is not of the form NAME=VALUE, such as width=2.")
         if name in arguments:
@@ -88,7 +87,8 @@ def _watched_loading() -> Iterator[list[set[int]]]:
 
 def _memory_of(state: object) -> set[int]:
     values = state.values() if isinstance(state, Mapping) else ()
-    return {value.data_ptr() for value in values if isinstance(value, Tensor)}
+    tensors = [value for value in values if isinstance(value, Tensor) and not nn.parameter.is_lazy(value)]
+    return {tensor.data_ptr() for tensor in tensors if tensor.layout is torch.strided}
 
 
 def _samples(module: nn.Module) -> dict[str, Tensor]:
@@ -115,11 +115,9 @@ def _kept_remark(built: Mapping[str, Tensor], module: nn.Module, name: str) -> l
         return []
     differing = [key for key, values in telling.items() if not torch.equal(values, built[key])]
     equal = len(telling) - len(differing)
-    total = counted(len(telling), "parameter")
-    if not differing:
-        return [f"{name} loads weights itself; as built, all of its {total} equal the file's."]
+    compared = f"{equal} of its {counted(len(telling), 'parameter')} equal{'s' if len(telling) == 1 else ''} the file's"
     changed = some_of([printable(key, 80) for key in differing], _LISTED_NAMES)
-    return [f"{name} loads weights itself; as built, {equal} of its {total} equal the file's, and not {changed}."]
+    return [f"{name} loads weights itself; as built, {compared}{changed and f', and not {changed}'}."]
 
 
 def _module_made_by(made: object, arguments: Mapping[str, Any], name: str, *, on_meta: bool) -> nn.Module:

@@ -98,7 +98,7 @@ def load_into(
         unread=[key for key in state if key not in mapping and key != "n_averaged"],
     )
     notes = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
-    notes += [f"{origin}: all {len(mapping)} names fit with the prefix '{printable(added, 80)}'."] if added else []
+    notes += [f"{origin}: its names fit with the prefix '{printable(added, 80)}' in front."] if added else []
     tensors = (
         (key, value) for key, value in fitting.items() if isinstance(value, Tensor) and not key.endswith(COUNTER)
     )
@@ -347,14 +347,15 @@ def _unneeded(patterns: Sequence[str], names: Sequence[str], option: str, nothin
 
 
 def copyable(value: object, target: object, name: str) -> bool:
-    """Return whether a value can take a tensor's place: of its shape and layout, without losing phase or fraction."""
+    """Return whether a value can take a tensor's place: of its shape and layout, losing nothing but precision."""
     if _shape_or_type(value) != _shape_or_type(target):
         return False
     if not (isinstance(value, Tensor) and isinstance(target, Tensor)) or name.endswith(COUNTER):
         return True
     loses_phase = value.is_complex() and not target.is_complex()
     loses_fraction = value.is_floating_point() and not (target.is_floating_point() or target.is_complex())
-    return value.layout is target.layout and not (loses_phase or loses_fraction)
+    loses_scale = value.is_quantized and not target.is_quantized
+    return value.layout is target.layout and not (loses_phase or loses_fraction or loses_scale)
 
 
 def _shown_form(value: object, other: object) -> str:

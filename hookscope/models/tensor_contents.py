@@ -27,9 +27,6 @@ _THREADS = 2  # two read as fast as memory gives
 # Tensors that are neither dense nor small are views of something else, which nobody stores on purpose.
 _GATHER_BYTES_LIMIT = 2**28
 
-# A format without NaN and Inf, and without arithmetic (Open Compute Project, "Microscaling Formats", 2023).
-_ALWAYS_FINITE = {torch.float4_e2m1fn_x2}
-
 
 def list_with_torch(files: WeightsFiles, key: str | None) -> list[dict[str, Any]]:
     """Return the listing of each file. Raises as `list_contents`."""
@@ -91,7 +88,8 @@ def values_of_tensor(tensor: Tensor) -> Values | None:
         return _values((tensor.dequantize() if by_channel else tensor).reshape(-1), tensor.dtype, 1)
     stored, _, zeros = stored_values(tensor, tuple(tensor.shape))
     stored = stored.resolve_conj().resolve_neg()
-    held = stored[tuple(slice(None if stride else 1) for stride in stored.stride())]  # expanded axes repeat elements
+    # Expanded axes repeat elements. In sparse tensors they are few, and the zeros come on top.
+    held = stored[tuple(slice(None if stride or zeros else 1) for stride in stored.stride())]
     held, _ = in_memory_order(held, None)
     if not held.is_contiguous() and held.numel() * held.element_size() > _GATHER_BYTES_LIMIT:
         return None
@@ -108,7 +106,8 @@ def _values(flat: Tensor, dtype: torch.dtype, repeats: int, *, zeros: int = 0) -
         if is_out_of_memory(error):
             raise
         is_whole = not (dtype.is_floating_point or dtype.is_complex)
-        return Values(0, 0) if is_whole or dtype in _ALWAYS_FINITE else None
+        # float4 has no NaN and Inf (Open Compute Project, "Microscaling Formats", 2023).
+        return Values(0, 0) if is_whole or dtype is torch.float4_e2m1fn_x2 else None
 
 
 def _array(piece: Tensor) -> NDArray[Any]:

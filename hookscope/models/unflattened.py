@@ -27,7 +27,6 @@ from hookscope.models.module_stubs import MODAL, always_training, layer_class, s
 # A module, since torch.export has a function of the same name.
 _torchs_own = importlib.import_module("torch.export.unflatten")
 
-
 # Modules with a graph: layers, and blocks that ran under autocast or no_grad (GraphModules, without layers).
 _CALLED = (InterpreterModule, InterpreterModuleDispatcher, torch.fx.GraphModule)
 
@@ -108,14 +107,13 @@ def _only_input(program: ExportedProgram) -> tuple[tuple[int, ...], bool] | None
 def _laid_out(program: ExportedProgram) -> nn.Module | None:
     try:
         with _repeats_kept():
-            root: Any = torch.export.unflatten(program)
+            root = torch.export.unflatten(program)
     except Exception:  # noqa: BLE001 - it asserts much about graphs, which people rewrite
         return None
     vars(root).pop("process_forward_inputs", None)  # an attribute of the object, before the one of `ProgramRoot`
     _keep_constants(root)
     _join_calls([root])
-    laid_out: nn.Module = root
-    return laid_out
+    return root
 
 
 @contextmanager
@@ -210,9 +208,11 @@ def _name_and_size(module: nn.Module) -> None:
     if not isinstance(written_as, str):
         return
     behaviour: Any = ProgramRoot if isinstance(module, UnflattenedModule) else type(module)
-    module.__class__ = layer_class(behaviour, written_as)
     first_call = module._call_modules[0] if isinstance(module, InterpreterModuleDispatcher) else module
-    operators = {name: node for node in vars(first_call)["graph"].nodes if (name := _operator(node))}
+    nodes = vars(first_call)["graph"].nodes
+    # torch calls a container that has no graph, such as a ModuleList, by the class of what is in it.
+    module.__class__ = layer_class(behaviour, written_as if nodes else "torch.nn.modules.module.Module")
+    operators = {name: node for node in nodes if (name := _operator(node))}
     groups = None
     for name, node in operators.items():
         if name.startswith("conv"):

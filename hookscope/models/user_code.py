@@ -61,13 +61,15 @@ def imported(source: str, name: str) -> object:
     such module, or no such name in it.
     """
     home = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
-    try:
-        return operator.attrgetter(name)(home)
-    except AttributeError as error:
-        offered = [key for key, value in vars(home).items() if callable(value) and not key.startswith("_")]
-        defined = [key for key in offered if getattr(vars(home)[key], "__module__", "") == home.__name__]
-        hint = nearest(name, offered) or (f" It defines {some_of(defined[::-1], 6)}." if defined else "")
-        raise ModelNotFoundError(f"{printable(source)} has no '{printable(name)}'.{hint}") from error
+    with user_code(f"{printable(source)} raised while its '{printable(name)}' was looked up"):
+        try:
+            return operator.attrgetter(name)(home)  # a module's own __getattr__ may import more
+        except AttributeError as error:
+            missing = error
+    offered = [key for key, value in vars(home).items() if callable(value) and not key.startswith("_")]
+    defined = [key for key in offered if getattr(vars(home)[key], "__module__", "") == home.__name__]
+    hint = nearest(name, offered) or (f" It defines {some_of(defined[::-1], 6)}." if defined else "")
+    raise ModelNotFoundError(f"{printable(source)} has no '{printable(name)}'.{hint}") from missing
 
 
 def load_function(path: Path, name: str) -> Callable[..., Any]:

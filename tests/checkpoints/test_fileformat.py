@@ -1,5 +1,6 @@
 """Which kind of file it is, and what a pickle in it would do, without doing any of it."""
 
+import errno
 import io
 import json
 import os
@@ -9,7 +10,7 @@ import tarfile
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,14 @@ def test_folder_suggests_the_file_in_it(tmp_path: Path, name: str) -> None:
     assert f"/{name}'" in refusal(tmp_path)
 
 
+def test_folder_that_cannot_be_listed_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(folder: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    assert refusal(tmp_path).endswith("is a folder; it cannot be read: Permission denied; make it readable.")
+
+
 def test_fifo_that_appears_after_the_first_look_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save(STATE, tmp_path / "model.pt")
     regular = (tmp_path / "model.pt").stat()
@@ -163,7 +172,7 @@ def test_what_torch_saves_needs_no_import_and_claims_what_it_has(name: str) -> N
     survey = survey_pickle(io.BytesIO(body))
     assert survey.imports == ()
     assert survey.storages == sizes
-    assert survey.protocol == 2
+    assert survey.is_known_to_torch
     assert not survey.truncated
     assert not survey.malformed
 
@@ -172,7 +181,7 @@ def test_what_torch_saves_needs_no_import_and_claims_what_it_has(name: str) -> N
 def test_names_are_todays_in_every_protocol(protocol: int) -> None:
     body = pickle.dumps([subprocess.Popen, eval], protocol)  # protocol 2 spells them commands.Popen, __builtin__.eval
     assert survey_pickle(io.BytesIO(body)).imports == ("subprocess.Popen", "builtins.eval")
-    assert survey_pickle(io.BytesIO(body)).protocol == (protocol if protocol > 1 else 0)
+    assert survey_pickle(io.BytesIO(body)).is_known_to_torch == (protocol == 2)
 
 
 @pytest.mark.parametrize(

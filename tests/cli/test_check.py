@@ -1,7 +1,9 @@
 """`hookscope check` as CI runs it: a separate process, real checkpoints, exit codes, reports."""
 
 import base64
+import errno
 import json
+import os
 import re
 import signal
 import subprocess
@@ -386,6 +388,36 @@ def test_globs_are_expanded_and_each_file_counts_once(tmp_path: Path, monkeypatc
         Path(name).touch()
     assert find_checkpoints(["b.pt", "*.pt", "demo"]) == ["b.pt", "[x].pt", "a.pt", "demo"]
     assert find_checkpoints(["[x].pt"]) == ["[x].pt"]
+    assert find_checkpoints([""]) == [""]  # as from a variable of the shell that is not set; not the current folder
+
+
+def test_a_folder_that_a_deep_glob_matches_stands_for_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/a/kept/2.pt", "runs/b/deep/kept/inner/10.pt", "runs/b/notes.txt"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    for source in ("runs/**/kept", "runs/**/", "runs/**/*.pt"):
+        assert find_checkpoints([source]) == ["runs/a/kept/2.pt", "runs/b/deep/kept/inner/10.pt"], source
+
+
+def test_a_folder_whose_files_cannot_be_looked_at_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat, closed = os.stat, tmp_path / "closed"
+
+    def denied(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        if isinstance(path, str | Path) and Path(path).parent == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, *args, **kwargs)
+
+    for name in ("closed/model.safetensors", "open/model.safetensors"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    monkeypatch.setattr(os, "stat", denied)
+    expected = [str(tmp_path / name / "model.safetensors") for name in ("closed", "open")]
+    assert find_checkpoints([str(tmp_path)]) == expected
 
 
 @pytest.mark.parametrize("broken", [False, True])

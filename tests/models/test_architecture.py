@@ -169,6 +169,10 @@ def test_files_without_batch_counters_fit_and_say_so(all_shapes: dict[str, Shape
     (candidate,) = recognise(old)
     assert candidate.model == "resnet18"
     assert any("20 num_batches_tracked are missing" in remark for remark in candidate.remarks)  # one per BatchNorm
+    (candidate,) = recognise(
+        {key: shape for key, shape in all_shapes["resnet18"].items() if key in old or key[0] != "b"}
+    )
+    assert any("1 num_batches_tracked is missing" in remark for remark in candidate.remarks)
 
 
 def bert() -> Shapes:

@@ -80,6 +80,24 @@ def test_content_decides_how_a_file_is_read(tmp_path: Path, writer: str, name: s
     assert read_checkpoint(path).state.keys() == STATE.keys()
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Sparse invariant")
+def test_a_count_that_is_no_number_is_no_counter(tmp_path: Path) -> None:
+    bits, sparse = torch.zeros(1, dtype=torch.uint8).view(torch.bits8), torch.ones(1, 1).to_sparse_csr()
+    odd = {"epoch": bits, "iteration": sparse, "it": torch.tensor(1j)}
+    torch.save({"state_dict": STATE, "step": torch.tensor([3]), **odd}, tmp_path / "model.pt")
+    training = read_checkpoint(tmp_path / "model.pt").training
+    assert training is not None
+    assert training.counters == {"step": 3}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per")
+def test_elements_that_share_a_byte_claim_no_more_than_their_storage(tmp_path: Path) -> None:
+    scales, points = torch.ones(2), torch.zeros(2)
+    packed = torch.quantize_per_channel(torch.ones(2, 4), scales, points, 0, torch.quint4x2)
+    torch.save({"w": packed}, tmp_path / "model.pt")
+    assert read_checkpoint(tmp_path / "model.pt").state["w"].dequantize().tolist() == [[1] * 4] * 2
+
+
 def test_what_other_packages_allow_to_unpickle_does_not_count(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(1), "extra": Counter}, tmp_path / "model.pt")
     before = set(torch.serialization.get_safe_globals())

@@ -164,6 +164,9 @@ def test_what_the_image_processor_does_and_hookscope_does_not_is_said(vit: Path)
     said = " ".join(load_model(str(vit)).warnings)
     for phrase in ("keeps the longer side within 90 pixels", "does not scale its pictures to 0 to 1", "with a filter"):
         assert phrase in said
+    change(vit, "preprocessor_config.json", size={"longest_edge": 90})
+    said = "keeps the longer side within 90 pixels; hookscope does not resize pictures."
+    assert said in " ".join(load_model(str(vit)).warnings)
 
 
 @pytest.mark.exhaustive

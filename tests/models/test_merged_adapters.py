@@ -139,6 +139,24 @@ def test_a_square_weight_is_turned_if_its_layer_keeps_it_so(tmp_path: Path) -> N
         torch.testing.assert_close(actual[name], expected[name])
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+def test_an_adapter_changes_its_own_layer_and_none_that_is_tied_to_it(tmp_path: Path) -> None:
+    network = NETWORK.replace("nn.Linear(12, 2)", "nn.Linear(12, 10)")
+    network = network.replace("return Net()", "net = Net()\n    net.head.weight = net.embed.weight\n    return net")
+    for adapted_layer, other in (("embed", "head"), ("head", "embed")):
+        folder = tmp_path / adapted_layer
+        folder.mkdir()
+        adapted(folder, CASES["linear"] | {"target_modules": [adapted_layer]}, network=network)
+        base = load_model(f"{folder / 'net.py'}:build").module
+        loaded = load_model(str(folder / "adapter"), arch=f"{folder / 'net.py'}:build")
+        module, tensors = loaded.module, safetensors.torch.load_file(folder / "adapter" / "adapter_model.safetensors")
+        down, up = (tensors[name] for name in sorted(tensors))
+        change = 6 / 4 * (up @ down).T if adapted_layer == "embed" else 6 / 4 * up @ down
+        torch.testing.assert_close(getattr(module, adapted_layer).weight, base.embed.weight + change)
+        assert torch.equal(getattr(module, other).weight, base.embed.weight)
+        assert loaded.info.parameter_count == sum(map(torch.numel, base.parameters())) + 120
+
+
 def _settings(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / "adapter_config.json"

@@ -49,7 +49,7 @@ def load(source: str, factory: str = "build", **options: Any) -> LoadedModel:
 
 def test_arguments_are_literals_or_else_text() -> None:
     texts = ["width=2", "rate=1e-3", "sizes=[1, 2]", "pool=None", "flag=True", "name=relu", "equation=a=b", "empty="]
-    texts += ["code=__import__('os')"]
+    texts += ["code=__import__('os')", "spaced = relu "]
     assert parse_arguments(texts) == {
         "width": 2,
         "rate": 1e-3,
@@ -58,6 +58,7 @@ def test_arguments_are_literals_or_else_text() -> None:
         "flag": True,
         "name": "relu",
         "equation": "a=b",
+        "spaced": "relu",
         "empty": "",
         "code": "__import__('os')",
     }
@@ -162,6 +163,15 @@ def test_missing_factory_names_the_nearest(tmp_path: Path) -> None:
         load(write(tmp_path, NET), "zzz")
 
 
+def test_a_module_that_raises_while_a_name_is_looked_up_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "package_of_parts", "def __getattr__(name): raise ImportError('needs foo')", "__init__.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"its 'Net' was looked up: __init__\.py:1: ImportError: needs foo"):
+        load("package_of_parts", "Net")
+
+
 def test_missing_file_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     os.mkfifo(tmp_path / "pipe.py")
@@ -256,12 +266,26 @@ def loads():
 """
 
 
+def test_a_builder_that_loads_weights_may_have_lazy_and_sparse_tensors(tmp_path: Path) -> None:
+    text = """
+        import torch
+        from torch import nn
+
+        def build():
+            net = nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(2))
+            net.register_buffer("edges", torch.eye(3).to_sparse())
+            net.load_state_dict(net.state_dict())
+            return net
+    """
+    assert load(write(tmp_path, text)).module.edges.is_sparse
+
+
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
         ("drops", "as built, 0 of its 4 parameters equal the file's, and not 0.weight, 0.bias, 2.weight and 1 more."),
         ("drops_some", "as built, 2 of its 4 parameters equal the file's, and not 2.weight, 2.bias."),
-        ("loads", "as built, all of its 4 parameters equal the file's."),
+        ("loads", "as built, 4 of its 4 parameters equal the file's."),
         ("network", ""),
     ],
 )

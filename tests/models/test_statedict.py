@@ -98,7 +98,7 @@ def test_a_prefix_of_the_network_is_put_in_front_where_all_fits_so(outside: str,
     for name in reversed(outside.split(".")):
         whole = nn.ModuleDict({name: whole})
     _, notes = load_into(whole, {f"{wrapper}{key}": value for key, value in source.state_dict().items()}, "model.pt")
-    assert f"model.pt: all {len(source.state_dict())} names fit with the prefix '{outside}.'." in notes
+    assert f"model.pt: its names fit with the prefix '{outside}.' in front." in notes
     assert all(torch.equal(target.state_dict()[key], tensor) for key, tensor in source.state_dict().items())
 
 
@@ -181,9 +181,15 @@ def test_values_lose_precision_at_most(inputs: torch.dtype, own: torch.dtype, co
             load_into(module, state, "model.pt")
 
 
-def test_a_sparse_tensor_says_where_it_is() -> None:
-    with pytest.raises(MisfitError, match=r"1 of another shape or type \(weight: file sparse_coo, network strided\)"):
-        load_into(nn.Linear(2, 2, bias=False), {"weight": torch.eye(2).to_sparse()}, "model.pt")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_sparse_and_a_quantised_tensor_say_where_they_are() -> None:
+    quantised = torch.quantize_per_tensor(torch.eye(2), 1.0, 0, torch.qint8)
+    for value, forms in (
+        (torch.eye(2).to_sparse(), "sparse_coo, network strided"),
+        (quantised, "qint8, network float32"),
+    ):
+        with pytest.raises(MisfitError, match=rf"1 of another shape or type \(weight: file {forms}\)"):
+            load_into(nn.Linear(2, 2, bias=False), {"weight": value}, "model.pt")
 
 
 @pytest.mark.parametrize("name", ["conv1/kernel:0", "params.Conv_0.kernel"])

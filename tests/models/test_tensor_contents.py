@@ -95,6 +95,10 @@ def test_an_expanded_tensor_shows_each_element_so_often_however_large_it_is() ->
     expanded = torch.tensor([[float("nan")], [1.0], [0.0]]).expand(3, 5)
     assert values_of_tensor(expanded) == Values(5, 0, 5, 0, 1, 0.5, 0.5)
     assert values_of_tensor(torch.ones(1).expand(10**12)) == Values(0, 0, 0, 1, 1, 1, 0)
+    sparse = torch.sparse_coo_tensor(
+        [[0, 1, 2]], torch.ones(1).expand(3), (4,), is_coalesced=True, check_invariants=True
+    )
+    assert values_of_tensor(sparse) == Values(0, 0, 1, 0, 1, 0.75, math.sqrt(3) / 4)
 
 
 @pytest.mark.parametrize(

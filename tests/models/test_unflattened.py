@@ -73,6 +73,22 @@ def test_further_calls_of_a_layer_are_calls_of_one_module_at_every_depth(tmp_pat
     ]
 
 
+def test_a_container_is_no_layer_of_the_class_that_it_holds(tmp_path: Path) -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[0](x)
+
+    modules = dict(load(Listed(), tmp_path, torch.ones(2, 4)).module.named_modules())
+    assert {name: type(module).__name__ for name, module in modules.items() if name} == {
+        "layers": "Module",
+        "layers.0": "Linear",
+    }
+
+
 def test_a_size_that_may_vary_is_that_of_the_export_and_no_reason_to_warn(tmp_path: Path) -> None:
     eager = conv_net().eval()
     sizes = {"input": {0: torch.export.Dim("batch", min=2, max=64), 2: torch.export.Dim("height", min=8, max=64)}}

@@ -260,6 +260,28 @@ def test_a_tensor_that_wraps_another_is_not_called_damaged(tmp_path: Path, as_zi
             read(tmp_path / "model.pt")
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_tensor_of_several_parts_is_skipped_and_the_others_are_read(tmp_path: Path) -> None:
+    ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    torch.save({"ragged": ragged, "weight": torch.ones(2)}, tmp_path / "model.pt")
+    checkpoint = read_checkpoint(tmp_path / "model.pt")
+    assert torch.equal(checkpoint.state["weight"], torch.ones(2))
+    skipped = "skipped: 1 object of torch.nested._internal.nested_tensor.NestedTensor; 1 tensor inside it."
+    assert checkpoint.warnings[0].endswith(skipped)
+
+
+@pytest.mark.parametrize("protocol", [1, 3])
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_instructions_that_torch_lacks_are_read_in_every_protocol(tmp_path: Path, protocol: int) -> None:
+    content = {"state_dict": {"weight": torch.ones(2)}, "note": b"\xff" * 300, "step": 10**700}
+    torch.save(content, tmp_path / "model.pt", pickle_protocol=protocol)
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "model.pt", weights_only=True)
+    checkpoint = read_checkpoint(tmp_path / "model.pt")
+    assert torch.equal(checkpoint.state["weight"], torch.ones(2))
+    assert "has pickle instructions that torch lacks; nothing was imported." in checkpoint.warnings[0]
+
+
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_tensors_that_pickle_wrote_are_code_to_run_and_not_damaged(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "model.pkl"
