@@ -74,14 +74,11 @@ def _unmet(
     elif expected.min_probability is not None and share < expected.min_probability:
         yield f"{classified}; limit: at least {expected.min_probability:g})."
     among = ranked[: expected.k]
-    # A prediction of a network with fewer than k classes lists all of them.
-    unknown = len(ranked) < expected.k and len(ranked) < len(categories)
     for contain in expected.contains:
         if wanted[contain].isdisjoint(among):
             got = ", ".join(_class(index, categories) for index in among[:5])
-            caveat = f"; only the first {len(ranked)} are known" if unknown else ""
             yield (
-                f"does not have {_named(contain, categories)} among its first {expected.k} classes{caveat}: they are"
+                f"does not have {_named(contain, categories)} among its first {expected.k} classes: they are"
                 f" {got}{', …' if len(among) > 5 else ''}."
             )
 

@@ -330,8 +330,9 @@ def _class_count(measured: CheckMeasurements) -> Iterator[RuleFinding]:
     (output,) = measured.outputs
     # (N, classes) of a classifier, (N, classes, H, W) of a segmentation network
     if output.batched and len(output.shape) in (2, 4) and output.shape[1] != names:
-        classes = f"{output.shape[1]} classes (shape {_shown(output.shape)})"
-        yield RuleFinding(_target(measured, output), f"The output has {classes}, but {names} names are known.")
+        classes = f"{counted(output.shape[1], 'class', 'classes')} (shape {_shown(output.shape)})"
+        known = f"but {counted(names, 'name')} {are(names)} known"
+        yield RuleFinding(_target(measured, output), f"The output has {classes}, {known}.")
 
 
 def _chosen(measured: CheckMeasurements, key: str | None) -> OutputValues:

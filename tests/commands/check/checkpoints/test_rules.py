@@ -423,7 +423,7 @@ PAIRS = [
     Pair(
         "averaged-weights of deep at ema",
         (saved_with(ema=scaled_copy(0)), saved_with(ema=scaled_copy(1e-3))),
-        "is constant in 6 of 6 weights that vary: 'module.first.weight'",
+        "is constant in 6 of 6 tensors, and the weights vary there: 'module.first.weight'",
         {"key": "model"},
     ),
     # The near miss has another number, but its own counter.

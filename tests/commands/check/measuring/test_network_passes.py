@@ -387,6 +387,18 @@ def test_an_output_without_class_scores_cannot_be_judged() -> None:
     assert "no row of class scores" in expecting(Written(lambda _, x: x[:, 0])).unmeasured["expectation"]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("returned", [Tensor.to_sparse, lambda x: torch.nested.nested_tensor([*x])])
+def test_sparse_and_ragged_outputs_have_no_class_scores(returned: Callable[[Tensor], Tensor]) -> None:
+    assert "no row of class scores" in expecting(Written(lambda _, x: returned(x))).unmeasured["expectation"]
+
+
+def test_class_scores_in_float8_are_read() -> None:
+    rows = torch.eye(3)[:2]
+    network = Written(lambda _, x: rows[x[:, 0].long()].to(torch.float8_e4m3fn))
+    assert [prediction.class_indices[0] for prediction in expecting(network).forward.predictions] == [0, 1]
+
+
 # --- gradients ---
 
 
