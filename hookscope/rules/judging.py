@@ -46,6 +46,9 @@ def _idle_without(rule: str) -> str:
 
 _NEED_NO_NETWORK = frozenset({"file", "stored"})  # a weights file suffices
 
+NEED_NO_PASS = _NEED_NO_NETWORK | {"network"}
+"""The needs of rules for which the network does not run."""
+
 # These rules report missing measurements themselves.
 _NEVER_UNMEASURED = frozenset({"non-finite-activation", "expectation"})
 
@@ -309,7 +312,7 @@ class _Judging:
             return f"the baseline was written without labelled pictures ({arg('data')})"
         if measured.no_network and needs not in _NEED_NO_NETWORK:
             return measured.no_network
-        if needs not in ("file", "network", "stored"):
+        if needs not in NEED_NO_PASS:
             if measured.forward is not None and measured.forward.failure is not None and name != "forward":
                 return "the forward pass raised"
             run = measured.gradients if needs == "gradients" else measured.forward
