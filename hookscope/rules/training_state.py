@@ -160,8 +160,8 @@ def _outdated(copy: CopyValues) -> Iterator[RuleFinding]:
         yield _about(copy.key, f"is stale: {layers}, while those of the weights are not: {listed(copy.reset)}", "warn")
     if copy.newer:
         theirs, mine = next(iter(copy.newer.values()))
-        problem = f"is newer than the weights: it counts {theirs:,} batches, they {mine:,}: {listed([*copy.newer])}"
-        yield _about(copy.key, problem, "warn")
+        counts = f"it counts {counted(theirs, 'batch', 'batches')}, they {mine:,}"
+        yield _about(copy.key, f"is newer than the weights: {counts}: {listed([*copy.newer])}", "warn")
 
 
 def _about(key: str, problem: str, at_most: Literal["fail", "warn"] = "fail") -> RuleFinding:

@@ -268,7 +268,7 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
             seen.add(at)
             first = norm[next(iter(starts))]
             start = " and ".join(f"'{norm[leaf].name}' is {value:g}" for leaf, value in starts.items())
-            after = f", after {batches:,.0f} batches" if counted_in_vain else ""
+            after = f", after {counted(round(batches), 'batch', 'batches')}" if counted_in_vain else ""
             unmoved_too = "the weights are trained" if weights_are_trained else "so are those of all layers"
             others = f"{moved} other layers have moved" if moved else unmoved_too
             if at in never_updated:

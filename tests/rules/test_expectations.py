@@ -63,7 +63,10 @@ def test_a_name_of_two_classes_means_either() -> None:
 def test_a_class_outside_the_first_k_is_missed() -> None:
     assert messages(contains=("tram",), k=3) == []
     assert messages(contains=("tram", "tiger cat"), k=2) == [
-        "'cat.jpg' does not have 'tram' among its first 2 classes: they are 'tabby cat' (0), 'tiger cat' (1)."
+        "'cat.jpg' does not have 'tram' among its first 2 classes: 'tabby cat' (0), 'tiger cat' (1)."
+    ]
+    assert messages(contains=("tram",), k=1) == [
+        "'cat.jpg' does not have 'tram' among its first 1 class: 'tabby cat' (0)."
     ]
 
 
