@@ -364,7 +364,7 @@ REFUSED: list[tuple[tuple[str, ...], int, list[str]]] = [
     (("case.py:two", "ones.npy", "--output-key", "logits"), 2, ["'logits'", "['aux']", "['other']"]),
     ((*ONES, "--limit", "vanish=1"), 2, ["'vanish=1'", "'vanishing'"]),
     ((*ONES, "--limit", "vanishing=x"), 2, ["no number"]),
-    ((*ONES, "--limit", "vanishing=0"), 2, ["not a positive number"]),
+    ((*ONES, "--limit", "vanishing=0"), 2, ["not a positive, finite number"]),
     ((*ONES, "--input-shape", "1,3"), 2, ["--input-shape"]),
     (("case.py:classifier", "--per-image"), 2, ["--per-image", "IMAGE"]),
     (("case.py:cut",), 2, ["give pictures", "--input-shape"]),
