@@ -286,10 +286,7 @@ class _Measuring:
                 self.warnings.append(sentence)
                 if self.origin is None:
                     self.leave_out({"non-finite-activation"}, sentence)
-        if forward.failure is not None:
-            rules = self.needing("outputs", "expectations", "labels", "gradients", "baseline")
-            self.leave_out(rules, "The forward pass raised.")
-        elif self.needing("outputs"):
+        if forward.failure is None and self.needing("outputs"):
             self.outputs = outputs.compare()
             self.unmeasured |= outputs.unmeasured
             self.warnings += outputs.warnings

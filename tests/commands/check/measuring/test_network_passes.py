@@ -80,7 +80,6 @@ def test_a_forward_pass_that_raises_is_no_error_here() -> None:
     assert [row.label for row in measured.forward.rows] == ["first"]
     assert measured.outputs == ()
     assert measured.gradients is None
-    assert OUTPUTS | {"vanishing-gradient", "drift", "expectation"} <= set(measured.unmeasured)
 
 
 # --- outputs ---
