@@ -293,6 +293,11 @@ def test_an_output_for_the_whole_batch_belongs_to_no_input() -> None:
     assert not measured.unmeasured
 
 
+def test_rows_that_belong_to_no_input_do_not_pass_as_outputs_that_vary() -> None:
+    measured = measure_network(Written(lambda _, x: x.new_ones(2, 3)), pictures(2, 4), wanted=OUTPUTS)
+    assert measured.unmeasured.keys() == {"constant-output", "batch-consistency"}
+
+
 class Detector(nn.Module):
     """Returns as many boxes as its first pixel says, scored by how many pictures came along."""
 
