@@ -119,7 +119,7 @@ def _first_output_words(row: LayerRow, name: str, which: str, remark: str) -> st
 def _first_in_forward_order(
     rows: Sequence[LayerRow], broken_weights: Sequence[ParameterRow], result: str, is_finite: bool | None
 ) -> Iterator[RuleFinding]:
-    """Report the first output with NaN or Inf; `is_finite` tells of the `result` of the pass, None if it is unknown."""
+    """Report the first output with NaN or Inf; `is_finite`: whether the `result` of the pass is; None if unknown."""
     broken = [row for row in rows if non_finite_count(row.activation)]
     in_modules = of_modules(broken)
     meant, has_effect = _filled_on_purpose(broken), bool(in_modules) or not is_finite

@@ -237,7 +237,7 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
     by_rule: dict[str, list[RuleFinding]] = {}
     for term in terms:
         rule = term.rule
-        # Without a search for its origin, the maker of NaN or Inf is uncertain, so here this rule silences none.
+        # NaN and Inf were not traced to the layer that makes them, so non-finite-activation silences no rule here.
         causes = [cause for cause in rule.silenced_by if cause != "non-finite-activation"]
         has_loss = gradients is not None and rule.identifier == "non-finite-loss"  # this rule needs no backward pass
         is_possible = complete or has_loss or rule.needs != "gradients"

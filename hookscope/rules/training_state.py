@@ -94,7 +94,8 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
             yield _about(state.key, f"has a backoff factor of {backoff} (limit: above 0, below 1)")
         tracker, interval = state.growth_tracker, state.growth_interval
         if not 0 <= tracker < max(interval, 1):
-            yield _about(state.key, f"counts {tracker:g} steps since its last change (limit {interval:g})", "warn")
+            steps = f"{tracker:g} step{'' if tracker == 1 else 's'}"
+            yield _about(state.key, f"counts {steps} since its last change (limit {interval:g})", "warn")
 
 
 @rule("averaged-weights", "fail", "stored")

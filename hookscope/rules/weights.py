@@ -139,7 +139,8 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     """
     scaled = {_owner(values) for values in measured.stored if _is_scale(values)}
     for values in measured.stored:
-        if values.is_whole and values.element_count >= _FEWEST_INTEGERS and _owner(values) not in scaled:
+        is_scaled = bool({_owner(values), values.name} & scaled)
+        if values.is_whole and values.element_count >= _FEWEST_INTEGERS and not is_scaled:
             least, reached = terms.limit("min_magnitude", stored_in(values)), values.max_abs or 0.0
             if reached >= least:
                 whole = f"all of its {values.element_count:,} values are whole numbers, up to {reached:g} in magnitude"

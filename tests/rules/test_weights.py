@@ -53,6 +53,7 @@ def test_a_weight_of_whole_numbers_fails_unless_they_are_small_few_or_scaled() -
     assert found(stored("fc.weight", **WHOLE | {"max_abs": 3.0})) == []
     assert found(stored("fc.weight", **WHOLE | {"shape": (31, 33)})) == []
     assert found(stored("fc.weight", **WHOLE), stored("fc.weight_scale", shape=(32,))) == []
+    assert found(stored("fc.weight", **WHOLE), stored("fc.weight.scale", shape=(32,))) == []
 
 
 def test_weights_of_one_sign_fail_where_nearly_all_are_and_warn_alone() -> None:
