@@ -480,3 +480,9 @@ def test_an_operation_is_run_again_by_its_name() -> None:
     network = Written(lambda net, x: torch.log(net.conv(x)), conv=nn.Conv2d(3, 3, 1))
     inspection = seen_again(network, pictures(1, 3, 4, 4), "(model):log")
     assert [row.label for row in inspection.rows] == ["(model):log"]
+
+
+@pytest.mark.parametrize("name", ["type:x", "name:/x/", "!x", "*"])
+def test_an_operation_of_a_layer_whose_name_is_a_pattern_is_run_with_that_layer(name: str) -> None:
+    network = Written(lambda net, x: getattr(net, name)(x), **{name: Written(lambda _, x: x.relu())})
+    assert [row.label for row in seen_again(network, pictures(1, 4), f"{name}:relu").rows] == [name]
