@@ -106,10 +106,10 @@ def _named_limits(overrides: Limits) -> Iterator[tuple[str, str, str | float]]:
 
 def _limit_hint(name: str, choices: Mapping[str, tuple[Rule, str]]) -> str:
     """Return a sentence, after a space, that suggests limits for a name that no limit has."""
-    of_grads = [choice for choice, (rule, limit) in choices.items() if rule.limits[limit].grads_name == name]
     of_rule = [choice for choice in choices if choice.partition(".")[0] == name.partition(".")[0]]
-    if of_grads:
-        return f" In `check` it is {of_grads[0]}."
+    of_grads = {key.replace("_", "-"): f"{rule.identifier}.{limit}" for key, (rule, limit) in grads_limits().items()}
+    if name in of_grads:
+        return f" In `check` it is {of_grads[name].replace('_', '-')}."
     if of_rule:
         return f" Give one of {', '.join(of_rule)}."
     if name.partition(".")[0] in RULES:
@@ -126,5 +126,5 @@ def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = F
     if is_share and not 0 <= number <= 1:
         raise UsageError(f"{arg('limit')} {text!r} is not between 0 and 1. {example}")
     if not least <= number < float("inf"):
-        raise UsageError(f"{arg('limit')} {text!r} is not a positive number. {example}")
+        raise UsageError(f"{arg('limit')} {text!r} is not a positive, finite number. {example}")
     return number

@@ -68,7 +68,7 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFind
 def _chance_words(bounds: Interval, guessing: float, how: str) -> str:
     """Compare an accuracy with guessing, whose share must lie in the accuracy's 95% interval or above it."""
     if bounds.high < guessing:
-        return f"worse than {how}, {percent_text(guessing)}. Are its classes in the order of the labels?"
+        return f"worse than {how}, {percent_text(guessing)}. Are the classes in the order of the labels?"
     return f"indistinguishable from {how}, {percent_text(guessing)}."
 
 
@@ -143,7 +143,7 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
             f"and now {now:,} {are(now)}, {percent_text(now / count)}: {lost:,} lost and {gained:,} gained, a loss of "
             f"{percent_text(drop)} (limit {_percent(most)}; McNemar's exact test: p = {figure(p)})"
         )
-        most_lost = f" Most are lost with the label '{label}', {worst:,}."
+        most_lost = f" The label that loses most is '{label}', {worst:,}."
         if p <= 1 - CONFIDENCE:
             yield RuleFinding(WHOLE_NETWORK, f"{words}.{most_lost}")
         else:

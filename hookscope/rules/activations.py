@@ -44,7 +44,7 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
     "Hardsigmoid": (0.0, 1.0),
 }
 
-# Rules that report an output with only dead channels, or none that can be judged.
+# Rules that report an output whose channels are all dead, or cannot be judged.
 _SAY_THE_SAME = ("non-finite-activation", "dead-layer", "constant-activation")
 
 _PROBABILITIES = ("Sigmoid", "Hardsigmoid")
@@ -241,7 +241,7 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     are nearly zero for very negative inputs. A channel is quiet if it stays that near to zero at every position of
     every input, while other channels of the layer do not. If all outputs of a layer are small, it works in the linear
     part around zero, and no channel is quiet, unless all outputs are negative and the input is below -1. Needs at least
-    32 values per channel, 64 on noise.
+    32 values per channel.
     """
     forward = forward_of(measured)
     inputs = {row.label: row.activation.max for row in forward.rows}

@@ -208,7 +208,7 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
 def _following_words(count: int, later: int) -> str:
     if later < 2:
         return "" if not later else "The only later BatchNorm follows." if count else "The only later one does not."
-    return f"{count:,} of {later:,} later BatchNorms follow."
+    return f"{count:,} of {later:,} later BatchNorms follow{'s' if count == 1 else ''}."
 
 
 def _is_off(judged: _Judged, terms: RuleTerms) -> bool:

@@ -179,7 +179,7 @@ def _moved_inputs(baseline: Baseline, measured: CheckMeasurements, terms: RuleTe
     limit = max(terms.limit(_LIMITS.get(dtype, "max_difference")) for dtype in dtypes)
     if distance is None or distance <= limit * usual:
         return ""
-    by = f"by {figure(distance / usual, 3)} of its root mean square" if usual else "it was all 0"
+    by = f"by {figure(distance / usual, 3)} of their root mean square" if usual else "they were all 0"
     return f"; the inputs of the network differ already, {by}: look at how inputs are read and prepared"
 
 

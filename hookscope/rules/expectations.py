@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hookscope.errors import UsageError, nearest
 from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, required, rule
 from hookscope.rules.settings import Expectation
-from hookscope.text import printable
+from hookscope.text import counted, printable
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
@@ -74,15 +74,12 @@ def _unmet(
     elif expected.min_probability is not None and share < expected.min_probability:
         yield f"{classified}; limit: at least {expected.min_probability:g})."
     among = ranked[: expected.k]
-    # A prediction of a network with fewer than k classes lists all of them.
-    unknown = len(ranked) < expected.k and len(ranked) < len(categories)
     for contain in expected.contains:
         if wanted[contain].isdisjoint(among):
             got = ", ".join(_class(index, categories) for index in among[:5])
-            caveat = f"; only the first {len(ranked)} are known" if unknown else ""
             yield (
-                f"does not have {_named(contain, categories)} among its first {expected.k} classes{caveat}: they are"
-                f" {got}{', …' if len(among) > 5 else ''}."
+                f"does not have {_named(contain, categories)} among its first"
+                f" {counted(expected.k, 'class', 'classes')}: {got}{', …' if len(among) > 5 else ''}."
             )
 
 
@@ -90,5 +87,5 @@ def _class(index: int, categories: tuple[str, ...]) -> str:
     return f"'{categories[index]}' ({index})" if index < len(categories) else f"class {index}"
 
 
-def _named(wanted: str | int | None, categories: tuple[str, ...]) -> str:
+def _named(wanted: str | int, categories: tuple[str, ...]) -> str:
     return _class(wanted, categories) if isinstance(wanted, int) else f"'{wanted}'"

@@ -119,7 +119,7 @@ def _first_output_words(row: LayerRow, name: str, which: str, remark: str) -> st
 def _first_in_forward_order(
     rows: Sequence[LayerRow], broken_weights: Sequence[ParameterRow], result: str, is_finite: bool | None
 ) -> Iterator[RuleFinding]:
-    """Report the first output with NaN or Inf; `is_finite` tells of the `result` of the pass, None if it is unknown."""
+    """Report the first output with NaN or Inf; `is_finite`: whether the `result` of the pass is; None if unknown."""
     broken = [row for row in rows if non_finite_count(row.activation)]
     in_modules = of_modules(broken)
     meant, has_effect = _filled_on_purpose(broken), bool(in_modules) or not is_finite
@@ -229,9 +229,9 @@ def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
     chosen = _chosen(measured, settings.output_key)
     wanted = settings.output_shape
     if wanted is not None and not _is_of_shape(chosen.shape, wanted, chosen.input_count):
-        yield _about(measured, chosen, f"has shape {_shown(chosen.shape)}, not {_shown(wanted)} as expected.")
+        yield _about(chosen, f"has shape {_shown(chosen.shape)}, not {_shown(wanted)} as expected.")
     if settings.output_dtype is not None and chosen.dtype != settings.output_dtype:
-        yield _about(measured, chosen, f"is {chosen.dtype}, not {settings.output_dtype} as expected.")
+        yield _about(chosen, f"is {chosen.dtype}, not {settings.output_dtype} as expected.")
 
 
 @rule("constant-output", "fail", "outputs", ("non-finite-activation",))
@@ -256,15 +256,15 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     if not changes:
         return
     difference, output = max(changes, key=lambda pair: (pair[0], _holds_fractions(pair[1])))
-    limit = terms.limit("min_difference", _target(measured, output))
+    limit = terms.limit("min_difference")
     if not all(change < limit for change, _ in changes):  # some outputs may be constant; NaN is not constant
         return
     if output.max_abs is None:
-        yield _about(measured, output, "is NaN or Inf everywhere, for every input.")
+        yield _about(output, "is NaN or Inf everywhere, for every input.")
         return
     excuse = _excuse(measured, output)
     share = f"{_difference_words(difference)} its greatest magnitude (limit: at least {figure(limit)})"
-    finding = _about(measured, output, f"is the same for every input: it changes by {share}.{excuse}")
+    finding = _about(output, f"is the same for every input: it changes by {share}.{excuse}")
     yield replace(finding, at_most="warn") if excuse else finding
 
 
@@ -317,10 +317,10 @@ def _differs(
     dtypes = (output.dtype, required(measured.forward).dtype)
     rounding = max(_EPSILON.get(dtype, 0.0) for dtype in dtypes) * _ROUNDINGS
     vanishing = _SMALLEST.get(output.dtype, 0.0) * _ROUNDINGS / output.max_abs if output.max_abs else 0.0
-    limit = max(terms.limit("max_difference", _target(measured, output)), rounding, vanishing)
+    limit = max(terms.limit("max_difference"), rounding, vanishing)
     if not difference <= limit:  # NaN is a difference
         share = f"{_difference_words(difference)} the greatest magnitude (limit {figure(limit)})"
-        yield _about(measured, output, f"{claim}: they differ by {share}.")
+        yield _about(output, f"{claim}: they differ by {share}.")
 
 
 def _class_count(measured: CheckMeasurements) -> Iterator[RuleFinding]:
@@ -330,8 +330,9 @@ def _class_count(measured: CheckMeasurements) -> Iterator[RuleFinding]:
     (output,) = measured.outputs
     # (N, classes) of a classifier, (N, classes, H, W) of a segmentation network
     if output.batched and len(output.shape) in (2, 4) and output.shape[1] != names:
-        classes = f"{output.shape[1]} classes (shape {_shown(output.shape)})"
-        yield RuleFinding(_target(measured, output), f"The output has {classes}, but {names} names are known.")
+        classes = f"{counted(output.shape[1], 'class', 'classes')} (shape {_shown(output.shape)})"
+        known = f"but {counted(names, 'name')} {are(names)} known"
+        yield _about(output, f"has {classes}, {known}.")
 
 
 def _chosen(measured: CheckMeasurements, key: str | None) -> OutputValues:
@@ -367,13 +368,9 @@ def _excuse(measured: CheckMeasurements, output: OutputValues) -> str:
     return untrained_remark(measured)
 
 
-def _target(measured: CheckMeasurements, output: OutputValues) -> FindingTarget:
-    return FindingTarget(output.label, ("",), measured.model.kind)
-
-
-def _about(measured: CheckMeasurements, output: OutputValues, claim: str) -> RuleFinding:
+def _about(output: OutputValues, claim: str) -> RuleFinding:
     named = "" if output.label == "(model)" else f"'{output.label}' "
-    return RuleFinding(_target(measured, output), f"The output {named}{claim}")
+    return RuleFinding(FindingTarget(output.label), f"The output {named}{claim}")
 
 
 def _difference_words(difference: float) -> str:

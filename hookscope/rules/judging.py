@@ -46,6 +46,9 @@ def _idle_without(rule: str) -> str:
 
 _NEED_NO_NETWORK = frozenset({"file", "stored"})  # a weights file suffices
 
+NEED_NO_PASS = _NEED_NO_NETWORK | {"network"}
+"""The needs of rules for which the network does not run."""
+
 # These rules report missing measurements themselves.
 _NEVER_UNMEASURED = frozenset({"non-finite-activation", "expectation"})
 
@@ -234,7 +237,7 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
     by_rule: dict[str, list[RuleFinding]] = {}
     for term in terms:
         rule = term.rule
-        # Without a search for its origin, the maker of NaN or Inf is uncertain, so here this rule silences none.
+        # NaN and Inf were not traced to the layer that makes them, so non-finite-activation silences no rule here.
         causes = [cause for cause in rule.silenced_by if cause != "non-finite-activation"]
         has_loss = gradients is not None and rule.identifier == "non-finite-loss"  # this rule needs no backward pass
         is_possible = complete or has_loss or rule.needs != "gradients"
@@ -309,7 +312,7 @@ class _Judging:
             return f"the baseline was written without labelled pictures ({arg('data')})"
         if measured.no_network and needs not in _NEED_NO_NETWORK:
             return measured.no_network
-        if needs not in ("file", "network", "stored"):
+        if needs not in NEED_NO_PASS:
             if measured.forward is not None and measured.forward.failure is not None and name != "forward":
                 return "the forward pass raised"
             run = measured.gradients if needs == "gradients" else measured.forward

@@ -69,8 +69,8 @@ def stored_in(values: StoredValues) -> FindingTarget:
 class RuleFinding:
     """A problem that a rule yields: one sentence about a target, with the measured value and the limit.
 
-    It becomes a `Finding` at the level of the rule, but at most `at_most`, and at least `at_least` unless the user has
-    set a level other than the rule's own.
+    It becomes a `Finding` at the level of the rule, but at most `at_most`; if the user has set no other level, at least
+    `at_least`.
     """
 
     target: FindingTarget
@@ -91,9 +91,9 @@ class Rule:
         level: Level in `hookscope check`, unless the user sets a different one.
         needs: The measurements that it needs; it is skipped without them.
         evaluate: Yields problems. Its docstring gives the meaning and the explanation.
-        silenced_by: Rules whose findings are the cause of this rule's; it is then skipped.
+        silenced_by: Rules whose findings cause this rule's findings; it is then skipped.
         followers: Noun for the targets ("layer") if the first finding of a level lists all others; else "".
-        yields_to: Rules that report the same; at a place where one of them has as severe a finding, this one has none.
+        yields_to: Rules that report the same. Where one of them has a finding as severe, this rule reports nothing.
     """
 
     identifier: str

@@ -86,7 +86,8 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
         bias = f"{values.name.removesuffix('weight')}bias"
         is_checked = is_weight(values) or values.filter_count or varied.get(bias) == values.shape
         if is_checked and is_zero(values) and not any(word in leaf_of(values) for word in passing):
-            yield about(values, f" is 0 in all of its {values.element_count:,} values")
+            all_values = f"all of its {values.element_count:,} values" if values.element_count > 1 else "its only value"
+            yield about(values, f" is 0 in {all_values}")
 
 
 @rule("constant-parameter", "warn", "stored")

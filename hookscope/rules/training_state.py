@@ -56,9 +56,8 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
             yield _about(state.key, f"counts {figure(wrong[0], 6)} steps (limit 0) for {parameters}")
         elif len(state.steps) > 1:
             steps = sorted(state.steps, key=lambda step: -state.steps[step])
-            shown = ", ".join(f"{step:,.0f} for {counted(state.steps[step], 'parameter')}" for step in steps[:3])
-            more = f" and {len(steps) - 3} more counts" if len(steps) > 3 else ""
-            yield _about(state.key, f"counts steps that disagree: {shown}{more}", "warn")
+            counts = [f"{step:,.0f} for {counted(state.steps[step], 'parameter')}" for step in steps]
+            yield _about(state.key, f"counts steps that disagree: {some_of(counts, 3)}", "warn")
 
 
 @rule("scaler-state", "fail", "stored")
@@ -95,7 +94,8 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
             yield _about(state.key, f"has a backoff factor of {backoff} (limit: above 0, below 1)")
         tracker, interval = state.growth_tracker, state.growth_interval
         if not 0 <= tracker < max(interval, 1):
-            yield _about(state.key, f"counts {tracker:g} steps since its last change (limit {interval:g})", "warn")
+            steps = f"{tracker:g} step{'' if tracker == 1 else 's'}"
+            yield _about(state.key, f"counts {steps} since its last change (limit {interval:g})", "warn")
 
 
 @rule("averaged-weights", "fail", "stored")
@@ -134,8 +134,8 @@ def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
             yield _about(copy.key, f"has {tensors} of another shape than the weights: {listed(copy.reshaped)}")
         if copy.single_valued:
             everywhere = len(copy.single_valued) == copy.matrix_count
-            weights = f"{len(copy.single_valued)} of {counted(copy.matrix_count, 'weight')}"
-            problem = f"is constant in {weights} that vary: {listed(copy.single_valued)}"
+            tensors = f"{len(copy.single_valued)} of {counted(copy.matrix_count, 'tensor')}"
+            problem = f"is constant in {tensors}, and the weights vary there: {listed(copy.single_valued)}"
             yield _about(copy.key, problem, "fail" if everywhere else "warn")
         if copy.missing:
             yield _about(copy.key, f"lacks {counted(len(copy.missing), 'parameter')}: {listed(copy.missing)}", "warn")
@@ -161,8 +161,8 @@ def _outdated(copy: CopyValues) -> Iterator[RuleFinding]:
         yield _about(copy.key, f"is stale: {layers}, while those of the weights are not: {listed(copy.reset)}", "warn")
     if copy.newer:
         theirs, mine = next(iter(copy.newer.values()))
-        problem = f"is newer than the weights: it counts {theirs:,} batches, they {mine:,}: {listed([*copy.newer])}"
-        yield _about(copy.key, problem, "warn")
+        counts = f"it counts {counted(theirs, 'batch', 'batches')}, they {mine:,}"
+        yield _about(copy.key, f"is newer than the weights: {counts}: {listed([*copy.newer])}", "warn")
 
 
 def _about(key: str, problem: str, at_most: Literal["fail", "warn"] = "fail") -> RuleFinding:

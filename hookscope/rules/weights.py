@@ -139,7 +139,8 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
     """
     scaled = {_owner(values) for values in measured.stored if _is_scale(values)}
     for values in measured.stored:
-        if values.is_whole and values.element_count >= _FEWEST_INTEGERS and _owner(values) not in scaled:
+        is_scaled = bool({_owner(values), values.name} & scaled)
+        if values.is_whole and values.element_count >= _FEWEST_INTEGERS and not is_scaled:
             least, reached = terms.limit("min_magnitude", stored_in(values)), values.max_abs or 0.0
             if reached >= least:
                 whole = f"all of its {values.element_count:,} values are whole numbers, up to {reached:g} in magnitude"
@@ -268,7 +269,7 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ru
             seen.add(at)
             first = norm[next(iter(starts))]
             start = " and ".join(f"'{norm[leaf].name}' is {value:g}" for leaf, value in starts.items())
-            after = f", after {batches:,.0f} batches" if counted_in_vain else ""
+            after = f", after {counted(round(batches), 'batch', 'batches')}" if counted_in_vain else ""
             unmoved_too = "the weights are trained" if weights_are_trained else "so are those of all layers"
             others = f"{moved} other layers have moved" if moved else unmoved_too
             if at in never_updated:

@@ -89,7 +89,7 @@ def test_worse_than_guessing_is_not_called_indistinguishable_from_it() -> None:
     assert finding.message == (
         "0 of 60 labelled pictures (0%) are classified right, "
         "and of all such pictures 0% to 6.0% (95% confidence), "
-        "worse than guessing one of 6 classes, 16.7%. Are its classes in the order of the labels?"
+        "worse than guessing one of 6 classes, 16.7%. Are the classes in the order of the labels?"
     )
     # 5 of 60 reach up to 18.4 %, by Clopper and Pearson.
     assert "indistinguishable from guessing" in report_of(of(5, 60)).findings[0].message
@@ -140,7 +140,7 @@ def test_a_loss_that_is_no_chance_fails(tmp_path: Path) -> None:
     assert (finding.level, report.exit_code) == ("fail", 1)
     assert finding.message == (
         "90 of 100 pictures of the baseline were right, 90.0%, and now 84 are, 84.0%: 6 lost and 0 gained, "
-        "a loss of 6.0% (limit 1%; McNemar's exact test: p = 0.031). Most are lost with the label 'otter', 6."
+        "a loss of 6.0% (limit 1%; McNemar's exact test: p = 0.031). The label that loses most is 'otter', 6."
     )
 
 

@@ -98,6 +98,20 @@ def test_the_same_picture_under_another_name_fits(tmp_path: Path) -> None:
     assert findings(baseline_of(picture(CAT)), picture(other)) == []
 
 
+def test_another_picture_after_equal_ones_is_named_by_its_own_number(tmp_path: Path) -> None:
+    for folder, name in (("a", "cat.jpg"), ("b", "cat.jpg"), ("c", "rocket.jpg"), ("d", "rocket.jpg")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes((CAT.parent / name).read_bytes())
+    first, again, other, last = sorted(tmp_path.glob("*/*.jpg"))
+    preprocessing = load_model("demo").preprocessing
+    run, now = (
+        inspected(chain(nn.ReLU()), load_batches(paths, preprocessing))
+        for paths in ([first, again, other], [first, other, last])
+    )
+    assert [entry.count for entry in baseline_of(run).inputs] == [2, 1]
+    assert "input 2 was 'cat.jpg' (sha256 586b6d319e8e…), and is 'rocket.jpg' (" in misfit(baseline_of(run), now)
+
+
 def test_another_preparation_of_the_picture_does_not_fit() -> None:
     message = misfit(baseline_of(picture(CAT)), picture(CAT, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)))
     assert "input 1 was prepared by 'normalised by mean 0.498" in message

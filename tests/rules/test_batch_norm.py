@@ -140,7 +140,7 @@ def test_the_first_layer_that_is_off_is_named_and_later_ones_are_counted() -> No
     assert finding.message == (
         "The mismatch begins at 'b' (BatchNorm2d): over 4 inputs, variances of its input differ from the stored ones by"
         " a factor of 1 (limit 5), means by 3 stored standard deviations (limit 1); medians over 4 channels."
-        " 1 of 2 later BatchNorms follow."
+        " 1 of 2 later BatchNorms follows."
     )
 
 

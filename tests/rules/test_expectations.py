@@ -63,13 +63,11 @@ def test_a_name_of_two_classes_means_either() -> None:
 def test_a_class_outside_the_first_k_is_missed() -> None:
     assert messages(contains=("tram",), k=3) == []
     assert messages(contains=("tram", "tiger cat"), k=2) == [
-        "'cat.jpg' does not have 'tram' among its first 2 classes: they are 'tabby cat' (0), 'tiger cat' (1)."
+        "'cat.jpg' does not have 'tram' among its first 2 classes: 'tabby cat' (0), 'tiger cat' (1)."
     ]
-
-
-def test_more_classes_than_were_kept_are_owned_up_to() -> None:
-    (message,) = messages(SHORTER, contains=("tram",), k=4)
-    assert "among its first 4 classes; only the first 2 are known: they are" in message
+    assert messages(contains=("tram",), k=1) == [
+        "'cat.jpg' does not have 'tram' among its first 1 class: 'tabby cat' (0)."
+    ]
 
 
 def test_too_small_a_probability_of_the_first_class_fails() -> None:
@@ -169,4 +167,7 @@ def test_without_names_of_classes_any_number_of_them_passes() -> None:
     assert shape_findings(other) == []
     assert shape_findings(with_output(shape=(2, 5))) == [
         "The output has 5 classes (shape (2, 5)), but 6 names are known."
+    ]
+    assert shape_findings(with_output(shape=(2, 1))) == [
+        "The output has 1 class (shape (2, 1)), but 6 names are known."
     ]

@@ -281,14 +281,6 @@ def test_the_later_layer_settings_go_over_the_earlier() -> None:
     assert dead_where(second, first) == []
 
 
-def test_what_the_network_returns_is_a_layer_by_its_type() -> None:
-    changed = with_output(repeat_difference=0.5)
-    accepted = RuleSettings(limits={"max_difference": 0.5})
-    for pattern, count in (("type:Net", 0), ("type:Linear", 1)):
-        settings = CheckSettings(layers=(LayerSettings(pattern, {"repeatability": accepted}),))
-        assert len(judged(changed, settings).findings) == count
-
-
 def test_one_cause_is_one_finding_that_names_the_first_and_counts_what_follows() -> None:
     names = [f"conv{number}.weight" for number in range(5)]
     broken = replace(HEALTHY, stored=tuple(stored(name, nan_count=2) for name in names))

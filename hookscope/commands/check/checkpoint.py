@@ -45,8 +45,9 @@ from hookscope.results.grids import Grid
 from hookscope.results.json_form import json_form
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.record import RunRecord
+from hookscope.rules import RULES
 from hookscope.rules.baseline import Baseline
-from hookscope.rules.judging import judge, refused
+from hookscope.rules.judging import NEED_NO_PASS, judge, refused
 from hookscope.rules.rule import stored_in
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
 from hookscope.text import printable
@@ -90,15 +91,16 @@ def check_checkpoint(
         else:
             prepared = prepare(model, settings, trust=trust, device=device)
             # Baselines and evidence need a forward pass, whatever rules are wanted; the rule `drift` makes sure of one.
-            keeps_rows = on_measured is not None or evidence is not None
-            kept = {"drift", "accuracy"} if on_measured is not None else {"drift"}
+            measures = wanted | (set() if evidence is None else {"drift"})
+            measures |= set() if on_measured is None else {"drift", "accuracy"}
             compared = on_measured is not None or (baseline is not None and "drift" in wanted)
-            measures = wanted | kept if keeps_rows else wanted
             with full_float32():  # the limits are those of float32
                 measured = measure(prepared, settings, measures, with_signatures=compared)
-            _refuse_lack_of_memory(name, measured)
-            report = judge(name, measured, settings, wanted, baseline)
-            report = replace(report, unmatched=_unmatched_patterns(measured, settings, wanted, baseline))
+            needs_pass = on_measured is not None or any(RULES[rule].needs not in NEED_NO_PASS for rule in wanted)
+            judged = measured if needs_pass else replace(measured, forward=None)  # evidence changes no verdict
+            _refuse_lack_of_memory(name, judged)
+            report = judge(name, judged, settings, wanted, baseline)
+            report = replace(report, unmatched=_unmatched_patterns(judged, settings, wanted, baseline))
     except HookscopeError as error:
         measured = None
         lacks_memory = isinstance(error, ModelError) and is_out_of_memory(str(error))  # raised while it was built

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -226,6 +227,15 @@ def test_evidence_of_what_could_not_be_loaded_is_the_report_and_replaces_earlier
     check(broken(network), evidence="kept")
     check("missing.pt", evidence="kept")
     assert {path.name for path in Path("kept").iterdir()} == {"overview.png", "report.json", "run.json"}
+
+
+def test_evidence_does_not_change_the_verdict_of_rules_that_need_no_pass(network: Network) -> None:
+    network.first.raises = ValueError
+    options: dict[str, Any] = {"select": ["non-finite-parameter"], "evidence": "kept"}
+    assert check(network, **options).passed
+    network.head.weight.data[0, 0] = math.nan
+    report = check(network, **options)
+    assert (report.exit_code, report.error, report.evidence) == (1, "", "kept")
 
 
 def test_evidence_that_cannot_be_written_is_an_error_beside_the_findings(network: Network) -> None:

@@ -33,7 +33,7 @@ from hookscope.text import counted, printable
 STATE_DICT = "state dict"
 """The name of a state dict in reports."""
 
-# So many parameters, all of shape (1,), are no network.
+# This many parameters are no network if each has a single value.
 _FEWEST_STUBS = 4
 
 # Tensors of observers for quantisation, "min_val" and "max_val", are empty until the observers have seen something.

@@ -1,6 +1,5 @@
 """One hooked pass over all inputs, and the further passes that the wanted rules need."""
 
-import glob
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -176,7 +175,7 @@ def _options(settings: CheckSettings) -> dict[str, Any]:
 
 
 def _pattern_of(row: LayerRow) -> str:
-    if row.owner is not None and row.kind.isidentifier() and glob.escape(row.owner) == row.owner:
+    if row.owner is not None and row.kind.isidentifier() and re.fullmatch(r"[\w.]*", row.owner):
         return f"{row.owner or '(model)'}:{row.kind}"
     return rf"name:/\A{re.escape(module_of(row))}\Z/"
 
@@ -286,10 +285,7 @@ class _Measuring:
                 self.warnings.append(sentence)
                 if self.origin is None:
                     self.leave_out({"non-finite-activation"}, sentence)
-        if forward.failure is not None:
-            rules = self.needing("outputs", "expectations", "labels", "gradients", "baseline")
-            self.leave_out(rules, "The forward pass raised.")
-        elif self.needing("outputs"):
+        if forward.failure is None and self.needing("outputs"):
             self.outputs = outputs.compare()
             self.unmeasured |= outputs.unmeasured
             self.warnings += outputs.warnings

@@ -23,7 +23,7 @@ from hookscope.inspection.state.preservation import preserved
 from hookscope.results.check import NonFiniteOrigin
 from hookscope.results.network import row_label
 from hookscope.rules.rule import is_within
-from hookscope.statistics.storage import as_real_floats, stored_values
+from hookscope.statistics.storage import as_real_floats, is_dense, stored_values
 from hookscope.text import input_text, position_text, printable
 
 # Operations and classes of modules in which -Inf has no effect, because its exponential is 0.
@@ -90,7 +90,7 @@ def _position(tensor: Tensor) -> tuple[int | None, ...]:
     """Return the index of the first value that is not finite, with None for axes full of them; () if unknown."""
     try:
         broken = ~torch.isfinite(tensor.detach())
-        if broken.layout is not torch.strided or broken.is_nested or not broken.any():
+        if not is_dense(broken) or not broken.any():
             return ()
         first = broken.flatten().to(torch.uint8).argmax()
         index: list[int | None] = [int(coord) for coord in torch.unravel_index(first, broken.shape)]

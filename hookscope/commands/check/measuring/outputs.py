@@ -8,6 +8,7 @@ from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses.choosing import output_at
 from hookscope.inspection.losses.targets import Output
 from hookscope.parameters import arg
+from hookscope.statistics.storage import is_dense, without_float8
 
 Returned = Mapping[str, Tensor]
 """The tensors that one forward pass returned, by path: "", "['logits']", "[0]['boxes']"."""
@@ -26,7 +27,7 @@ def class_scores(
     Without an `output_key`, the only output of that shape counts; UsageError if there is no output of that key.
     `can_choose`: the command has the option for it.
     """
-    floating = [Output(path, tensor) for path, tensor in returned.items() if tensor.is_floating_point()]
+    floating = [Output(path, without_float8(tensor)) for path, tensor in returned.items() if tensor.is_floating_point()]
     if output_key is None:
         rows = [output.tensor for output in floating if _is_scores(output.tensor, count)]
         if not rows:
@@ -40,4 +41,4 @@ def class_scores(
 
 
 def _is_scores(tensor: Tensor, count: int) -> bool:
-    return tensor.dim() == 2 and tensor.shape[0] == count and tensor.shape[1] > 0
+    return is_dense(tensor) and tensor.dim() == 2 and tensor.shape[0] == count

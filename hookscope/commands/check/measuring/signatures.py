@@ -17,7 +17,7 @@ from hookscope.results.check import OutputSignature
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics.channels import channel_moments
 from hookscope.statistics.kept_values import joined, kept_values
-from hookscope.statistics.storage import as_real_floats, plain_array
+from hookscope.statistics.storage import as_real_floats, is_dense, plain_array
 
 
 @dataclass(slots=True)
@@ -139,8 +139,8 @@ _NARROW = (torch.bfloat16, torch.float16)  # with 8 and 11 significant bits
 
 def weights_precision(network: nn.Module) -> str:
     """Return the narrowest floating dtype that holds all parameters exactly: "bfloat16" for rounded weights."""
-    learnt = (parameter.detach() for parameter in network.parameters() if not parameter.is_meta)
-    parameters = [parameter for parameter in learnt if parameter.is_floating_point()]
+    dense = (parameter.detach() for parameter in network.parameters() if is_dense(parameter))
+    parameters = [parameter for parameter in dense if parameter.is_floating_point()]
     for dtype in _NARROW if parameters else ():
         if all(torch.equal(tensor, tensor.to(dtype).to(tensor.dtype)) for tensor in parameters):
             return str(dtype).removeprefix("torch.")

@@ -22,6 +22,7 @@ from hookscope.inspection.device import cpu_threads
 from hookscope.results.check import StoredValues
 from hookscope.rules.stored import is_weight
 from hookscope.statistics.storage import stored_values
+from hookscope.text import one_line
 
 # Half of the smallest magnitude rounds to zero. 464 rounds to 448, the greatest of float8_e4m3fn: it is halfway
 # to the next number on this grid (IEEE 754; OCP 8-bit Floating Point Specification, 2023).
@@ -61,8 +62,7 @@ def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[
             try:
                 values = _measure(entry)
             except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0].removesuffix(".")
-                remarks.append(f"The values of '{entry.name}' cannot be read: {reason}.")
+                remarks.append(f"The values of '{entry.name}' cannot be read: {one_line(error).removesuffix('.')}.")
                 continue
             measured.append(replace(values, twin_of=_twin_of(entry, values, seen)))
     return tuple(measured), tuple(remarks)
@@ -132,7 +132,7 @@ def _means_without_variance(entry: _NamedTensor, totals: "_Totals") -> tuple[int
     mean, eps = attribute_of(entry.module, "running_mean"), attribute_of(entry.module, "eps", _EPS)
     if not entry.name.endswith("running_var") or not isinstance(mean, Tensor) or mean.shape != entry.tensor.shape:
         return ()
-    stuck = (entry.tensor.abs() < SUBNORMAL_BELOW) & (mean.square() > eps / 100)
+    stuck = (entry.tensor.to_dense().abs() < SUBNORMAL_BELOW) & (mean.to_dense().square() > eps / 100)
     return tuple(stuck.nonzero().flatten().tolist())
 
 

@@ -13,7 +13,7 @@ from hookscope.commands.check.measuring.weight_structure import SUBNORMAL_BELOW,
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
 from hookscope.rules.stored import RANDOM_SPREAD
 from hookscope.rules.weights import TRAINED_SPREAD
-from hookscope.statistics.storage import stored_values, without_float8
+from hookscope.statistics.storage import is_dense, stored_values, without_float8
 from hookscope.text import figure, printable
 
 # Means of squares in optimisers of torch and others; counters, which are not averaged.
@@ -120,10 +120,10 @@ def _excess(first: object, second: object, decay: float) -> float:
     if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape):
         return 0.0
     dtypes = (torch.float32, torch.float64, torch.bfloat16)  # where squares do not vanish
-    if first.dtype not in dtypes or second.dtype not in dtypes or first.is_meta or second.is_meta or first.is_sparse:
+    if not all(moment.dtype in dtypes and is_dense(moment) for moment in (first, second)):
         return 0.0
     greatest = 0.0
-    for moment, other in zip(_pieces(first), _pieces(second), strict=True) if first.numel() else ():
+    for moment, other in zip(_pieces(first), _pieces(second), strict=True):
         bound = (other.double().clamp(min=SUBNORMAL_BELOW) / (1 - decay)).sqrt()
         greatest = max(greatest, float((moment.double().abs() / bound).nan_to_num(0.0, 0.0).max()))
     return greatest
@@ -220,8 +220,7 @@ def _spread(weight: Tensor) -> float | None:
 
 def _is_large_matrix(tensor: Tensor) -> bool:
     is_plain = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    is_dense = tensor.layout == torch.strided and not tensor.is_meta
-    return is_plain and is_dense and tensor.dim() > 1 and tensor.numel() >= _FEWEST_FOR_COSINE
+    return is_plain and is_dense(tensor) and tensor.dim() > 1 and tensor.numel() >= _FEWEST_FOR_COSINE
 
 
 def _reset(copy: AveragedCopy, ranges: Mapping[str, _Range], loaded: Mapping[str, Tensor]) -> Iterator[str]:

@@ -409,7 +409,7 @@ PAIRS = [
     Pair(
         "averaged-weights of often_normalised at ema",
         after(ALL_MOVED, (saved_with(ema=with_batches(1)), saved_with(ema=averaged()))),
-        "is newer than the weights: it counts 1 batches, they 0: 'module.middle.2.num_batches_tracked'",
+        "is newer than the weights: it counts 1 batch, they 0: 'module.middle.2.num_batches_tracked'",
         {"key": "model"},
     ),
     Pair(
@@ -423,7 +423,7 @@ PAIRS = [
     Pair(
         "averaged-weights of deep at ema",
         (saved_with(ema=scaled_copy(0)), saved_with(ema=scaled_copy(1e-3))),
-        "is constant in 6 of 6 weights that vary: 'module.first.weight'",
+        "is constant in 6 of 6 tensors, and the weights vary there: 'module.first.weight'",
         {"key": "model"},
     ),
     # The near miss has another number, but its own counter.

@@ -80,7 +80,6 @@ def test_a_forward_pass_that_raises_is_no_error_here() -> None:
     assert [row.label for row in measured.forward.rows] == ["first"]
     assert measured.outputs == ()
     assert measured.gradients is None
-    assert OUTPUTS | {"vanishing-gradient", "drift", "expectation"} <= set(measured.unmeasured)
 
 
 # --- outputs ---
@@ -294,6 +293,11 @@ def test_an_output_for_the_whole_batch_belongs_to_no_input() -> None:
     assert not measured.unmeasured
 
 
+def test_rows_that_belong_to_no_input_do_not_pass_as_outputs_that_vary() -> None:
+    measured = measure_network(Written(lambda _, x: x.new_ones(2, 3)), pictures(2, 4), wanted=OUTPUTS)
+    assert measured.unmeasured.keys() == {"constant-output", "batch-consistency"}
+
+
 class Detector(nn.Module):
     """Returns as many boxes as its first pixel says, scored by how many pictures came along."""
 
@@ -387,6 +391,18 @@ def test_an_output_without_class_scores_cannot_be_judged() -> None:
     assert "no row of class scores" in expecting(Written(lambda _, x: x[:, 0])).unmeasured["expectation"]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("returned", [Tensor.to_sparse, lambda x: torch.nested.nested_tensor([*x])])
+def test_sparse_and_ragged_outputs_have_no_class_scores(returned: Callable[[Tensor], Tensor]) -> None:
+    assert "no row of class scores" in expecting(Written(lambda _, x: returned(x))).unmeasured["expectation"]
+
+
+def test_class_scores_in_float8_are_read() -> None:
+    rows = torch.eye(3)[:2]
+    network = Written(lambda _, x: rows[x[:, 0].long()].to(torch.float8_e4m3fn))
+    assert [prediction.class_indices[0] for prediction in expecting(network).forward.predictions] == [0, 1]
+
+
 # --- gradients ---
 
 
@@ -464,3 +480,9 @@ def test_an_operation_is_run_again_by_its_name() -> None:
     network = Written(lambda net, x: torch.log(net.conv(x)), conv=nn.Conv2d(3, 3, 1))
     inspection = seen_again(network, pictures(1, 3, 4, 4), "(model):log")
     assert [row.label for row in inspection.rows] == ["(model):log"]
+
+
+@pytest.mark.parametrize("name", ["type:x", "name:/x/", "!x", "*"])
+def test_an_operation_of_a_layer_whose_name_is_a_pattern_is_run_with_that_layer(name: str) -> None:
+    network = Written(lambda net, x: getattr(net, name)(x), **{name: Written(lambda _, x: x.relu())})
+    assert [row.label for row in seen_again(network, pictures(1, 4), f"{name}:relu").rows] == [name]

@@ -125,6 +125,12 @@ def test_a_sparse_output_has_none() -> None:
     assert signed(nn.Sequential(Sparse()), batches(torch.eye(2), 2)).keys() == {""}
 
 
+def test_a_sparse_parameter_does_not_count_for_the_precision_of_weights() -> None:
+    network = nn.Linear(2, 2).double()
+    network.register_parameter("mixing", nn.Parameter(torch.eye(2).to_sparse()))
+    assert weights_precision(network) == "float64"
+
+
 def test_an_output_that_is_overwritten_in_place_is_signed_as_it_was() -> None:
     network = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
     values = torch.tensor([[-1.0, 2.0]])

@@ -235,3 +235,5 @@ def test_a_variance_of_zero_beside_a_mean_that_is_not_is_told_from_a_dead_channe
     measured = {stored_tensor.name: stored_tensor.means_without_variance for stored_tensor in stored_tensors(norm)[0]}
     assert measured["running_var"] == (1, 4)
     assert measured["running_mean"] == ()
+    norm.running_var = running_var.to_sparse()
+    assert by_name(norm)["running_var"].means_without_variance == (1, 4)

@@ -117,6 +117,20 @@ def test_first_moments_are_not_judged_where_their_second_forget_too_fast_to_boun
     assert values.excess_moments == {}
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("convert", [Tensor.to_sparse, Tensor.to_sparse_csr])
+def test_sparse_moments_are_not_judged(convert: Callable[[Tensor], Tensor]) -> None:
+    weight = nn.Parameter(torch.ones(3, 3))
+    optimiser = torch.optim.Adam([weight])
+    weight.grad = torch.ones(3, 3)
+    optimiser.step()
+    state = optimiser.state_dict()
+    state["state"][0]["exp_avg_sq"] = convert(state["state"][0]["exp_avg_sq"])
+    (values,) = optimiser_values(TrainingEntries(optimisers=(("optimizer", state),)))
+    assert values.excess_moments == {}
+    assert values.tensor_count == 3
+
+
 def test_a_scaler_is_read_as_torch_saves_it(tmp_path: Path) -> None:
     sound = torch.amp.GradScaler("cpu").state_dict()
     (values,) = scaler_values(saved(tmp_path, model={"weight": torch.ones(3)}, scaler=sound))
