@@ -278,7 +278,7 @@ class Sealed(Small):
     [
         (
             lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)),
-            "returns a map larger than 1x1: choose an operation with `layer` op:NAME",
+            "returns a map of the picture with more than one place: choose an operation with `layer` op:NAME",
         ),
         (Sealed, "No gradient leads from the score of Sealed to its input"),
         (
