@@ -70,6 +70,7 @@ class ForwardPass:
     Attributes:
         extents: Returns the area that a grid (h, w) fills, of each input.
         refused: By module, why its attention was not seen.
+        calls: By module, how many attentions were seen.
         rollout: Attention followed through the blocks so far, (N, queries, tokens of the network's input); None if it
             was not asked for.
     """

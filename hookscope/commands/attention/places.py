@@ -90,6 +90,8 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
 
 def axes_in(call: AttentionCall, rows: AttentionRows, inputs: int) -> Axes | str:
     """Return what the axes in front of queries count, or in words why they are not known or keys are no tokens."""
+    if 0 in rows.shape:
+        return "its queries or keys are empty"
     axes = axes_of(rows.shape[:-2], inputs, head_count_of(call.running))
     if isinstance(axes, str):
         return axes

@@ -95,8 +95,7 @@ def run_attention(
     if not run.records and session.unusable:
         raise session.unusable[0]
     seconds = time.perf_counter() - began
-    seen_in = [label.partition("#")[0] for label in run.blocks]
-    unseen = unseen_blocks(candidates, captured.called, seen_in, run.refused)
+    unseen = unseen_blocks(candidates, captured.called, run.seen_in, run.refused)
     run.check_seen(unseen)
     rows = tuple(run.rows()) if option.numbers else ()
     suffixes = ("", *(f"@{at}" for at in range(len(run.records))))  # batches are numbered where shapes differ
@@ -146,6 +145,7 @@ class _Run:
     head_maps: list[HeadMaps] = field(default_factory=list)
     patches: list[PatchWeights] = field(default_factory=list)
     refused: dict[str, Refusal] = field(default_factory=dict)
+    seen_in: set[str] = field(default_factory=set)
     notes: dict[str, None] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -157,6 +157,7 @@ class _Run:
         seen = self._forward(batch, first)
         self.records.extend(batch.records)
         self.refused.update(seen.refused)
+        self.seen_in.update(seen.calls)
         for block in seen.blocks:
             self.blocks.setdefault(block.block.label, block.block)
             self._sum(block)
@@ -191,12 +192,9 @@ class _Run:
         self.captured.restart()
         with model_errors(self.inspected, "forward"), torch.no_grad(), mode:
             output = self.inspected.network(*clone.args, **clone.kwargs)
-        labels = {block.block.label.partition("#")[0] for block in seen.blocks} | seen.refused.keys()
-        labels |= {""} if "(model)" in labels else set()
         for name in mode.softmaxes:
-            if name not in labels:
-                kind = type(self.inspected.modules[name]).__name__
-                seen.refused[name] = Refusal(kind, _NOT_MET)
+            if name not in seen.calls and name not in seen.refused:
+                seen.refused[name] = Refusal(type(self.inspected.modules[name]).__name__, _NOT_MET)
         if self.verify and not first:
             self.warnings = self._verified(batch, output)
         return seen
@@ -232,7 +230,8 @@ class _Run:
         for head in self.wanted.heads:
             if head >= block.heads:
                 raise UsageError(
-                    f"{arg('head')} {head} is not possible: {layer_words(block.label)} has {block.heads} heads, from 0."
+                    f"{arg('head')} {head} is not possible: {layer_words(block.label)} has "
+                    f"{counted(block.heads, 'head')}, from 0."
                 )
 
     # --- Results ---
@@ -307,7 +306,7 @@ def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:
         if isinstance(block, int):
             if not -len(labels) <= block < len(labels):
                 raise LayerNotFoundError(
-                    f"There is no block {block}: {len(labels)} were seen, 0 to {len(labels) - 1}; -1 is the last."
+                    f"There is no block {block}: give one of {counted(len(labels), 'block')}, from 0; -1 is the last."
                 )
             chosen[block % len(labels)] = None
         else:

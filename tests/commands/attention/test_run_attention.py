@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
@@ -439,6 +440,19 @@ def test_a_network_without_attention_is_refused(pictures: Tensor) -> None:
     assert refused.value.exit_code == 5
 
 
+@pytest.mark.parametrize("empty", ["queries", "keys"])
+def test_a_block_without_queries_or_keys_is_not_seen_and_the_others_are(pictures: Tensor, empty: str) -> None:
+    class Crosses(SmallTransformer):
+        def forward(self, pictures: Tensor) -> Tensor:
+            tokens = self.layers[0](self.patches(pictures).flatten(2).transpose(1, 2))[:, None]
+            queries, keys = (tokens[:, :, :0] if part == empty else tokens for part in ("queries", "keys"))
+            return F.scaled_dot_product_attention(queries, keys, keys).sum((1, 2))
+
+    looks = hookscope.attention(Crosses(1), pictures, block=0)
+    assert looks.census == "1 of 2 blocks seen; not seen: (model): its queries or keys are empty"
+    assert [row.block for row in looks.rows] == ["layers.0.self_attn"] * 3
+
+
 @pytest.mark.filterwarnings("ignore:`?torch.jit")
 def test_a_network_of_torchscript_is_refused_as_such() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3)))
@@ -459,7 +473,7 @@ def test_a_network_of_torchscript_is_refused_as_such() -> None:
         ({"head": 3}, UsageError, "has 3 heads, from 0"),
         ({"head": [0, -1]}, UsageError, "`head` -1 is not possible: give 0 or more"),
         ({"head": True}, UsageError, "`head` takes a whole number or a list of whole numbers, not type bool"),
-        ({"block": 2}, LayerNotFoundError, "There is no block 2: 2 were seen"),
+        ({"block": 2}, LayerNotFoundError, "There is no block 2: give one of 2 blocks, from 0"),
         ({"block": "layers.1.selfattn"}, LayerNotFoundError, "layers.1.self_attn"),
         ({"tokens": "4x4"}, UsageError, "is not of the form"),
         ({"tokens": "grid=16"}, UsageError, "`tokens` grid=16 does not fit a picture: give grid=HEIGHTxWIDTH"),
