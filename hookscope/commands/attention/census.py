@@ -1,4 +1,4 @@
-"""Which modules compute attention, by name, so that what was not seen is not passed over."""
+"""Find modules that compute attention by their names, to report those whose attention was not seen."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -30,7 +30,7 @@ class Refusal(NamedTuple):
 
     Attributes:
         kind: Its class.
-        is_attention: Whether it called torch's attention; a softmax may be one over channels.
+        is_attention: Whether it called torch's attention; otherwise it called a softmax, perhaps over channels.
     """
 
     kind: str
@@ -55,7 +55,7 @@ def attention_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 def unseen_blocks(
     candidates: Mapping[str, nn.Module], called: Collection[str], seen: Collection[str], refused: Mapping[str, Refusal]
 ) -> tuple[UnseenBlock, ...]:
-    """Return the innermost modules that ran and look like attention, and in which none was seen.
+    """Return the innermost modules that ran, look like attention, and showed none.
 
     Refused ones are counted if they are inside a candidate, are called attention, or have called torch's.
     """

@@ -15,9 +15,16 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.commands.attention import reductions
+from hookscope.commands.attention.describe import block_columns
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError
 from hookscope.results.attention import AttentionBlock, census_of
-from tests.commands.attention.small_networks import FlexAttention, HalfSeen, RedSeeker, SmallTransformer
+from tests.commands.attention.small_networks import (
+    FlexAttention,
+    HalfSeen,
+    RedSeeker,
+    SeekingBlock,
+    SmallTransformer,
+)
 from tests.fork_server import ForkServer
 from tests.networks import Written
 
@@ -438,6 +445,44 @@ def test_a_network_without_attention_is_refused(pictures: Tensor) -> None:
     with pytest.raises(NothingMatchedError, match=r"^No attention found in ") as refused:
         hookscope.attention(nn.Sequential(nn.Conv2d(3, 4, 3)), pictures)
     assert refused.value.exit_code == 5
+
+
+def test_nan_in_one_head_of_a_block_shows_in_its_row_and_counts_once() -> None:
+    class Broken(SeekingBlock):
+        def forward(self, tokens: Tensor) -> Tensor:
+            query = torch.zeros(len(tokens), 2, tokens.size(1), 4)
+            query[:, 1] = torch.nan
+            value = tokens[:, None].expand(-1, 2, -1, -1)
+            return tokens + 0 * F.scaled_dot_product_attention(query, query, value)[:, 0]
+
+    network = RedSeeker()
+    network.blocks[1] = Broken()
+    looks = hookscope.attention(network, torch.rand(1, 3, 32, 32), rollout=True)
+    assert math.isfinite(looks.rows[2].entropy)
+    assert math.isnan(looks.rows[3].entropy)
+    assert [warning.partition(":")[0] for warning in looks.warnings] == ["Attention weights of blocks.1 hold NaN"]
+    entropy = next(column for column in block_columns(looks) if column.title == "entropy")
+    assert entropy.cell(looks.blocks[1]) == "NaN"
+
+
+@pytest.mark.parametrize("block", ["blocks.1", 1])
+def test_an_input_that_does_not_run_the_wanted_block_has_no_map_and_the_others_have(block: str | int) -> None:
+    class Skips(RedSeeker):
+        def forward(self, pictures: Tensor) -> Tensor:
+            if pictures.mean() > 0.5:
+                return super().forward(pictures)
+            tokens: Tensor = self.blocks[0](self.patches(pictures).flatten(2).transpose(1, 2))
+            return tokens[:, 0]
+
+    bright, dark = torch.full((3, 32, 32), 0.9), torch.full((3, 32, 32), 0.1)
+    orders = [[bright, dark], [dark, bright]] if isinstance(block, str) else [[bright, dark]]
+    for pictures in orders:
+        looks = hookscope.attention(Skips(), torch.stack(pictures), block=block, batch_size=1)
+        assert [heat_map.input_index for heat_map in looks.maps] == [
+            at for at, picture in enumerate(pictures) if picture is bright
+        ]
+    with pytest.raises(LayerNotFoundError, match=r"There is no block 'blocks\.1'"):
+        hookscope.attention(Skips(), dark[None], block="blocks.1")
 
 
 @pytest.mark.parametrize("empty", ["queries", "keys"])
