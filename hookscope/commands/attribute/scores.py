@@ -1,4 +1,4 @@
-"""From what a network returned to the numbers that are explained, one per input and target."""
+"""Turn what a network returned into the numbers that are explained, one per input and target."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -216,8 +216,7 @@ def _class_target(
             count, unit = int(pixels[place].sum()), "pixel" if rows.dim() == 4 else "place"
             label = f"{label}, sum over {'all ' if nowhere[place] else ''}{counted(count, unit)}"
         probability = None if shares is None or against is not None else float(shares[place, index])
-        index_of_one = None if against is not None else index
-        targets.append(Target(label, values[place], index_of_one, probability, reading=reading))
+        targets.append(Target(label, values[place], index if against is None else None, probability, reading=reading))
     part = tuple(frozenset({index} if against is None else {index, against}) for index in indices)
 
     def score(output: object) -> Tensor:
