@@ -693,7 +693,7 @@ class Attribute(
     method: "Method" = option(
         "grad-cam",
         "METHOD  Maps of a layer: grad-cam, grad-cam++, layer-cam, hires-cam. Maps of the input itself: gradient, "
-        "input-x-gradient, guided-backprop; with hookscope[attribute] integrated-gradients, smoothgrad, occlusion.",
+        "input-x-gradient, guided-backprop, smoothgrad; with hookscope[attribute] integrated-gradients, occlusion.",
     )
     target: str | int | Sequence[str | int] = option(
         (),

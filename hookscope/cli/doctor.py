@@ -22,7 +22,7 @@ _EXTRAS = {
     "timm": ("timm", "timm:NAME as MODEL"),
     "transformers": ("transformers", "a Hugging Face folder as MODEL"),
     "audio": ("soundfile", "recordings (.wav, .flac) as inputs"),
-    "attribute": ("captum", "integrated-gradients, smoothgrad and occlusion"),
+    "attribute": ("captum", "integrated-gradients and occlusion"),
     "show": ("textual_image", "--show"),
     "tensorboard": ("tensorboard", "--tensorboard"),
     "parquet": ("pyarrow", "survey --features FILE.parquet"),

@@ -143,7 +143,8 @@ def layout_of(
     if is_sequence:
         return _of_tokens(shape[1], grids, axes, prefix, tokens, size)
     if len(shape) != axes + 2:
-        return _FLAT
+        seen = counted(len(shape) - 2, "axis", "axes")
+        return f"has {seen} of place where the input has {axes}" if math.prod(shape[2:]) > 1 else _FLAT
     grid = tuple(size for axis, size in enumerate(shape) if axis not in (0, channel_axis))
     return Layout(grid, channel_axis) if math.prod(grid) > 1 else _FLAT
 

@@ -1,6 +1,7 @@
 """Pictures of maps of signals and volumes: colours where the map is, over what the network was given."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_the_curve_of_a_map_is_high_where_the_map_is() -> None:
     middle = LEFT + round((2.5 / 4) * inner)
     assert np.flatnonzero(red[:, middle]).min() < 12
     assert np.flatnonzero(red[:, LEFT + round(0.1 * inner)]).min() > 95
+
+
+def test_a_long_map_lies_under_the_part_of_the_signal_that_it_covers() -> None:
+    values = np.zeros(6000, np.float32)
+    values[3000] = 1
+    part = replace(one_map(values, (10_000,)), extent=(0.2, 0.6))  # a kernel reaches far, and the map is cut there
+    drawn = np.asarray(draw_given(None, part, WIDTH)).astype(int)
+    columns = np.flatnonzero(((drawn[..., 0] - drawn[..., 2]) > 100).any(0)) - LEFT
+    inner = WIDTH - LEFT - RIGHT
+    assert columns.min() == pytest.approx(0.2 * inner, abs=2)
+    assert columns.max() == pytest.approx(0.6 * inner, abs=2)
+    peak = np.flatnonzero(((drawn[:20, :, 0] - drawn[:20, :, 2]) > 100).any(0)) - LEFT
+    assert np.allclose(peak, 0.4 * inner, atol=2)
 
 
 def test_a_signal_without_a_map_has_all_of_its_labels() -> None:

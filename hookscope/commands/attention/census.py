@@ -1,12 +1,13 @@
-"""Which modules compute attention, by name, so that what was not seen is not passed over."""
+"""Find modules that compute attention by their names, to report those whose attention was not seen."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from torch import nn
 
 from hookscope.results.attention import UnseenBlock
+from hookscope.results.network import row_label
 
 _NAMES = ("attn", "attention", "self_attn", "self_attention")
 _ATTENTION = re.compile(r"attn|attention|attnetion|MLA$|MSA$", re.IGNORECASE)
@@ -29,7 +30,7 @@ class Refusal(NamedTuple):
 
     Attributes:
         kind: Its class.
-        is_attention: Whether it called torch's attention; a softmax may be one over channels.
+        is_attention: Whether it called torch's attention; otherwise it called a softmax, perhaps over channels.
     """
 
     kind: str
@@ -52,34 +53,31 @@ def attention_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def unseen_blocks(
-    candidates: Mapping[str, nn.Module], called: Collection[str], seen: Iterable[str], refused: Mapping[str, Refusal]
+    candidates: Mapping[str, nn.Module], called: Collection[str], seen: Collection[str], refused: Mapping[str, Refusal]
 ) -> tuple[UnseenBlock, ...]:
-    """Return the innermost modules that ran and look like attention, and in which none was seen.
+    """Return the innermost modules that ran, look like attention, and showed none.
 
     Refused ones are counted if they are inside a candidate, are called attention, or have called torch's.
     """
-    seen = {*seen}
     ran = [name for name in candidates if name in called]
-    has_seen = {name for name in ran if any(_inside(block, name) for block in seen)}
     unseen: dict[str, UnseenBlock] = {}
     for name in ran:
-        if name in has_seen or any(_inside(name, block) for block in seen):  # a part of one that was seen
+        has_candidates_inside = any(other != name and _inside(other, name) for other in ran)
+        if has_candidates_inside or any(_is_part(name, block) for block in seen):
             continue
-        if any(other != name and _inside(other, name) for other in ran):
-            continue  # what is inside counts it
-        around = [block for block in refused if _inside(block, name) or _inside(name, block)]
-        reason = refused[around[0]].reason if around else CANNOT_BE_SEEN
-        unseen[name] = UnseenBlock(name, type(candidates[name]).__name__, reason)
+        reason = next((refused[block].reason for block in refused if _is_part(name, block)), CANNOT_BE_SEEN)
+        unseen[name] = UnseenBlock(row_label(name, 0, ""), type(candidates[name]).__name__, reason)
     for name, (kind, reason, calls_attention) in refused.items():  # such as DaViT's over channels
         is_attention = calls_attention or _ATTENTION.search(kind) or name.rpartition(".")[2] in _NAMES
-        if (
-            is_attention
-            and not _GATES.search(kind)
-            and not any(_inside(name, block) or _inside(block, name) for block in (*unseen, *seen))
-        ):
-            unseen[name] = UnseenBlock(name, kind, reason)
+        if is_attention and not _GATES.search(kind) and not any(_is_part(name, block) for block in (*unseen, *seen)):
+            unseen[name] = UnseenBlock(row_label(name, 0, ""), kind, reason)
     return tuple(unseen.values())
 
 
 def _inside(name: str, other: str) -> bool:
     return name == other or name.startswith(f"{other}.")
+
+
+def _is_part(name: str, other: str) -> bool:
+    """Tell whether one of two modules is inside the other."""
+    return _inside(name, other) or _inside(other, name)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from statistics import fmean
 
 import numpy as np
 
@@ -28,9 +27,9 @@ from hookscope.results.inputs import Photograph
 from hookscope.text import counted, layer_words, percent_text, shape_text, some_of
 
 _MOST_FLAGGED = 6
-_MOST_REASONS = 2  # why there is no map, of the notes
+_MOST_REASONS = 2  # notes that explain why an input has no map
 _share = partial(percent_text, decimals=2)
-_OF_HEADS = (("least of the heads", min), ("greatest of the heads", max), ("mean of the heads", fmean))
+_OF_HEADS = (("least of the heads", np.min), ("greatest of the heads", np.max), ("mean of the heads", np.mean))
 _LEAST_WEIGHT = 0.001  # on places of the picture: a head with less is drawn as 0, not by its own scale
 
 
@@ -204,7 +203,7 @@ def _range(rows: Mapping[str, Sequence[HeadRow]], column: Column, block: Attenti
     """Return the least and the greatest value over heads."""
     values = [number for number in map(column.read, rows[block.label]) if number is not None]
     text = column.text or partial(number_text, digits=3)
-    return " to ".join(dict.fromkeys((text(min(values)), text(max(values))))) if values else "-"
+    return " to ".join(dict.fromkeys((text(float(np.min(values))), text(float(np.max(values)))))) if values else "-"
 
 
 def _flagged(rows: Sequence[HeadRow]) -> str:

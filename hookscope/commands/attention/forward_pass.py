@@ -1,4 +1,4 @@
-"""What one forward pass shows of attention: each block's weights, reduced while they are there, maps, and the rollout.
+"""Attention in one forward pass: the reduced weights of each block, maps, and the rollout.
 
 Source of the rollout:
     Abnar and Zuidema, Quantifying Attention Flow in Transformers, ACL 2020, section 3.
@@ -28,7 +28,7 @@ from hookscope.results.network import row_label
 from hookscope.statistics.token_layout import TokenLayout
 from hookscope.text import layer_words
 
-# Rows of every patch are kept of maps with at most so many weights: 16 MB. Ours.
+# Most weights of a block whose rows are kept for every patch: 16 MB. Ours.
 _MOST_WEIGHTS = 2**22
 
 
@@ -70,6 +70,7 @@ class ForwardPass:
     Attributes:
         extents: Returns the area that a grid (h, w) fills, of each input.
         refused: By module, why its attention was not seen.
+        calls: By module, how many attentions were seen.
         rollout: Attention followed through the blocks so far, (N, queries, tokens of the network's input); None if it
             was not asked for.
     """
@@ -86,7 +87,7 @@ class ForwardPass:
     memory: Memory = field(default_factory=Memory)
 
     def take(self, call: AttentionCall) -> None:
-        """Reduce the weights of one attention, while they are there."""
+        """Reduce the weights of one attention during its call."""
         inner = call.running[0]
         kind = type(inner.module).__name__
         axes = call.reason if call.rows is None else axes_in(call, call.rows, len(self.records))
@@ -254,6 +255,6 @@ def rollout_maps(seen: ForwardPass, place: int, at: int) -> Iterator[AttentionMa
     if chosen is None:
         return
     row = weights[place].mean(0) if chosen.token is None else weights[place, chosen.token]
-    values = row[places.cells[0] >= 0].reshape(places.grid)
-    extent, rest = seen.extents(places.grid)[place], max(0.0, 1 - float(values.sum()))
-    yield AttentionMap(seen.first + place, ROLLOUT, None, chosen.label, values.numpy().copy(), extent, rest, chosen.box)
+    grid, rest = on_grid(row[None, None], places)
+    values, extent = grid.reshape(places.grid).numpy(), seen.extents(places.grid)[place]
+    yield AttentionMap(seen.first + place, ROLLOUT, None, chosen.label, values, extent, float(rest), chosen.box)

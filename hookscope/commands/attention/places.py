@@ -27,9 +27,9 @@ class Axes(NamedTuple):
     """How the axes in front of queries and keys count inputs, windows and heads.
 
     Attributes:
-        order: Of the leading axes, so that inputs come first, then windows, then heads.
+        order: The order of the leading axes that puts inputs first, then windows, then heads.
         inputs: N.
-        windows: How many parts the tokens of one input are in; each attends to itself.
+        windows: Number of parts into which the tokens of one input are split; each part attends to itself.
     """
 
     order: tuple[int, ...]
@@ -90,6 +90,8 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
 
 def axes_in(call: AttentionCall, rows: AttentionRows, inputs: int) -> Axes | str:
     """Return what the axes in front of queries count, or in words why they are not known or keys are no tokens."""
+    if 0 in rows.shape:
+        return "its queries or keys are empty"
     axes = axes_of(rows.shape[:-2], inputs, head_count_of(call.running))
     if isinstance(axes, str):
         return axes
@@ -101,7 +103,7 @@ def with_heads_found(call: AttentionCall, rows: AttentionRows, axes: Axes) -> Ax
     """Return axes that count parts of an input as heads, if the module does not tell how many heads it has.
 
     The parts are windows if the modules were given as many tokens as all parts of an input hold together, or if the
-    module was given the parts. With as many heads as inputs, the values tell: the values of one head lie side by side.
+    module was given the parts. With as many heads as inputs, strides decide: values of one head lie side by side.
     """
     *lead, _, keys = rows.shape
     if len(lead) == 1 and axes.heads > 1 and _is_given_parts(call.running[0], lead[0], keys):
@@ -147,7 +149,8 @@ def not_over_tokens(call: AttentionCall, rows: AttentionRows, axes: Axes) -> str
 
     Channels (XCiT) and neighbourhoods (VOLO) are also multiplied by a softmax. Keys are tokens
     if the running modules were given as many tokens as all windows hold together; or if there are as many queries, and
-    as many keys as cells of a grid that was seen. For the fused function it is enough that features are not as many.
+    as many keys as cells of a grid that was seen. The fused function is refused only if features, not queries, are as
+    many as the tokens.
     """
     *_, queries, keys = rows.shape
     counts = [*_token_counts(call.running)]
@@ -159,7 +162,7 @@ def not_over_tokens(call: AttentionCall, rows: AttentionRows, axes: Axes) -> str
     if call.entry == "scaled dot product":
         swapped = any(axes.inputs * axes.windows * rows.features in sizes for sizes in counts)
         in_place = any(axes.inputs * axes.windows * queries in sizes for sizes in counts)
-        return f"it attends over {keys} channels" if swapped and not in_place else ""
+        return f"it attends over {counted(keys, 'channel')}" if swapped and not in_place else ""
     grids = {height * width for height, width in call.grids}
     has_queries = queries == 1 or any(axes.inputs * axes.windows * queries in sizes for sizes in counts)
     has_queries |= axes.windows == 1 and bool(grids & {queries, queries - 1})
@@ -182,9 +185,7 @@ def _over_channels(call: AttentionCall, keys: int) -> str:
     other = -1 if axis == -2 else -2
     if values.dim() < 2 or axis not in (-1, -2) or values.shape[other] != keys:
         return ""
-    if values.stride(axis) < values.stride(other):
-        return _CHANNELS.format(counted(keys, "channel"))
-    return ""
+    return _CHANNELS.format(counted(keys, "channel")) if values.stride(axis) < values.stride(other) else ""
 
 
 def _for_each_channel(call: AttentionCall, rows: AttentionRows, axes: Axes, counts: Sequence[set[int]]) -> str:

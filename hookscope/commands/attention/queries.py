@@ -1,4 +1,4 @@
-"""Whose attention is drawn: the class token's, a register's, that of a patch under a pixel, or the mean."""
+"""The query whose attention is drawn: the class token, a register, the patch under a pixel, or the mean of all."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _PIXEL = re.compile(r"(\d{1,7}(?:\.\d{1,6})?)\s*,\s*(\d{1,7}(?:\.\d{1,6})?)")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query as `--query` has it.
+    """One `--query`.
 
     Attributes:
         text: As it was given.
@@ -35,7 +35,7 @@ class Query:
 
 
 def read_queries(texts: Sequence[str]) -> list[Query]:
-    """Read `--query`; without any, the class token counts in blocks that have one, in others the mean over queries.
+    """Read `--query`; the default is the class token in blocks that have one, and the mean over queries in others.
 
     Raises:
         UsageError: If one is of no known form.
@@ -86,7 +86,7 @@ def chosen_in(
 ) -> Chosen | None:
     """Return a query's place in a block; None where the block has no such query.
 
-    A single query of a block, of a pooling layer or a class token, is taken for the class token's. `count` counts
+    In a block with a single query, such as a pooling layer, that query stands for the class token. `count` counts
     queries, `class_count` class tokens in front of the grid, 0 or 1; `extent_of` returns the area that a grid fills.
 
     Raises:
@@ -119,13 +119,8 @@ def _placed(
     row, column = int((y - top) / (bottom - top) * tall), int((x - left) / (right - left) * wide)
     cell_height, cell_width = (bottom - top) / tall, (right - left) / wide
     window, token = (int(index) for index in (queries.cells == row * wide + column).nonzero()[0])
-    box = (
-        left + column * cell_width,
-        top + row * cell_height,
-        left + (column + 1) * cell_width,
-        top + (row + 1) * cell_height,
-    )
-    return Chosen(f"patch {row},{column}", token, window, box)
+    left, top = left + column * cell_width, top + row * cell_height
+    return Chosen(f"patch {row},{column}", token, window, (left, top, left + cell_width, top + cell_height))
 
 
 def _on_input(pixel: tuple[float, float], query: Query, record: InputRecord) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Reduce attention weights to numbers and maps while they are there: a few queries at a time."""
+"""Reduce attention weights to numbers and maps during a call, a few queries at a time."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +20,9 @@ class CallNumbers:
     """The results of one call.
 
     Attributes:
-        heads: By name the numbers of each input and head, (N, heads), on the CPU, unless they were not asked for:
-            "entropy", "top" (the largest share), "distance" where the grid is known, and "prefix", (N, heads, prefix),
-            the share of each token in front of the grid; of queries on average.
+        heads: Means over queries by name, (N, heads), on the CPU: "entropy", "top" (the largest share), "distance"
+            where the grid is known, and "prefix", (N, heads, prefix), the share of each token in front of the grid. {}
+            unless they were asked for.
         top_token: (N, heads), the key with the largest share; None for windows.
         received: The share of all queries that each key has, (N, windows, heads, keys); None unless it was asked for.
         rows: By query, its weights for each input, (heads, keys of its window).
@@ -41,8 +41,7 @@ class CallNumbers:
 def chunks_of(rows: AttentionRows) -> Iterator[tuple[int, int]]:
     """Yield the first query of each chunk and the one after its last."""
     queries = rows.shape[-2]
-    row_bytes = 4 * math.prod(rows.shape) // max(queries, 1)
-    step = max(1, min(queries, _CHUNK_BYTES // max(row_bytes, 1)))
+    step = max(1, _CHUNK_BYTES * queries // (4 * math.prod(rows.shape)))
     for begin in range(0, queries, step):
         yield begin, min(begin + step, queries)
 
@@ -140,7 +139,7 @@ def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:
 def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> tuple[Tensor, Tensor]:
     """Return weights (windows, heads, keys) on the keys' grid, (heads, h * w), and the sum of the others, (heads,).
 
-    The weights of a query that may look at no key are 0. `weights` are of this `window` alone; of all for None.
+    The weights of a query that may look at no key are 0. `weights` hold one `window`, or all windows if it is None.
     """
     cells = keys.cells if window is None else keys.cells[window : window + 1]
     weights = weights.cpu().float().movedim(0, 1).reshape(weights.size(1), -1)

@@ -4,7 +4,7 @@ import copy
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import cast
@@ -95,8 +95,7 @@ def run_attention(
     if not run.records and session.unusable:
         raise session.unusable[0]
     seconds = time.perf_counter() - began
-    seen_in = [label.partition("#")[0] for label in run.blocks]
-    unseen = unseen_blocks(candidates, captured.called, seen_in, run.refused)
+    unseen = unseen_blocks(candidates, captured.called, run.seen_in, run.refused)
     run.check_seen(unseen)
     rows = tuple(run.rows()) if option.numbers else ()
     suffixes = ("", *(f"@{at}" for at in range(len(run.records))))  # batches are numbered where shapes differ
@@ -128,7 +127,7 @@ class _Run:
     """The state of a run: the hooked network, the options, and the results so far.
 
     Attributes:
-        sums: By block and number: the sum over inputs, and of how many. A block may run for some inputs only.
+        sums: By block and name of a number, its sum over inputs and the number of inputs: a block may not run for all.
     """
 
     inspected: InspectedNetwork
@@ -146,6 +145,7 @@ class _Run:
     head_maps: list[HeadMaps] = field(default_factory=list)
     patches: list[PatchWeights] = field(default_factory=list)
     refused: dict[str, Refusal] = field(default_factory=dict)
+    seen_in: set[str] = field(default_factory=set)
     notes: dict[str, None] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -157,11 +157,13 @@ class _Run:
         seen = self._forward(batch, first)
         self.records.extend(batch.records)
         self.refused.update(seen.refused)
+        self.seen_in.update(seen.calls)
         for block in seen.blocks:
             self.blocks.setdefault(block.block.label, block.block)
             self._sum(block)
         if not seen.blocks:
             return
+        _check_blocks(self.wanted.blocks, [*self.blocks], self.inspected.modules)
         drawn = _drawn_positions(self.wanted, [block.block.label for block in seen.blocks])
         positions = {label: index for index, label in enumerate(self.blocks)}
         for index in drawn:
@@ -191,12 +193,9 @@ class _Run:
         self.captured.restart()
         with model_errors(self.inspected, "forward"), torch.no_grad(), mode:
             output = self.inspected.network(*clone.args, **clone.kwargs)
-        labels = {block.block.label.partition("#")[0] for block in seen.blocks} | seen.refused.keys()
-        labels |= {""} if "(model)" in labels else set()
         for name in mode.softmaxes:
-            if name not in labels:
-                kind = type(self.inspected.modules[name]).__name__
-                seen.refused[name] = Refusal(kind, _NOT_MET)
+            if name not in seen.calls and name not in seen.refused:
+                seen.refused[name] = Refusal(type(self.inspected.modules[name]).__name__, _NOT_MET)
         if self.verify and not first:
             self.warnings = self._verified(batch, output)
         return seen
@@ -232,7 +231,8 @@ class _Run:
         for head in self.wanted.heads:
             if head >= block.heads:
                 raise UsageError(
-                    f"{arg('head')} {head} is not possible: {layer_words(block.label)} has {block.heads} heads, from 0."
+                    f"{arg('head')} {head} is not possible: {layer_words(block.label)} has "
+                    f"{counted(block.heads, 'head')}, from 0."
                 )
 
     # --- Results ---
@@ -241,6 +241,7 @@ class _Run:
         """Raise an error if no attention was seen, or nothing that is wanted."""
         if not self.blocks:
             raise NothingMatchedError(_nothing_seen(self.inspected, census_of((), unseen), has_any=bool(unseen)))
+        _check_blocks(self.wanted.blocks, [*self.blocks])
         if self.wanted.rollout and unseen:
             census = census_of(tuple(self.blocks.values()), unseen)
             raise UsageError(f"{arg('rollout')} is undefined here: {census}. Leave it out, and look at single blocks.")
@@ -292,26 +293,30 @@ def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) ->
 
 def _nan_warning(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[str]:
     """Return a warning of NaN in attention weights with the first block that has it; [] without NaN."""
-    of_rows = [row.block for row in rows if math.isnan(row.entropy)]
-    blocks = [*dict.fromkeys((*of_rows, *(attention.block for attention in maps if np.isnan(attention.values).any())))]
-    if not blocks:
+    names = [row.block for row in rows if math.isnan(row.entropy)]
+    names = names or [attention.block for attention in maps if np.isnan(attention.values).any()]
+    if not (blocks := [*dict.fromkeys(names)]):
         return []
     more = f", the first of {counted(len(blocks), 'block')}," if len(blocks) > 1 else ""
     why = "its mask leaves a query no key, or it was given NaN (`hookscope activations`)"
     return [f"Attention weights of {layer_words(blocks[0])}{more} hold NaN: {why}."]
 
 
-def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:
-    chosen: dict[int, None] = {}
-    for block in wanted.blocks:
+def _check_blocks(blocks: Sequence[int | str], labels: Sequence[str], modules: Collection[str] = ()) -> None:
+    """Raise an error if a wanted block was not seen; a further input may call one that is among `modules`."""
+    for block in blocks:
         if isinstance(block, int):
             if not -len(labels) <= block < len(labels):
                 raise LayerNotFoundError(
-                    f"There is no block {block}: {len(labels)} were seen, 0 to {len(labels) - 1}; -1 is the last."
+                    f"There is no block {block}: give one of {counted(len(labels), 'block')}, from 0; -1 is the last."
                 )
-            chosen[block % len(labels)] = None
-        else:
-            if block not in labels:
-                raise LayerNotFoundError(f"There is no block '{safe_text(block)}'.{nearest(block, labels)}")
-            chosen[labels.index(block)] = None
-    return [*chosen]
+        elif block not in labels and block.partition("#")[0] not in modules:
+            raise LayerNotFoundError(f"There is no block '{safe_text(block)}'.{nearest(block, labels)}")
+
+
+def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:
+    """Return the positions of the wanted blocks that ran in a pass."""
+    places: dict[int | str, int] = {}
+    for at, label in enumerate(labels):
+        places |= {label: at, at: at, at - len(labels): at}
+    return [*dict.fromkeys(places[block] for block in wanted.blocks if block in places)]

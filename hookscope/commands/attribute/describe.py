@@ -10,22 +10,8 @@ from hookscope.commands.attribute.draw_maps import draw_given
 from hookscope.parameters import arg
 from hookscope.reporting.columns import Column, machine_columns, number_text, probability_text
 from hookscope.reporting.document import Document, InputMap, Level, MappedInput, PhotographMaps, Section, Table, Text
-from hookscope.reporting.run_facts import (
-    all_facts,
-    first_name,
-    input_names,
-    making_of,
-    subject_of,
-    where_words,
-)
-from hookscope.results.attributions import (
-    SANITY_LIMITS,
-    AttributionMap,
-    Attributions,
-    SanityCheck,
-    Target,
-    input_word,
-)
+from hookscope.reporting.run_facts import all_facts, first_name, input_names, making_of, subject_of, where_words
+from hookscope.results.attributions import SANITY_LIMITS, AttributionMap, Attributions, SanityCheck, Target, input_word
 from hookscope.results.concentration import Concentration, concentration
 from hookscope.results.inputs import PICTURE_AXES, InputRecord, Photograph
 from hookscope.text import layer_words, percent_text, shape_text, some_of, told_apart

@@ -116,7 +116,9 @@ def _draw_curve(
     if len(values) > width:
         starts = np.linspace(0, len(values), width + 1).astype(int)[:-1]
         shown = np.stack([np.fmin.reduceat(shown, starts), np.fmax.reduceat(shown, starts)], 1).ravel()
-        at, thickness = np.repeat(np.arange(width), 2), 1
+        at, thickness = np.repeat(begin * width + np.arange(width) * (end - begin), 2), 1
+        inside = (at >= 0) & (at < width)
+        at, shown = at[inside], shown[inside]
     else:
         x = np.concatenate([[0.0], at[(at > 0) & (at < width)], [float(width)]])
         at, shown = x, np.interp(x, at, shown)

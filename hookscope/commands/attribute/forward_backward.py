@@ -38,7 +38,7 @@ _OWN = str(Path(__file__).parent)
 
 
 class ModelRaisedError(Exception):
-    """The model raised on a batch: the sentence for people. What was raised is its cause. All passes raise it."""
+    """The model raised on a batch. The message is a sentence for people; the cause is what the model raised."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class ForwardBackward:
         targets_of: Takes what the network returned, and the batch; returns the targets.
         outputs: The outputs of every layer in the latest pass.
         capturing: The hooks that fill `outputs`.
-        tracks: Whether the graph begins at the inputs, as activation checkpointing needs it: what runs again must save
-            as much as the first time. Otherwise it begins at the layers that are looked at.
+        tracks: Whether the graph begins at the inputs, not at the layers that are looked at. Activation checkpointing
+            needs it, because layers that run again must save as many tensors as the first time.
     """
 
     inspected: InspectedNetwork

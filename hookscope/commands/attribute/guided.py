@@ -1,9 +1,9 @@
 """Guided backpropagation: ReLUs pass no negative gradient on its way back to the picture.
 
-The rule stands on autograd's graph: every ReLU and ReLU6 leaves a node there, wherever it was called, as a module or
-a function, in any thread, in an exported program's graph. A hook on the node changes the gradient of that very call;
-other uses of its input are left alone, and the forward pass runs as it always does. What cannot be seen is a ReLU in
-TorchScript, which is refused, and in a custom autograd function, which is named.
+The rule is applied to autograd's graph: every ReLU and ReLU6 leaves a node there, whether a module or a function calls
+it, in any thread, or in an exported program. A hook on the node changes the gradient of that very call; other uses of
+its input are left alone, and the forward pass runs as it always does. A ReLU inside TorchScript or a custom autograd
+function cannot be seen: TorchScript is refused, custom functions are reported.
 """
 
 import re
@@ -55,10 +55,10 @@ _IN_SCRIPT = "guided-backprop cannot change a ReLU inside TorchScript."
 
 
 class ActivationCalls(TorchFunctionMode):
-    """Notes which module or operation made each of autograd's nodes that stands for an activation.
+    """Notes which module or operation made each node of autograd that computes an activation.
 
-    An activation that overwrites a view has no node that the rule could be put on: autograd hides it in one for the
-    whole tensor. It is computed in a new tensor instead and copied into the view; the values are the same.
+    An activation that overwrites a view has no node that the rule could be put on: autograd hides it in a node for
+    the whole tensor. It is computed in a new tensor instead and copied into the view; the values are the same.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -100,7 +100,7 @@ def _overwrites_a_view(func: Callable[..., Any], args: Any, kwargs: dict[str, An
 
 @contextmanager
 def ruled(score: Tensor, calls: ActivationCalls) -> Iterator[Mapping[str, str]]:
-    """Put the rule on every exact ReLU and ReLU6 behind a score for a block; `calls` was on in the forward pass.
+    """Apply the rule to every exact ReLU and ReLU6 that leads to a score; `calls` was active in the forward pass.
 
     With y = ReLU(x), R the gradient that arrives at y and f the derivative of the ReLU as torch has it, the ReLU passes
     on max(R, 0) · f(x) (Springenberg et al. 2015, Striving for simplicity, figure 1).

@@ -26,7 +26,7 @@ from hookscope.text import printable, shape_text
 _FEWEST_AXES, _MOST_AXES = 2, 5
 # Gives pictures of a batch one size: zeros are added below and at the right.
 _DETECTORS_TRANSFORM = "torchvision.models.detection.transform.GeneralizedRCNNTransform"
-# Swin's name for the layer that halves a grid; to one of odd size it adds a row below or a column at the right.
+# Swin's name for the layer that halves a grid. A grid of odd size gets a row below or a column at the right.
 _MERGING = "PatchMerging"
 
 
@@ -106,7 +106,7 @@ def input_size(network: nn.Module, batch: Batch) -> tuple[int, ...]:
 
 
 def _channel_axis(network: nn.Module, shape: Sequence[int]) -> int:
-    """Return the channel axis, 1 or the last: the one that fits the first layer; its usual one if both fit, or none.
+    """Return the channel axis, 1 or the last: the one that fits the first layer, or its usual axis if both or none fit.
 
     A linear layer that fits neither takes the flattened signal. Pictures and volumes have fewer channels than places.
     """

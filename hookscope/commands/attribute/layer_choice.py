@@ -1,4 +1,4 @@
-"""Which layer is looked at: what every layer of a network returned, and the last that is a map of the picture."""
+"""Choose the layer to look at: the last layer whose output is a map of the picture."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ from hookscope.statistics.token_layout import TokenLayout
 
 # What runs inside an attention layer is per head, or queries and keys: no features of a place.
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
-# Layers whose four axes are surely maps, and no heads of an attention: tokens are counted by their grids.
+# Layers that return maps, never heads of an attention: tokens are placed on the grids of these maps.
 _KEEP_PLACES = ("Conv1d", "Conv2d", "Conv3d", "LayerNorm", "LayerNorm2d")
 # Layers that may return their input: the layer before them is explained instead.
 _PASSING = (
     *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
     *(nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
 )
-# What torchvision's detectors call the part that sees the whole picture.
+# The name, in torchvision's detectors, of the part that sees the whole picture.
 _BACKBONE = "backbone"
 _SEQUENCE_AXES = 3  # (N, T, D)
 # How many layers at a time are differentiated, the last first: usually it has a gradient.
@@ -44,7 +44,7 @@ class LayerOutput(NamedTuple):
     Attributes:
         kind: Class name of the module, or the operation.
         layout: Where the picture lies in it, or in words why it has no place there.
-        edge: Where its gradient arrives in the graph, as it was when it was returned; None without a graph.
+        edge: Where the gradient of the output, as returned, arrives in the graph; None without a graph.
         values: The output itself, which may be overwritten later: its `version` then differs.
     """
 
@@ -168,8 +168,8 @@ def choose_layer(
 
     An output that holds the scores themselves at each place is passed over: its map would be the score. A container
     returns the output of its last layer; the less nested name counts. If no layer is reached for all inputs, the last
-    one that is reached for some of them counts. `outputs` were kept, `scores` are of each target, (N,), with their
-    graph; only layers that finished before the layer `before` did are looked at.
+    one that is reached for some of them counts. `outputs` must be kept. `scores`, (N,) for each target, have their
+    graph. With `before`, only layers that finished before that layer count.
     """
     for_some: MapLayer | None = None
     remarks: dict[str, str] = {}

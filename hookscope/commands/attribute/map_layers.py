@@ -36,6 +36,7 @@ from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.receptive_fields import ReceptiveField, ReceptiveFields
 from hookscope.inspection.run import split_patterns
 from hookscope.parameters import arg, listing
+from hookscope.results.attributions import input_word
 from hookscope.results.concentration import Extent
 from hookscope.results.network import row_label
 from hookscope.statistics.layouts import Layout
@@ -49,12 +50,16 @@ _SEQUENCE_AXES = 3  # (N, C, L) or (N, T, D)
 
 
 class NotReachedError(Exception):
-    """The gradient of a target is zero at every layer that is looked at, for some inputs of the batch at least."""
+    """No layer that is looked at has a map with a nonzero gradient, for some inputs of the batch at least."""
 
     def __init__(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> None:
         """Name the targets and the layers."""
         where = ", ".join(map(layer_words, labels))
-        super().__init__(f"the gradient of {_names(targets)} is zero everywhere at {where}")
+        super().__init__(
+            f"the gradient of {_names(targets)} is zero everywhere at {where}"
+            if labels
+            else f"no layer that {arg('layer')} selects returns a map of it"
+        )
 
 
 class LayerGroup(NamedTuple):
@@ -245,8 +250,9 @@ class MapLayers:
                 "them multiplies by zero, or cuts the gradient off. Look at `hookscope grads`."
             )
         return (
-            f"No module of {name} returns a map larger than 1x1: choose an operation with {arg('layer')} op:NAME "
-            f"({listing(ops=True)} lists them), or take {arg('method')} gradient, which needs no layer."
+            f"No module of {name} returns a map of the {input_word(self.passes.outputs.axes)} with more than one "
+            f"place: choose an operation with {arg('layer')} op:NAME ({listing(ops=True)} lists them), or take "
+            f"{arg('method')} gradient, which needs no layer."
         )
 
     def _one_at_a_time(self) -> str:

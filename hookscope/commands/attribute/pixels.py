@@ -1,7 +1,7 @@
 """Methods that look at the input itself: one number for each value that the network was given.
 
-The gradient and guided backpropagation are computed here; integrated gradients, SmoothGrad and occlusion come from
-captum, always with as many inputs at a time as the batch holds, so that memory does not grow with their steps.
+Integrated gradients and occlusion come from captum. Each method runs as many inputs at a time as the batch holds, so
+that memory does not grow with its steps.
 
 Each method raises a UsageError if the network's input is no batch of floating numbers, if no gradient reaches it, or if
 captum is needed and not installed.
@@ -141,6 +141,7 @@ def integrated_gradients(scored: ScoredBatch) -> Pixels:
     32, 64, … 512, with which its values add up to the score's difference within 1%, or the best of them.
     """
     method = _captum().IntegratedGradients(partial(_score, scored))
+    gradient(scored)  # raises our error if no gradient reaches the input; captum's would be blamed on the network
     pixels = _input_leaf(scored)
     values = torch.zeros_like(pixels, requires_grad=False)
     with torch.no_grad():
@@ -167,19 +168,16 @@ def smoothgrad(scored: ScoredBatch) -> Pixels:
 
     Noise is drawn from torch's global generator.
     """
-    captum = _captum()
     pixels = _input_leaf(scored).detach()
     axes = tuple(range(1, pixels.dim()))
-    # captum takes one deviation for all inputs: each is divided by its own.
     deviation = _NOISE * (pixels.amax(axes, keepdim=True) - pixels.amin(axes, keepdim=True))
-    deviation = deviation.where(deviation > 0, torch.ones_like(deviation))
-    tunnel = captum.NoiseTunnel(captum.Saliency(lambda scaled: _score(scored, scaled * deviation)))
-    gradients = tunnel.attribute(
-        (pixels / deviation).requires_grad_(), nt_samples=_SAMPLES, nt_samples_batch_size=1, stdevs=1.0, abs=False
-    )
+    total = torch.zeros_like(pixels, dtype=torch.promote_types(pixels.dtype, torch.float32))
+    for _ in range(_SAMPLES):
+        noisy = (pixels + deviation * torch.randn_like(pixels)).requires_grad_()
+        total += _gradient(_score(scored, noisy), noisy)
     noun = input_word(len(scored.places.size))
     notes = (f"Mean over {_SAMPLES} copies with noise of {_NOISE:.0%} of each {noun}'s range.",)
-    return Pixels((gradients / deviation).detach(), notes=notes)
+    return Pixels(total / _SAMPLES, notes=notes)
 
 
 def occlusion(scored: ScoredBatch) -> Pixels:
@@ -209,7 +207,7 @@ def _captum() -> Any:
         from captum import attr  # noqa: PLC0415 - an extra, and a second to load
     except ImportError as error:
         raise UsageError(
-            f"{arg('method')} integrated-gradients, smoothgrad and occlusion need one more package: pip install "
+            f"{arg('method')} integrated-gradients and occlusion need one more package: pip install "
             "'hookscope[attribute]'"
         ) from error
     return attr

@@ -38,6 +38,9 @@ from hookscope.statistics.layouts import parse_tokens
 from hookscope.statistics.token_layout import TokenLayout
 from hookscope.text import figure, layer_words, safe_text
 
+# Classes of torch.ao.nn.quantized that compute in floating point, before quantisation.
+_FLOATING = ("FloatFunctional", "FXFloatFunctional")
+
 
 @dataclass(slots=True)
 class _Gathered:
@@ -175,7 +178,8 @@ def _check_options(option: options.Attribute, targets: Sequence[str]) -> None:
 def _refuse_quantised(inspected: InspectedNetwork) -> None:
     for name, module in inspected.modules.items():
         kind = type(module)
-        if kind.__module__.startswith("torch.ao.nn") and ".quantized" in kind.__module__:
+        is_quantised = kind.__module__.startswith("torch.ao.nn") and ".quantized" in kind.__module__
+        if is_quantised and kind.__name__ not in _FLOATING:
             raise UsageError(
                 f"{inspected.info.name} is quantised: {name or '(model)'} ({kind.__name__}) computes in whole numbers, "
                 "which have no gradient. Explain the network as it was before quantisation."

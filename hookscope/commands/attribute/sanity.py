@@ -41,10 +41,10 @@ Numbers = NDArray[np.float64]
 Sanity = Literal["none", "quick", "full"]
 
 _DEPTHS = (0.1, 0.5, 1.0)  # shares of the layers that are randomised, from the output down
-_SORTED_VALUES = 2**20
-_FEWEST_LAYERS = 3  # in a shallow network, the map of the last layer alone is hardly a map
-_DRAWS = 2  # at each depth: of maps with 49 values, one draw alone has come to 0.90
-# Up to here two maps look different. Ours.
+_MOST_SHUFFLED = 2**20
+_FEWEST_LAYERS = 3  # in a shallow network, 10% would be the last layer alone
+_DRAWS = 2  # at each depth: a single draw may correlate by 0.90 if maps have 49 values
+# The largest correlation of maps that look different. Ours.
 _CLASS_DIFFERS = 0.9
 _DELETED_SHARE = 0.1
 _PLACINGS = 10
@@ -66,10 +66,10 @@ _NO_ORDER = "Sanity: no tests of maps that are the same everywhere, or hold NaN 
 def rank_correlation(first: Map, second: Map) -> float:
     """Return Spearman's correlation of two maps: Pearson's of their ranks, where equal values share the mean rank.
 
-    0 where a map is the same everywhere or not finite: it puts no place before another.
+    A map that is the same everywhere or not finite puts no place before another: 0 if only the second is, else NaN.
     """
     if not (puts_places_in_order(first) and puts_places_in_order(second)):
-        return 0.0
+        return 0.0 if puts_places_in_order(first) else math.nan
     return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
 
 
@@ -96,8 +96,8 @@ def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
     """Return a copy of a network with the values of its last layers in random order (Adebayo et al. 2018, section 3).
 
     Each parameter keeps its values, and with them their mean and deviation, but they change places. That suits every
-    kind of layer, where fresh draws of one size would make some overflow and others vanish. Of more than a million
-    values, which take long to sort, others are drawn, with the same mean and deviation. Buffers stay.
+    kind of layer, where fresh draws of one size would make some overflow and others vanish. More than a million values
+    take long to shuffle: values with the same mean and deviation are drawn instead. Buffers stay.
 
     `share` is of the modules that hold parameters, counted from the last one that is registered; three at least.
     """
@@ -112,7 +112,7 @@ def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
 
 
 def _in_random_order(values: Tensor, generator: torch.Generator) -> Tensor:
-    if values.numel() > _SORTED_VALUES and values.is_floating_point():
+    if values.numel() > _MOST_SHUFFLED and values.is_floating_point() and bool(values.isfinite().all()):
         deviation, mean = (float(scalar) for scalar in torch.std_mean(values.float()))
         return torch.empty(values.shape, device="cpu").normal_(mean, deviation, generator=generator).to(values.device)
     order = torch.randperm(values.numel(), generator=generator, device="cpu").to(values.device)
@@ -136,8 +136,8 @@ def weights_correlations(
 
 def correlations(maps: Sequence[Map], others: Sequence[Map]) -> Numbers:
     """Return the rank correlation of the magnitudes of each map with another, (maps,); NaN of maps without an order."""
-    pairs = [(np.abs(ours), np.abs(theirs)) for ours, theirs in zip(maps, others, strict=True)]
-    return np.array([rank_correlation(*pair) if puts_places_in_order(pair[0]) else math.nan for pair in pairs])
+    pairs = zip(maps, others, strict=True)
+    return np.array([rank_correlation(np.abs(ours), np.abs(theirs)) for ours, theirs in pairs])
 
 
 def weights_check(correlation: Numbers) -> SanityCheck:

@@ -1,4 +1,4 @@
-"""From what a network returned to the numbers that are explained, one per input and target."""
+"""Turn what a network returned into the numbers that are explained, one per input and target."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -119,7 +119,7 @@ def batch_targets(
             if (worst := max(query.index, query.against or 0)) >= classes:
                 raise UsageError(
                     f"{arg('target')} '{safe_text(query.text)}' is class {worst}, but {scores.label} of shape "
-                    f"{shape_text(scores.tensor.shape)} has classes 0 to {classes - 1}."
+                    f"{shape_text(scores.tensor.shape)} has {counted(classes, 'class', 'classes')}, from 0."
                 )
             chosen = torch.full((count,), query.index, device=scores.tensor.device)
             targets.append(of_classes(chosen, query.against))
@@ -171,9 +171,7 @@ def _best_classes(scores: Tensor, count: int) -> Tensor:
     if scores.dim() == 2:
         return scores.topk(count, 1).indices
     winners = scores.argmax(1).flatten(1)
-    won = torch.zeros(scores.shape[:2], device=scores.device).scatter_add_(
-        1, winners, torch.ones_like(scores[:, 0]).flatten(1)
-    )
+    won = torch.stack([places.bincount(minlength=scores.shape[1]) for places in winners])
     return won.topk(count, 1).indices
 
 
@@ -195,7 +193,7 @@ def _class_target(
         of_input = (-1, *(1,) * (rows.dim() - 2))
         pixels = rows.argmax(1) == classes.reshape(of_input)
         nowhere = ~pixels.flatten(1).any(1)
-        pixels = (pixels | nowhere.reshape(of_input)).to(rows.dtype)
+        pixels = pixels | nowhere.reshape(of_input)
     elif rows.shape[1] > 1 or multi_label:
         shares = rows
         if not are_probabilities(rows, scores):
@@ -205,7 +203,7 @@ def _class_target(
         picked = values[torch.arange(len(classes), device=values.device), classes]
         if against is not None:
             picked = picked - values[:, against]
-        return picked if pixels is None else (picked * pixels).flatten(1).sum(1)
+        return picked if pixels is None else picked.where(pixels, 0).flatten(1).sum(1)
 
     indices: list[int] = classes.cpu().tolist()
     values = of_rows(rows).cpu().tolist()
@@ -218,8 +216,7 @@ def _class_target(
             count, unit = int(pixels[place].sum()), "pixel" if rows.dim() == 4 else "place"
             label = f"{label}, sum over {'all ' if nowhere[place] else ''}{counted(count, unit)}"
         probability = None if shares is None or against is not None else float(shares[place, index])
-        index_of_one = None if against is not None else index
-        targets.append(Target(label, values[place], index_of_one, probability, reading=reading))
+        targets.append(Target(label, values[place], index if against is None else None, probability, reading=reading))
     part = tuple(frozenset({index} if against is None else {index, against}) for index in indices)
 
     def score(output: object) -> Tensor:
@@ -333,8 +330,8 @@ def _no_box(wanted: Wanted, boxes: Sequence[Mapping[str, Tensor]], categories: S
     distinct = [*dict.fromkeys(names)]
     if wanted.box is not None:
         most = max(len(detected["scores"]) for detected in boxes)
-        message = f"There is no box {wanted.box}: the network found {most}"
-        return f"{message}, 0 to {most - 1}." if most else f"{message}. Give another picture."
+        message = f"There is no box {wanted.box}: the network found {counted(most, 'box', 'boxes')}"
+        return f"{message}, from 0." if most else f"{message}. Give another picture."
     hint = nearest(wanted.text, distinct) or (
         f" It found {some_of(distinct, _NAMED)}." if distinct else " It found no box at all."
     )

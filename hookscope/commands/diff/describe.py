@@ -559,9 +559,11 @@ def _weights_answer(result: Differences) -> Iterator[str]:
     comparable = [row for row in rows if row.measures is not None or row.shape != row.shape_b]
     changed = [row for row in comparable if _differs(row)]
     yield from _different_networks(result)
-    if comparable and not changed:
+    if not comparable:
+        yield "No pair of tensors can be compared."
+    elif not changed:
         yield f"A and B hold the same values in {counted(len(comparable), 'tensor')}."
-    elif changed:
+    else:
         finite = _without_nan(_labelled_norms(changed))
         amount = f": ‖Δ‖/‖w‖ {_at_most(*max(finite))}" if finite else ""
         yield f"{_share_of(changed, rows, 'tensor', 'differ')}{amount}."

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
@@ -14,9 +15,16 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.commands.attention import reductions
+from hookscope.commands.attention.describe import block_columns
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError
 from hookscope.results.attention import AttentionBlock, census_of
-from tests.commands.attention.small_networks import FlexAttention, HalfSeen, RedSeeker, SmallTransformer
+from tests.commands.attention.small_networks import (
+    FlexAttention,
+    HalfSeen,
+    RedSeeker,
+    SeekingBlock,
+    SmallTransformer,
+)
 from tests.fork_server import ForkServer
 from tests.networks import Written
 
@@ -450,6 +458,57 @@ def test_a_network_without_attention_is_refused(pictures: Tensor) -> None:
     assert refused.value.exit_code == 5
 
 
+def test_nan_in_one_head_of_a_block_shows_in_its_row_and_counts_once() -> None:
+    class Broken(SeekingBlock):
+        def forward(self, tokens: Tensor) -> Tensor:
+            query = torch.zeros(len(tokens), 2, tokens.size(1), 4)
+            query[:, 1] = torch.nan
+            value = tokens[:, None].expand(-1, 2, -1, -1)
+            return tokens + 0 * F.scaled_dot_product_attention(query, query, value)[:, 0]
+
+    network = RedSeeker()
+    network.blocks[1] = Broken()
+    looks = hookscope.attention(network, torch.rand(1, 3, 32, 32), rollout=True)
+    assert math.isfinite(looks.rows[2].entropy)
+    assert math.isnan(looks.rows[3].entropy)
+    assert [warning.partition(":")[0] for warning in looks.warnings] == ["Attention weights of blocks.1 hold NaN"]
+    entropy = next(column for column in block_columns(looks) if column.title == "entropy")
+    assert entropy.cell(looks.blocks[1]) == "NaN"
+
+
+@pytest.mark.parametrize("block", ["blocks.1", 1])
+def test_an_input_that_does_not_run_the_wanted_block_has_no_map_and_the_others_have(block: str | int) -> None:
+    class Skips(RedSeeker):
+        def forward(self, pictures: Tensor) -> Tensor:
+            if pictures.mean() > 0.5:
+                return super().forward(pictures)
+            tokens: Tensor = self.blocks[0](self.patches(pictures).flatten(2).transpose(1, 2))
+            return tokens[:, 0]
+
+    bright, dark = torch.full((3, 32, 32), 0.9), torch.full((3, 32, 32), 0.1)
+    orders = [[bright, dark], [dark, bright]] if isinstance(block, str) else [[bright, dark]]
+    for pictures in orders:
+        looks = hookscope.attention(Skips(), torch.stack(pictures), block=block, batch_size=1)
+        assert [heat_map.input_index for heat_map in looks.maps] == [
+            at for at, picture in enumerate(pictures) if picture is bright
+        ]
+    with pytest.raises(LayerNotFoundError, match=r"There is no block 'blocks\.1'"):
+        hookscope.attention(Skips(), dark[None], block="blocks.1")
+
+
+@pytest.mark.parametrize("empty", ["queries", "keys"])
+def test_a_block_without_queries_or_keys_is_not_seen_and_the_others_are(pictures: Tensor, empty: str) -> None:
+    class Crosses(SmallTransformer):
+        def forward(self, pictures: Tensor) -> Tensor:
+            tokens = self.layers[0](self.patches(pictures).flatten(2).transpose(1, 2))[:, None]
+            queries, keys = (tokens[:, :, :0] if part == empty else tokens for part in ("queries", "keys"))
+            return F.scaled_dot_product_attention(queries, keys, keys).sum((1, 2))
+
+    looks = hookscope.attention(Crosses(1), pictures, block=0)
+    assert looks.census == "1 of 2 blocks seen; not seen: (model): its queries or keys are empty"
+    assert [row.block for row in looks.rows] == ["layers.0.self_attn"] * 3
+
+
 @pytest.mark.filterwarnings("ignore:`?torch.jit")
 def test_a_network_of_torchscript_is_refused_as_such() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3)))
@@ -470,7 +529,7 @@ def test_a_network_of_torchscript_is_refused_as_such() -> None:
         ({"head": 3}, UsageError, "has 3 heads, from 0"),
         ({"head": [0, -1]}, UsageError, "`head` -1 is not possible: give 0 or more"),
         ({"head": True}, UsageError, "`head` takes a whole number or a list of whole numbers, not type bool"),
-        ({"block": 2}, LayerNotFoundError, "There is no block 2: 2 were seen"),
+        ({"block": 2}, LayerNotFoundError, "There is no block 2: give one of 2 blocks, from 0"),
         ({"block": "layers.1.selfattn"}, LayerNotFoundError, "layers.1.self_attn"),
         ({"tokens": "4x4"}, UsageError, "is not of the form"),
         ({"tokens": "grid=16"}, UsageError, "`tokens` grid=16 does not fit a picture: give grid=HEIGHTxWIDTH"),

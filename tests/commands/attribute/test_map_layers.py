@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import torchvision
 from PIL import Image
 from torch import Tensor, nn
+from torch.ao.nn.quantized import FloatFunctional
 from torchvision.models import detection
 
 import hookscope
@@ -225,7 +226,7 @@ def test_one_call_of_a_layer_can_be_meant() -> None:
         ({"method": None}, UsageError, "There is no method 'None'. There are: grad-cam,"),
         ({"sanity": "quik"}, UsageError, "`sanity` takes none or quick or full, not 'quik'."),
         ({"target": "cat"}, UsageError, "is not an index from 0"),
-        ({"target": 4}, UsageError, "has classes 0 to 3"),
+        ({"target": 4}, UsageError, "has 4 classes, from 0"),
         ({"target": 1, "top": 2}, UsageError, "either targets or how many of the best"),
         ({"top": 0}, UsageError, "`top` 0 is not possible"),
         ({"tokens": "14x14"}, UsageError, "not of the form"),
@@ -277,7 +278,7 @@ class Sealed(Small):
     [
         (
             lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)),
-            "returns a map larger than 1x1: choose an operation with `layer` op:NAME",
+            "returns a map of the picture with more than one place: choose an operation with `layer` op:NAME",
         ),
         (Sealed, "No gradient leads from the score of Sealed to its input"),
         (
@@ -304,6 +305,20 @@ def test_a_quantised_network_is_refused_with_the_reason() -> None:
     quantised = small.TORCHVISION["quantized resnet18"].build()
     with pytest.raises(UsageError, match=r"is quantised: conv1 \(ConvReLU2d\) computes in whole numbers"):
         attribute(quantised, torch.randn(1, 3, 64, 64))
+
+
+def test_a_network_that_can_be_quantised_and_is_not_is_explained() -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head, self.skip_add = nn.Conv2d(3, 4, 3), nn.Linear(4, 2), FloatFunctional()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            output: Tensor = self.head(self.skip_add.add(x, x.square()).mean((2, 3)))
+            return output
+
+    assert attribute(Adds(), torch.randn(1, 3, 8, 8), sanity="none").maps
 
 
 def test_tokens_whose_grid_is_not_known_need_a_word() -> None:

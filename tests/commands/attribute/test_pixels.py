@@ -23,8 +23,6 @@ from hookscope.inputs.batches import Batch
 from hookscope.results.attributions import Method
 from tests.networks import batch_of
 
-CAPTUMS: tuple[Method, ...] = ("integrated-gradients", "smoothgrad", "occlusion")
-
 
 def of_class(index: int) -> Callable[[Any], Tensor]:
     return lambda output: output[:, index]
@@ -81,6 +79,19 @@ def test_a_linear_network_is_explained_in_closed_form() -> None:
     assert actual.gap is not None
     assert float(actual.gap.max()) < 1e-4
     torch.testing.assert_close(PIXEL_METHODS["smoothgrad"](scored).values, each)
+
+
+def test_noise_is_a_share_of_each_pictures_range_and_an_even_picture_gets_none() -> None:
+    class Cubes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x**3).sum((2, 3))
+
+    pictures = torch.full((2, 2, 4, 4), 2.0)
+    pictures[1, :, :2] = -2.0
+    actual = PIXEL_METHODS["smoothgrad"](scored_batch(Cubes(), pictures)).values
+    assert actual[0, 1].unique().tolist() == [12.0]  # 3 x^2, without noise
+    # 3 (x^2 + deviation^2), with a deviation of 0.15 * 4.
+    assert float(actual[1, 1].mean()) == pytest.approx(3 * (4 + 0.36), abs=0.5)
 
 
 def test_occlusion_of_a_linear_network_is_the_mean_over_the_patches_that_cover_a_place() -> None:
@@ -204,8 +215,9 @@ def test_a_network_that_cuts_the_gradient_off_says_what_to_do(cut: Callable[[Ten
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(cut(x))
 
-    with pytest.raises(UsageError, match=r"No gradient reaches the input: .*Use --method occlusion"):
-        PIXEL_METHODS["gradient"](scored_batch(Cuts(), torch.rand(1, 3, 8, 8)))
+    for method in ("gradient", "smoothgrad", "integrated-gradients"):
+        with pytest.raises(UsageError, match=r"No gradient reaches the input: .*Use --method occlusion"):
+            PIXEL_METHODS[method](scored_batch(Cuts(), torch.rand(1, 3, 8, 8)))
     assert float(PIXEL_METHODS["occlusion"](scored_batch(Cuts(), torch.rand(1, 3, 8, 8))).values.abs().max()) > 0
 
 
@@ -227,7 +239,7 @@ def test_an_input_by_name_is_refused_with_a_way_out() -> None:
         hookscope.attribute(Smooth(), input={"x": torch.rand(1, 3, 8, 8)}, method="gradient")
 
 
-@pytest.mark.parametrize("method", CAPTUMS)
+@pytest.mark.parametrize("method", ["integrated-gradients", "occlusion"])
 def test_without_captum_one_line_says_what_to_install(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "captum", None)
     with pytest.raises(UsageError, match=r"^--method .* pip install 'hookscope\[attribute\]'$"):

@@ -106,6 +106,22 @@ def test_a_picture_whose_gradient_is_zero_is_left_out() -> None:
     assert len(errors) == 1
 
 
+def test_an_input_for_which_the_layer_does_not_run_is_left_out() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.other, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.other(self.conv(x)) if x.mean() > 0 else self.conv(x)
+            output: Tensor = self.head(x.mean((2, 3)))
+            return output
+
+    pictures = torch.stack([torch.rand(3, 8, 8), -torch.rand(3, 8, 8)])
+    with pytest.raises(UnfitInputError, match=r"^tensor\[1\]: no layer that `layer` selects returns a map of it\.$"):
+        attribute(Branches(), pictures, layer="other", batch_size=1)
+
+
 def test_a_score_that_is_no_number_is_a_warning(network: nn.Module, pictures: Tensor) -> None:
     with torch.no_grad():
         network.fc.bias[2] = float("inf")  # type: ignore[union-attr, operator]

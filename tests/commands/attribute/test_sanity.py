@@ -143,6 +143,16 @@ def test_large_layers_are_drawn_anew_with_the_same_mean_and_deviation() -> None:
     assert float(actual.weight.detach().std()) == pytest.approx(float(network.weight.detach().std()), abs=0.007)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_large_layer_without_a_deviation_is_shuffled(bad: float) -> None:
+    network = nn.Linear(1100, 1000)
+    with torch.no_grad():
+        network.weight[0, 0] = bad
+    actual = randomised(network, 1.0, seed=0).weight
+    assert int((~actual.isfinite()).sum()) == 1
+    assert not torch.equal(actual, network.weight)
+
+
 def test_a_network_that_cannot_be_copied_is_said_in_one_line() -> None:
     network = nn.Linear(2, 2)
     network.lines = (letter for letter in "ab")  # type: ignore[assignment]

@@ -383,3 +383,19 @@ def test_dense_scores_of_voxels_are_explained_by_their_sum() -> None:
     scores = network(inputs).detach()
     chosen = scores.argmax(1) == 1
     assert one.target.score == pytest.approx(float((scores[:, 1] * chosen).sum()), rel=1e-5)
+
+
+def test_a_layer_whose_places_are_not_the_inputs_is_refused_with_the_reason() -> None:
+    class Spectrum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.head(self.conv(x.view(-1, 1, 8, 8)).mean((2, 3)))
+            return output
+
+    with pytest.raises(UsageError, match="returns 1x4x6x6, which has 2 axes of place where the input has 1"):
+        hookscope.attribute(Spectrum(), torch.randn(1, 1, 64), layer="conv")
+    with pytest.raises(UsageError, match="returns a map of the signal with more than one place"):
+        hookscope.attribute(Spectrum(), torch.randn(1, 1, 64))

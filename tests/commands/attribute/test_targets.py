@@ -244,7 +244,7 @@ def test_outputs_without_scores_are_refused(output: Any, message: str) -> None:
 
 
 def test_classes_and_boxes_that_there_are_not_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"is class 3, but \(model\) of shape 2x3 has classes 0 to 2\."):
+    with pytest.raises(UsageError, match=r"is class 3, but \(model\) of shape 2x3 has 3 classes, from 0\."):
         batch_targets(LOGITS, inputs(2), [Wanted("3", 3)], None, (), None)
     with pytest.raises(UsageError, match="asks for a box, but the network returns no boxes"):
         batch_targets(LOGITS, inputs(2), [Wanted("box:0", box=0)], None, (), None)
@@ -267,8 +267,15 @@ def test_of_pixels_the_scores_count_where_the_class_is_best() -> None:
     assert zero.score({"out": scores.flip(3)}).tolist() == [1.0]
 
 
-def test_the_best_classes_of_pixels_are_those_that_win_the_most() -> None:
-    scores = torch.tensor([[[[9.0, 0.0, 0.0]], [[0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0]]]])
+def test_a_class_may_be_impossible_at_pixels_where_it_does_not_count() -> None:
+    scores = torch.tensor([[[[-torch.inf, 5.0]], [[2.0, 3.0]]]])
+    (target,) = batch_targets(scores, inputs(1), [Wanted("0", 0)], None, (), None)
+    assert [row.score for row in target.targets if row] == [5.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_best_classes_of_pixels_are_those_that_win_the_most(dtype: torch.dtype) -> None:
+    scores = torch.tensor([[[[9.0, 0.0, 0.0]], [[0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0]]]], dtype=dtype)
     actual = batch_targets(scores, inputs(1), (), 2, ("a", "b", "c"), None)
     assert [row.label for target in actual for row in target.targets if row] == [
         "b, sum over 2 pixels",
@@ -318,7 +325,7 @@ def test_without_a_target_the_best_boxes_count() -> None:
     ("wanted", "message"),
     [
         (Wanted("bird", 3), "The network found no 'bird'. It found dog, cat."),
-        (Wanted("box:7", box=7), "There is no box 7: the network found 3, 0 to 2."),
+        (Wanted("box:7", box=7), "There is no box 7: the network found 3 boxes, from 0."),
         (Wanted("dog-cat", 1, 2), "each box has the score of one class"),
     ],
 )
