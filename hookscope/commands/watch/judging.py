@@ -196,7 +196,10 @@ class Judge:
         judged: dict[str, list[TrainingFinding]] = {}
         measured: set[str] = set()
         listed_rows = {row.name: row for row in watched.parameters}
-        has_gradient = is_finite(arrived.record) and bool(arrived.record.gradient_norm) and not arrived.skipped
+        loss, norm, unclipped = arrived.record.loss, arrived.record.gradient_norm, arrived.record.norm_before_clipping
+        if loss and norm and unclipped:  # a rule compares gradients with the loss: it must shrink as they did
+            loss *= norm / unclipped
+        has_gradient = is_finite(arrived.record) and bool(norm) and not arrived.skipped
         for network in self._networks:
             rows = layers.get(network.prefix, ())
             if rows:
@@ -207,7 +210,7 @@ class Judge:
             reached = {row.name for row in parameters if row.gradient_norm is not None}
             if has_gradient and reached and not judged.get("non-finite-activation"):
                 measured |= {*reached, f"{network.prefix}(model)"}
-                by_rule = self._judged_gradients(network, rows, parameters, arrived.record.loss)
+                by_rule = self._judged_gradients(network, rows, parameters, loss)
                 for name, findings in by_rule.items():
                     judged.setdefault(name, []).extend(findings)
         self._report(watched.step, judged, measured)
