@@ -163,8 +163,9 @@ class ParameterNames:
 
     def renew(self) -> None:
         """Read the networks again: parameters may have been added, or replaced."""
-        self.all = {name: parameter for network in self._networks for name, parameter in network.parameters()}
-        self._names = {id(parameter): name for name, parameter in self.all.items()}
+        every = [entry for network in self._networks for entry in network.parameters()]
+        self._names = {id(parameter): name for name, parameter in reversed(every)}  # the first, if networks share it
+        self.all = {name: parameter for name, parameter in every if self._names[id(parameter)] == name}
         self._kept = [*self.all.values()]
         for number, optimizer in enumerate(self._optimizers):
             prefix = f"optimizers[{number}]" if len(self._optimizers) > 1 else "optimizer"
