@@ -47,7 +47,7 @@ def file_columns(result: History) -> tuple[Column, ...]:
         ),
         Column("norm", "‖w‖", "L2 norm of the parameters", 4, value=norm),
         Column("median_drift", "median ‖Δw‖/‖w‖", f"median over layers of the {_DRIFT}", 2, value=median_drift),
-        Column("learning_rates", "lr", "learning rates of the optimiser state", 5, few, _rates, usual="-"),
+        Column("learning_rates", "lr", "learning rates of the optimiser state", 5, few, rates_of, usual="-"),
         Column("optimiser_steps", "steps", "steps in the optimiser state", 6, None, _steps, _first_steps, usual="-"),
         Column("best_class", "best class", "of the first input", 7, None, _classes, _best, words=True, max_width=30),
         *machine_columns("exit_code", "error", "sha256", "seconds"),
@@ -166,7 +166,8 @@ def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if math.isfinite(value) else f"{value}"
 
 
-def _rates(file: HistoryFile) -> tuple[float, ...]:
+def rates_of(file: HistoryFile) -> tuple[float, ...]:
+    """Return the learning rates of all optimisers in a file."""
     return tuple(rate for point in file.optimisers for rate in point.rates)
 
 

@@ -13,6 +13,7 @@ from hookscope.commands.history.columns import (
     file_columns,
     layer_columns,
     output_columns,
+    rates_of,
     tensor_columns,
     verdicts_on,
 )
@@ -208,8 +209,9 @@ def _facts(result: History) -> Facts:
     facts.append(("Network", result.arch or "none: judged by what the files store", False))
     optimisers = dict.fromkeys(point.key for file in result.files for point in file.optimisers)
     if optimisers:
-        rates = [rate for file in result.files for point in file.optimisers for rate in point.rates]
-        ends = f"lr {figure(rates[0], 3)} to {figure(rates[-1], 3)}" if rates else "no learning rate"
+        rates = [[*dict.fromkeys(rates)][:2] for file in result.files if (rates := rates_of(file))]
+        words = [", ".join(figure(rate, 3) for rate in few) for few in rates]
+        ends = f"lr {words[0]} to {words[-1]}" if words else "no learning rate"
         facts.append(("Optimiser", f"at {', '.join(optimisers)}: {ends}", False))
     if result.inputs:
         names = [*dict.fromkeys(record.name for record in result.inputs)]
@@ -279,12 +281,16 @@ def _equal_files(result: History) -> Iterator[str]:
     """Yield a sentence for each run of files with the same parameters."""
     learnt = [row for row in result.rows if row.role == "parameter"]
     still = {row.file for row in learnt} - {row.file for row in learnt if row.drift != 0}
+    names: dict[int, set[str]] = {}
+    for row in learnt:
+        names.setdefault(row.file, set()).add(row.name)
     runs: list[list[HistoryFile]] = []
     for file in result.read:
-        if file.compared_with is None or file.index not in still:
+        before = file.compared_with
+        if before is None or file.index not in still or names[file.index] != names.get(before):
             continue
-        if not runs or runs[-1][-1].index != file.compared_with:
-            runs.append([result.files[file.compared_with]])
+        if not runs or runs[-1][-1].index != before:
+            runs.append([result.files[before]])
         runs[-1].append(file)
     for first, *others in runs:
         labels = [printable(later.label, _MOST_NAME) for later in others]

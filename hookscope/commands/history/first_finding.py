@@ -59,8 +59,9 @@ def searched(count: int, look: Callable[[int], ByKey | None]) -> list[HistoryFin
         return []
     end = next(at for at in reversed(range(start, count)) if look(at) is not None)
     first, last = look(start) or {}, look(end) or {}
+    both = tuple(dict.fromkeys((start, end)))
     begun: dict[Key, tuple[int | None, tuple[int, ...]]] = {
-        key: (None, (start, end) if key in last else (start,)) for key in first
+        key: (None, both if key in last else (start,)) for key in first
     }
     for key in last.keys() - first.keys():
         low, high = start, end

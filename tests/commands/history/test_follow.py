@@ -16,7 +16,7 @@ from torch import Tensor
 import hookscope
 from hookscope.commands.history import follow
 from hookscope.commands.history.columns import file_columns
-from hookscope.commands.history.describe import answer
+from hookscope.commands.history.describe import answer, describe_history
 from hookscope.commands.history.drift import drifts
 from hookscope.commands.history.first_finding import ByKey, by_key, searched, verdicts
 from hookscope.commands.history.follow import labels_of, order_of
@@ -107,6 +107,9 @@ def test_files_with_the_same_parameters_are_named(tmp_path: Path) -> None:
     history = hookscope.history(save(tmp_path, names))
     assert "\nc.pt, d.pt have the same parameters as b.pt.\n" in str(history)
     assert str(history).count("same parameters") == 1
+    fewer = {name: tensor for name, tensor in same.items() if name != "conv.bias"}
+    history = hookscope.history(save(tmp_path, {**names, "c.pt": fewer}))
+    assert "same parameters" not in str(history)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ def test_steps_of_an_optimizer_that_fall_or_stay_are_said(
     steps: tuple[int, ...], moves: bool, said: str | None, tmp_path: Path
 ) -> None:
     network = torch.nn.Linear(8, 4)
-    optimizer = torch.optim.Adam(network.parameters())
+    optimizer = torch.optim.Adam([{"params": network.weight, "lr": 0.1}, {"params": network.bias, "lr": 0.01}])
     for at, step in enumerate(steps):
         for parameter in network.parameters():
             parameter.grad = torch.randn(parameter.shape)
@@ -137,7 +140,9 @@ def test_steps_of_an_optimizer_that_fall_or_stay_are_said(
             values["step"] = torch.tensor(float(step))
         weights = {name: value.clone() for name, value in network.state_dict().items()}
         save(tmp_path, {f"{at}.pt": {"model": weights, "optimizer": state}})
-    text = " ".join(str(hookscope.history(str(tmp_path / "*.pt"))).split())
+    history = hookscope.history(str(tmp_path / "*.pt"))
+    assert ("Optimiser", "at optimizer: lr 0.1, 0.01 to 0.1, 0.01", False) in describe_history(history).facts
+    text = " ".join(str(history).split())
     assert said is None or said in text
     assert ("was reset" in text) == (said is not None)
 
@@ -252,6 +257,14 @@ def test_a_search_goes_around_files_that_cannot_be_read() -> None:
     [actual] = searched(12, lambda at: None if at in unreadable else by_key([finding] if at >= 7 else []))
     assert (actual.before, actual.first) == (4, 8)
     assert not searched(3, lambda _at: None)
+
+
+def test_a_search_among_files_of_which_one_can_be_read_lists_it_once(tmp_path: Path) -> None:
+    pattern = save(tmp_path, {"a.pt": a_state(torch.nan)})
+    (tmp_path / "b.pt").write_bytes(b"no weights")
+    verdicts = hookscope.history(pattern, bisect=True).verdicts
+    assert verdicts
+    assert {verdict.files for verdict in verdicts} == {(0,)}
 
 
 def test_a_verdict_that_ends_is_not_said_to_last() -> None:
