@@ -267,6 +267,18 @@ def test_edits_change_in_the_loop_and_each_step_says_which(tmp_path: Path) -> No
         watch.edits = []
 
 
+def test_steps_that_a_loop_counts_by_tens_are_one_range() -> None:
+    network = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    with hookscope.watch(network, optimizer, edits=["param:weight:grad:zero"], on_line=lambda _: None) as watch:
+        for number in range(10, 60, 10):
+            network(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            watch.step(step=number)
+            watch.edits = ["param:weight:grad:zero"] if number != 30 else []
+    assert "Edited by param:weight:grad:zero in steps 10 to 30, step 50." in answer(watch.log)
+
+
 def test_copies_of_an_edited_network_are_not_edited() -> None:
     network = network_of_a_training()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
