@@ -396,6 +396,18 @@ def test_a_weight_whose_sign_is_flipped_in_one_file_jumps_there_though_it_comes_
     assert "'conv.weight' moved by 1.99 times its norm (0.01 is usual)" in history.verdicts[0].message
 
 
+def test_a_weight_that_came_later_jumps_as_others_do(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    trunk, head = (torch.randn(16, 16, generator=generator) for _ in range(2))
+    files = {}
+    for at in range(9):
+        trunk = trunk + 0.01 * torch.randn(16, 16, generator=generator)
+        head = head + (2.0 if at == 7 else 0.01) * torch.randn(16, 16, generator=generator)
+        files[f"{at}.pt"] = {"trunk.weight": trunk} | ({"head.weight": head} if at >= 3 else {})
+    jumps = [verdict for verdict in hookscope.history(save(tmp_path, files)).verdicts if verdict.rule == "weight-jump"]
+    assert [(verdict.where, verdict.first) for verdict in jumps] == [("head.weight", 7)]
+
+
 def test_a_file_of_nothing_but_nan_has_no_norm_and_none_grows_from_it(tmp_path: Path) -> None:
     """The norms are sqrt(4 * 3²) = 6 and sqrt(2 * 50²) = 70.7; in the second file neither is 0."""
     state = {"head.weight": torch.tensor([[3.0, -3.0], [3.0, 3.0]]), "head.bias": torch.full((2,), 50.0)}
