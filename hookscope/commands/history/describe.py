@@ -279,15 +279,14 @@ def answer(result: History) -> list[str]:
 
 def _equal_files(result: History) -> Iterator[str]:
     """Yield a sentence for each run of files with the same parameters."""
-    learnt = [row for row in result.rows if row.role == "parameter"]
-    still = {row.file for row in learnt} - {row.file for row in learnt if row.drift != 0}
-    names: dict[int, set[str]] = {}
-    for row in learnt:
-        names.setdefault(row.file, set()).add(row.name)
+    drifts: dict[int, dict[str, float | None]] = {}
+    for row in result.rows:
+        if row.role == "parameter":
+            drifts.setdefault(row.file, {})[row.name] = row.drift
     runs: list[list[HistoryFile]] = []
     for file in result.read:
-        before = file.compared_with
-        if before is None or file.index not in still or names[file.index] != names.get(before):
+        before, learnt = file.compared_with, drifts.get(file.index, {})
+        if before is None or {*learnt.values()} != {0} or learnt.keys() != drifts.get(before, {}).keys():
             continue
         if not runs or runs[-1][-1].index != before:
             runs.append([result.files[before]])

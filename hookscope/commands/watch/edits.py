@@ -131,10 +131,9 @@ class TrainingEdits:
         return FittedEdits(edits, tuple(layers), gradients, values, frozen)
 
     def put_in_force(self, fitted: FittedEdits) -> set[str]:
-        """Replace the edits in force by these; parameters that only the old edits froze are trained again.
+        """Replace the edits in force; return the new ones that changed no weight at once.
 
-        Returns:
-            The texts of the edits that were not in force before, and have not changed a weight at once.
+        Parameters that only the old edits froze are trained again.
         """
         before, self.fitted = self.fitted, fitted
         for handle in self._handles:

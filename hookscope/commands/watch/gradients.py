@@ -138,11 +138,8 @@ def _norms_in_torch(tensors: Sequence[Tensor]) -> Tensor:
     dense = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
     tensors = [*map(without_float8, dense)]
     kinds = [(tensor.device, tensor.dtype) for tensor in tensors]
-    groups = {*kinds}
-    if len(groups) == 1:
-        return stacked(_norms_of_a_kind(tensors))
     norms: dict[int, Tensor] = {}
-    for kind in groups:
+    for kind in {*kinds}:
         positions = [position for position, pair in enumerate(kinds) if pair == kind]
         norms.update(zip(positions, _norms_of_a_kind([tensors[position] for position in positions]), strict=True))
     return stacked([norms[position] for position in range(len(tensors))])

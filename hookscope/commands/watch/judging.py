@@ -19,7 +19,7 @@ from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import ParameterRow
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.training import TrainingFinding, WatchedParameter, WatchedStep
-from hookscope.rules.rule import listed
+from hookscope.rules.rule import listed, non_finite_count
 
 # A write to a parameter is reported as a possible cause for this many steps.
 _SHORTLY = 5
@@ -205,7 +205,8 @@ class Judge:
             if rows:
                 for name, findings in rules.judged_layers(network.inspected().info, rows, network.prefix).items():
                     judged.setdefault(name, []).extend(findings)
-                measured |= {f"{network.prefix}{row.label or '(model)'}" for row in rows if _is_sound(row)}
+                finite = [row for row in rows if not (row.activation.unmeasured or non_finite_count(row.activation))]
+                measured |= {f"{network.prefix}{row.label or '(model)'}" for row in finite}
             parameters = [listed_rows[name] for name, _ in network.parameters() if name in listed_rows]
             reached = {row.name for row in parameters if row.gradient_norm is not None}
             if has_gradient and reached and not judged.get("non-finite-activation"):
@@ -427,9 +428,3 @@ def _counted_on(counts: Mapping[str, int], names: Iterable[str], seen: AbstractS
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _is_sound(row: LayerRow) -> bool:
-    """Tell whether an output was measured and is finite, so that a rule on its values can pass."""
-    activation = row.activation
-    return activation.unmeasured is None and not activation.nan_count and not activation.inf_count

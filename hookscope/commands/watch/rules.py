@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 from statistics import median_low
 from typing import Literal
 
@@ -71,18 +72,14 @@ def _greatest(row: LayerRow) -> float:
     return max(abs(row.activation.min or 0.0), abs(row.activation.max or 0.0))
 
 
-def _dead_fraction(row: LayerRow) -> float | None:
-    return row.activation.dead_channel_fraction
-
-
 # The rules of `hookscope check` on outputs: the limit, or its name, and the value that is compared with it. Other rules
 # need the values of weights and channels, or are off by default; those of `grads` need gradients that are not measured.
 OUTPUT_RULES: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | None]]] = {
     "non-finite-activation": (0.0, lambda row: float(non_finite_count(row.activation))),
     "overflowing-activation": ("max_magnitude", _greatest),
     "fp16-headroom": ("max_fraction_of_range", lambda row: _greatest(row) / FORMATS["float16"].greatest),
-    "dead-layer": (None, _dead_fraction),
-    "dead-channels": ("max_fraction", _dead_fraction),
+    "dead-layer": (None, attrgetter("activation.dead_channel_fraction")),
+    "dead-channels": ("max_fraction", attrgetter("activation.dead_channel_fraction")),
     "saturated-activation": ("max_fraction", saturated_fraction),
 }
 
@@ -484,7 +481,6 @@ def judged_parameters(
 
 
 def _judged(name: str, measured: CheckMeasurements, rows: Sequence[LayerRow], prefix: str) -> list[TrainingFinding]:
-    """Return the findings of a rule of `check` or `grads` as findings of the training."""
     terms = terms_of(RULES[name], CheckSettings())
     by_label = {row.label: row for row in rows}
     limit, value_of = OUTPUT_RULES.get(name, (GRADIENT_RULES.get(name), lambda _: None))
