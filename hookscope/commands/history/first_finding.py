@@ -27,8 +27,8 @@ def by_key(findings: Iterable[Finding]) -> dict[Key, Finding]:
 def verdicts(findings: Mapping[int, ByKey], *, fading: AbstractSet[str] = frozenset()) -> list[HistoryFinding]:
     """Return what each rule finds and since which file; `findings` has every file by index, in order.
 
-    Places at which a rule fails in the same files make one verdict. For a rule in `fading` it is enough that it began
-    there in the same file.
+    Places at which a rule fails in the same files make one verdict; for a rule in `fading`, places at which it begins
+    to fail in the same file.
     """
     order = [*findings]
     held: dict[Key, tuple[int, ...]] = {}

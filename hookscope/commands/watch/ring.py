@@ -103,7 +103,7 @@ class Ring:
         self.steps: deque[TrainingStep] = deque(maxlen=LENGTH)
         self._loss = _History()
         self._norm = _History()
-        self.first_loss: float | None = None  # finite and above 0; Inf once a loss was below 0: no ratio means anything
+        self.first_loss: float | None = None  # above 0; Inf once a loss is below 0, as ratios then mean nothing
 
     def before(self, step: TrainingStep) -> list[TrainingStep]:
         """Return the earlier steps that the optimiser did not skip."""

@@ -135,7 +135,7 @@ class Watch:
         self._states = {id(member): WatchedOptimizer(member) for member in self._optimizers}
         self._outside = OutsideWrites(self._names.of)
         self._is_called = script is None
-        self._stride = 1  # between the loop's own numbers
+        self._stride = 1  # from one of the loop's own step numbers to the next
         self._last_call: Literal["", "backward", "step"] = ""  # since an optimiser stepped; "step" if both
         self._graphs = shared.graphs
         self._operations: dict[str, LossOperations] = {}
