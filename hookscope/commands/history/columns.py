@@ -10,6 +10,9 @@ from hookscope.reporting.columns import Column, classes_text, machine_columns, n
 from hookscope.results.history import History, HistoryFile, HistoryFinding, LayerPoint, WeightPoint, by_layer
 from hookscope.text import counted, percent_text, shape_text
 
+OF_OPTIMISERS = ("optimizer-reset", "optimizer-state")
+"""Rules whose places are the states of optimisers, not layers or tensors."""
+
 _MOST_COUNTERS = 2
 _COUNTERS = attrgetter("counters")
 _DEAD = Column("dead_fraction", "dead filters", "their share in the last file", 7, percent_text, usual="0%")
@@ -127,7 +130,8 @@ def verdicts_on(layer: str, result: History) -> list[HistoryFinding]:
     return [
         verdict
         for verdict in result.verdicts
-        if any(place and layer in (place, place.rpartition(".")[0]) for place in verdict.places)
+        if verdict.rule not in OF_OPTIMISERS
+        and any(place and layer in (place, place.rpartition(".")[0]) for place in verdict.places)
     ]
 
 

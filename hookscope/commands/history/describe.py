@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from hookscope.commands.history.columns import (
+    OF_OPTIMISERS,
     best_class,
     file_columns,
     layer_columns,
@@ -132,7 +133,8 @@ def _maps(result: History) -> HeatMaps:
         outputs.setdefault(output.label or "(model)", []).append(output)
     findings: dict[str, list[FindingLine]] = {}
     for verdict in result.verdicts:
-        for name in dict.fromkeys(name for place in verdict.places for name in _names_of(place)):
+        places = () if verdict.rule in OF_OPTIMISERS else verdict.places
+        for name in dict.fromkeys(name for place in places for name in _names_of(place)):
             findings.setdefault(name, []).append(_finding(verdict, result))
 
     def details(name: str) -> DetailedRow:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import hookscope
 from hookscope.commands.history import follow
-from hookscope.commands.history.columns import file_columns
+from hookscope.commands.history.columns import file_columns, verdicts_on
 from hookscope.commands.history.describe import answer, describe_history
 from hookscope.commands.history.drift import drifts
 from hookscope.commands.history.first_finding import ByKey, by_key, searched, verdicts
@@ -144,6 +144,7 @@ def test_steps_of_an_optimizer_that_fall_or_stay_are_said(
     assert ("Optimiser", "at optimizer: lr 0.1, 0.01 to 0.1, 0.01", False) in describe_history(history).facts
     text = " ".join(str(history).split())
     assert said is None or said in text
+    assert not any(verdicts_on("", history))  # the root owns the parameters, and not the optimizer's state
     assert ("was reset" in text) == (said is not None)
 
 
