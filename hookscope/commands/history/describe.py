@@ -134,8 +134,8 @@ def _maps(result: History) -> HeatMaps:
     findings: dict[str, list[FindingLine]] = {}
     for verdict in result.verdicts:
         places = () if verdict.rule in OF_OPTIMISERS else verdict.places
-        for name in dict.fromkeys(name for place in places for name in _names_of(place)):
-            findings.setdefault(name, []).append(_finding(verdict, result))
+        for name in dict.fromkeys(name for place in places for name in (place, place.rpartition(".")[0])):
+            findings.setdefault(name or "(model)", []).append(_finding(verdict, result))
 
     def details(name: str) -> DetailedRow:
         points, seen = tensors.get(name, {}), outputs.get(name, [])
@@ -191,10 +191,6 @@ def _numbers(point: LayerPoint, first_norm: float | None) -> dict[str, float | N
     norm = None if point.norm is None or not first_norm else point.norm / first_norm
     drift, norm = (math.inf, math.inf) if point.nonfinite_count else (point.drift, norm)
     return {"drift": drift, "norm": norm, "dead-filters": point.dead_fraction}
-
-
-def _names_of(place: str) -> tuple[str, str]:
-    return place or "(model)", place.rpartition(".")[0] or "(model)"
 
 
 def _some(points: Sequence[Any]) -> Sequence[Any]:

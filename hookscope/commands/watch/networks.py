@@ -228,7 +228,7 @@ def _refuse(network: nn.Module, *, sharded: bool) -> None:
                 f"{name} runs in nn.DataParallel, which copies the network to every device at each step: hooks would "
                 "observe only the copies. Use DistributedDataParallel, or one device."
             )
-        if type(part).__name__ in _SHARDED:
+        if type(part).__name__ in {"FullyShardedDataParallel", "DeepSpeedEngine"}:
             raise UsageError(
                 f"{name} is sharded ({type(part).__name__}): one process has only a part of each parameter, so its "
                 "norms would be wrong. Watch the training on one process."
@@ -241,6 +241,3 @@ def _refuse(network: nn.Module, *, sharded: bool) -> None:
                 f"'{parameter_name}' of {name} is a DTensor: one process has only a part of it. Run the script with "
                 "`hookscope watch`, which adds up the norms of all processes."
             )
-
-
-_SHARDED = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})
