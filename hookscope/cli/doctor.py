@@ -34,7 +34,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something about this installation; `remedy` is what would help; `broken`: nothing works without."""
+    """A line about this installation, with a remedy; while a fact is `broken`, no network can be run."""
 
     subject: str
     state: str

@@ -25,7 +25,7 @@ _RUN_IS_CLOSED = "it is inside the run directory, which may hold only its own fi
 
 
 def check_exports(run: Path, option: options.OutputOptions) -> None:
-    """Refuse exports that cannot be written besides the run directory `run`, before a model is run for nothing."""
+    """Raise if --show, --tensorboard or --report cannot do their work, before a model is run for nothing."""
     if isinstance(option, options.ShowOption) and option.show and find_spec("textual_image") is None:
         raise UsageError("--show needs one more package: pip install 'hookscope[show]'")
     if isinstance(option, options.TensorBoardOption) and option.tensorboard is not None:
@@ -87,7 +87,7 @@ def is_interactive(console: "Console") -> bool:
 
 
 def check_tensorboard(folder: Path, run: Path) -> None:
-    """Raise if the folder for TensorBoard cannot be written, or is inside of a run directory."""
+    """Raise if the folder for TensorBoard cannot be written, or is inside the run directory."""
     from hookscope.results.runs.atomic import check_writable, refusal
 
     if find_spec("tensorboard") is None:

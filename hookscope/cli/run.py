@@ -34,7 +34,7 @@ class Run:
     Attributes:
         option: The options of its command.
         folder: The run directory.
-        replaced: The command of the run that it takes the place of; None if there is none, "" if it is unknown.
+        replaced: Command of the earlier run that this run replaces; None if there is none, "" if it is unknown.
         tables, messages: The consoles; tables are on stderr where JSON takes stdout.
         failures: What is reported at the end.
     """

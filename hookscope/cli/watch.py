@@ -1,7 +1,6 @@
 """`hookscope watch`: run a training script unchanged, and watch it."""
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,9 @@ class WatchCommand(SectionedCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments before `--`."""
         where = args.index("--") if "--" in args else len(args)
-        _refuse_launcher(args[:where])
+        launcher = Path(args[0]).name if where else ""
+        if launcher in _LAUNCHERS:
+            raise UsageError(f"'{launcher}' is not a script. Give {_LAUNCHERS[launcher]}.")
         ctx.meta[_ARGUMENTS] = tuple(args[where + 1 :])
         return super().parse_args(ctx, args[:where])
 
@@ -69,12 +70,6 @@ def watch(context: typer.Context, script: str | None = None, *, option: options.
     arguments: tuple[str, ...] = context.meta[_ARGUMENTS]
     option = replace(option, out=out and Path(os.path.abspath(out)))  # noqa: PTH100 - the script may go elsewhere
     return Script(option.module or str(script), option.module is not None, arguments, option, str(out) if out else None)
-
-
-def _refuse_launcher(args: Sequence[str]) -> None:
-    script = Path(args[0]).name if args else ""
-    if script in _LAUNCHERS:
-        raise UsageError(f"'{script}' is not a script. Give {_LAUNCHERS[script]}.")
 
 
 def _check_writable(folder: Path, *, resume: bool) -> None:

@@ -3,7 +3,7 @@
 A parameter's value is edited by expressions such as `param:conv1.weight:value:zero(channels=3)`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -78,11 +78,13 @@ def place_edits(
     execution_order: Callable[[], Sequence[str]] | None,
     axes: AxisReader,
     turns: Callable[[], tuple[int, ...]],
+    done: Collection[tuple[str, int]] = (),
 ) -> PlacedEdits:
     """Return edits of a network, in the order in which they are to be applied, ready for `capture`.
 
     No edit may be of a parameter's value. `execution_order` is as for `select_layers`, `axes` tells along each forward
-    pass which axis counts channels, and `turns` returns the `Edit.turns` of what is edited now.
+    pass which axis counts channels, and `turns` returns the `Edit.turns` of what is edited now. `done` has texts
+    of edits, with the `id` of layers that they change already, through another network.
 
     Raises:
         LayerNotFoundError: If an edit names nothing.
@@ -113,6 +115,8 @@ def place_edits(
     by_name: dict[str, list[Intervention]] = {}
     layers: dict[str, list[str]] = {}
     for name, edit in bind_edits(others, network, execution_order):
+        if done and (edit.text, id(network.get_submodule(name))) in done:
+            continue
         by_name.setdefault(name, []).append(intervention(edit))
         layers.setdefault(edit.text, []).append(name or "(model)")
     of_operations = [(parse_operation_pattern(edit.pattern), intervention(edit)) for edit in about_operations]

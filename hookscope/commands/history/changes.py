@@ -99,9 +99,10 @@ class _Pair:
 
     def drifts_around(self, name: str) -> tuple[list[float], list[float]]:
         """Return the drifts of a weight in earlier steps and in later steps."""
-        drifts = [row.drift for place in self._places[1:] if (row := self._rows[place].get(name)) is not None]
-        numbers = [0.0 if drift is None else drift for drift in drifts]
-        return numbers[: self._at - 1], numbers[self._at :]
+        rows = [self._rows[place].get(name) for place in self._places]
+        drifts = [(row.file, row.drift) for row in rows if row is not None and row.drift is not None]
+        now = self._places[self._at]
+        return [drift for at, drift in drifts if at < now], [drift for at, drift in drifts if at > now]
 
 
 def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,9 @@ from hookscope.reporting.columns import Column, classes_text, machine_columns, n
 from hookscope.results.history import History, HistoryFile, HistoryFinding, LayerPoint, WeightPoint, by_layer
 from hookscope.text import counted, percent_text, shape_text
 
+OF_OPTIMISERS = ("optimizer-reset", "optimizer-state")
+"""Rules whose places are the states of optimisers, not layers or tensors."""
+
 _MOST_COUNTERS = 2
 _COUNTERS = attrgetter("counters")
 _DEAD = Column("dead_fraction", "dead filters", "their share in the last file", 7, percent_text, usual="0%")
@@ -47,7 +50,7 @@ def file_columns(result: History) -> tuple[Column, ...]:
         ),
         Column("norm", "‖w‖", "L2 norm of the parameters", 4, value=norm),
         Column("median_drift", "median ‖Δw‖/‖w‖", f"median over layers of the {_DRIFT}", 2, value=median_drift),
-        Column("learning_rates", "lr", "learning rates of the optimiser state", 5, few, _rates, usual="-"),
+        Column("learning_rates", "lr", "learning rates of the optimiser state", 5, few, rates_of, usual="-"),
         Column("optimiser_steps", "steps", "steps in the optimiser state", 6, None, _steps, _first_steps, usual="-"),
         Column("best_class", "best class", "of the first input", 7, None, _classes, _best, words=True, max_width=30),
         *machine_columns("exit_code", "error", "sha256", "seconds"),
@@ -127,7 +130,8 @@ def verdicts_on(layer: str, result: History) -> list[HistoryFinding]:
     return [
         verdict
         for verdict in result.verdicts
-        if any(place and layer in (place, place.rpartition(".")[0]) for place in verdict.places)
+        if verdict.rule not in OF_OPTIMISERS
+        and any(place and layer in (place, place.rpartition(".")[0]) for place in verdict.places)
     ]
 
 
@@ -166,7 +170,8 @@ def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if math.isfinite(value) else f"{value}"
 
 
-def _rates(file: HistoryFile) -> tuple[float, ...]:
+def rates_of(file: HistoryFile) -> tuple[float, ...]:
+    """Return the learning rates of all optimisers in a file."""
     return tuple(rate for point in file.optimisers for rate in point.rates)
 
 

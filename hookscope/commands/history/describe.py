@@ -9,10 +9,12 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from hookscope.commands.history.columns import (
+    OF_OPTIMISERS,
     best_class,
     file_columns,
     layer_columns,
     output_columns,
+    rates_of,
     tensor_columns,
     verdicts_on,
 )
@@ -131,8 +133,9 @@ def _maps(result: History) -> HeatMaps:
         outputs.setdefault(output.label or "(model)", []).append(output)
     findings: dict[str, list[FindingLine]] = {}
     for verdict in result.verdicts:
-        for name in dict.fromkeys(name for place in verdict.places for name in _names_of(place)):
-            findings.setdefault(name, []).append(_finding(verdict, result))
+        places = () if verdict.rule in OF_OPTIMISERS else verdict.places
+        for name in dict.fromkeys(name for place in places for name in (place, place.rpartition(".")[0])):
+            findings.setdefault(name or "(model)", []).append(_finding(verdict, result))
 
     def details(name: str) -> DetailedRow:
         points, seen = tensors.get(name, {}), outputs.get(name, [])
@@ -190,10 +193,6 @@ def _numbers(point: LayerPoint, first_norm: float | None) -> dict[str, float | N
     return {"drift": drift, "norm": norm, "dead-filters": point.dead_fraction}
 
 
-def _names_of(place: str) -> tuple[str, str]:
-    return place or "(model)", place.rpartition(".")[0] or "(model)"
-
-
 def _some(points: Sequence[Any]) -> Sequence[Any]:
     """Return the first and the last `_MOST_POINTS` / 2 points; the CSV files have all."""
     half = _MOST_POINTS // 2
@@ -208,8 +207,9 @@ def _facts(result: History) -> Facts:
     facts.append(("Network", result.arch or "none: judged by what the files store", False))
     optimisers = dict.fromkeys(point.key for file in result.files for point in file.optimisers)
     if optimisers:
-        rates = [rate for file in result.files for point in file.optimisers for rate in point.rates]
-        ends = f"lr {figure(rates[0], 3)} to {figure(rates[-1], 3)}" if rates else "no learning rate"
+        rates = [[*dict.fromkeys(rates)][:2] for file in result.files if (rates := rates_of(file))]
+        words = [", ".join(figure(rate, 3) for rate in few) for few in rates]
+        ends = f"lr {words[0]} to {words[-1]}" if words else "no learning rate"
         facts.append(("Optimiser", f"at {', '.join(optimisers)}: {ends}", False))
     if result.inputs:
         names = [*dict.fromkeys(record.name for record in result.inputs)]
@@ -277,14 +277,17 @@ def answer(result: History) -> list[str]:
 
 def _equal_files(result: History) -> Iterator[str]:
     """Yield a sentence for each run of files with the same parameters."""
-    learnt = [row for row in result.rows if row.role == "parameter"]
-    still = {row.file for row in learnt} - {row.file for row in learnt if row.drift != 0}
+    drifts: dict[int, dict[str, float | None]] = {}
+    for row in result.rows:
+        if row.role == "parameter":
+            drifts.setdefault(row.file, {})[row.name] = row.drift
     runs: list[list[HistoryFile]] = []
     for file in result.read:
-        if file.compared_with is None or file.index not in still:
+        before, learnt = file.compared_with, drifts.get(file.index, {})
+        if before is None or {*learnt.values()} != {0} or learnt.keys() != drifts.get(before, {}).keys():
             continue
-        if not runs or runs[-1][-1].index != file.compared_with:
-            runs.append([result.files[file.compared_with]])
+        if not runs or runs[-1][-1].index != before:
+            runs.append([result.files[before]])
         runs[-1].append(file)
     for first, *others in runs:
         labels = [printable(later.label, _MOST_NAME) for later in others]

@@ -27,8 +27,8 @@ def by_key(findings: Iterable[Finding]) -> dict[Key, Finding]:
 def verdicts(findings: Mapping[int, ByKey], *, fading: AbstractSet[str] = frozenset()) -> list[HistoryFinding]:
     """Return what each rule finds and since which file; `findings` has every file by index, in order.
 
-    Places at which a rule fails in the same files make one verdict. For a rule in `fading` it is enough that it began
-    there in the same file.
+    Places at which a rule fails in the same files make one verdict; for a rule in `fading`, places at which it begins
+    to fail in the same file.
     """
     order = [*findings]
     held: dict[Key, tuple[int, ...]] = {}
@@ -59,8 +59,9 @@ def searched(count: int, look: Callable[[int], ByKey | None]) -> list[HistoryFin
         return []
     end = next(at for at in reversed(range(start, count)) if look(at) is not None)
     first, last = look(start) or {}, look(end) or {}
+    both = tuple(dict.fromkeys((start, end)))
     begun: dict[Key, tuple[int | None, tuple[int, ...]]] = {
-        key: (None, (start, end) if key in last else (start,)) for key in first
+        key: (None, both if key in last else (start,)) for key in first
     }
     for key in last.keys() - first.keys():
         low, high = start, end

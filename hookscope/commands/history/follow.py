@@ -207,7 +207,6 @@ class _Series:
 
 
 def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, searches: bool) -> str:
-    """Return what was looked at, and what was not, in sentences."""
     judged = len({rule for file in files for rule in file.judged})
     if settings.arch == NO_NETWORK:
         ran = f"Ran the {counted(judged, 'rule')} that {'needs' if judged == 1 else 'need'} only the file"

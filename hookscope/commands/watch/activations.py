@@ -157,7 +157,9 @@ class ForwardPasses:
 
         Under a mode, compiled code would be compiled again, and torch's attention in eval mode runs other kernels.
         """
-        if torch.compiler.is_compiling() or _has_compiled():
+        dynamo = sys.modules.get("torch._dynamo.convert_frame")
+        has_compiled = dynamo is not None and bool(dynamo.input_codes.seen)
+        if torch.compiler.is_compiling() or has_compiled:
             return False
         return all(layer.training or not isinstance(layer, _FUSED_IN_EVAL) for layer in self.watched.network.modules())
 
@@ -259,11 +261,6 @@ def _process_count() -> int:
 
 
 _FUSED_IN_EVAL = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
-
-
-def _has_compiled() -> bool:
-    dynamo = sys.modules.get("torch._dynamo.convert_frame")
-    return dynamo is not None and bool(dynamo.input_codes.seen)
 
 
 _UNMEASURED = Reducer().reduce(torch.empty(0))

@@ -1,5 +1,6 @@
 """Lines on stderr: the last one says how many problems there were, and what could not be judged."""
 
+import shlex
 import sys
 from dataclasses import dataclass
 
@@ -49,7 +50,8 @@ def closing_line(watched: Watched, *, folder: str | None, started: int) -> str:
         others = counted(started, "other process", "other processes")
         sentences.append(f"{others} that the script started {was} not watched.")
     if watched.steps:
-        sentences.append(f"As a page: hookscope report {folder}" if folder else f"For a page: {arg('out')} DIR.")
+        page = f"As a page: hookscope report {shlex.quote(folder)}" if folder else f"For a page: {arg('out')} DIR."
+        sentences.append(page)
     return " ".join(sentences)
 
 

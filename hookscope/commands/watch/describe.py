@@ -143,13 +143,15 @@ def _rows_used(log: TrainingLog) -> Iterator[str]:
 def _edits(log: TrainingLog) -> list[str]:
     """Return a sentence for every edit, with the steps in which it was in force."""
     spans: dict[str, list[tuple[int, int]]] = {}
+    before: AbstractSet[str] = frozenset()
     for step in log.steps:
         for text, _ in step.edits:
             runs = spans.setdefault(text, [])
-            if runs and runs[-1][1] == step.step - 1:
+            if text in before:
                 runs[-1] = (runs[-1][0], step.step)
             else:
                 runs.append((step.step, step.step))
+        before = {text for text, _ in step.edits}
     sentences = []
     for text, ranges in spans.items():
         words = [f"step {low:,}" if low == high else f"steps {low:,} to {high:,}" for low, high in ranges]

@@ -76,7 +76,6 @@ class _Held:
 
 
 def _held_by(wanted: set[int], modules: Sequence[nn.Module]) -> dict[int, _Held]:
-    """Return the modules that hold wanted parameters, by `id`."""
     above: dict[int, list[nn.Module]] = {}
     todo = []
     for module in modules:
@@ -140,11 +139,6 @@ def found_text(networks: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -
 
 def _optimizers_text(optimizers: Sequence[Optimizer]) -> str:
     """Return the optimisers with their learning rates; equal ones are counted: "8 × SGD, lr 0.05"."""
-    counts = Counter(map(_optimizer_text, optimizers))
+    without = "no optimizer: loss and gradients only"
+    counts = Counter(without if isinstance(one, GraphLeaves) else setting_text(one, "lr") for one in optimizers)
     return "; ".join(f"{count} × {text}" if count > 1 else text for text, count in counts.items())
-
-
-def _optimizer_text(optimizer: Optimizer) -> str:
-    if isinstance(optimizer, GraphLeaves):
-        return "no optimizer: loss and gradients only"
-    return setting_text(optimizer, "lr")

@@ -7,7 +7,7 @@ a part of the batch, or for a scaled gradient.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -98,8 +98,12 @@ class TrainingEdits:
         of_parameters: list[BoundEdit] = []
         bare = [network.network for network in self.networks]
         by_edit = [in_any(bare, partial(bind_edits, [edit])) for edit in edits]
+        done: set[tuple[str, int]] = set()  # text of an edit, `id` of what it changes: networks may share layers
         for number, network in enumerate(self.networks):
-            bound = [pair for selected in by_edit for pair in selected[number]]
+            parts: dict[str, object] = dict(network.network.named_modules(remove_duplicate=False))
+            parts |= network.network.named_parameters(remove_duplicate=False)
+            pairs = [pair for selected in by_edit for pair in selected[number]]
+            bound = [(name, edit) for name, edit in pairs if (edit.text, id(parts[name])) not in done]
             of_layers = {edit.text for _, edit in bound if edit.place in _OF_LAYERS}
             wanted = [edit for edit in edits if edit.text in of_layers]
             if wanted and network.compiled:
@@ -108,12 +112,16 @@ class TrainingEdits:
                     "not fire. Train it uncompiled, or edit parameters, with param:."
                 )
             if wanted:
-                placed = place_edits(wanted, network.network, None, self._axes, lambda: (self.step,))
+                placed = place_edits(wanted, network.network, None, self._axes, lambda: (self.step,), done)
                 layers.append((network.network, placed))
             if (freeze := next((edit for _, edit in bound if edit.place == "freeze"), None)) is not None:
                 _refuse_if_waited_for(freeze, network.wrapped)
             others = [(name, edit) for name, edit in bound if edit.place not in _OF_LAYERS]
-            of_parameters += bound_to_parameters(network.network, others)
+            of_parameters += [
+                replace(edit, name=f"{network.prefix}{edit.name}")
+                for edit in bound_to_parameters(network.network, others)
+            ]
+            done.update((edit.text, id(parts[name])) for name, edit in bound)
         gradients, values, frozen = (
             tuple(bound_edit for bound_edit in of_parameters if bound_edit.edit.place == place)
             for place in ("parameter grad", "value", "freeze")
@@ -122,8 +130,11 @@ class TrainingEdits:
             gradient.edited(gradient.parameter.detach())  # raises for channels that the parameter does not have
         return FittedEdits(edits, tuple(layers), gradients, values, frozen)
 
-    def put_in_force(self, fitted: FittedEdits) -> None:
-        """Replace the edits in force by these; parameters that only the old edits froze are trained again."""
+    def put_in_force(self, fitted: FittedEdits) -> set[str]:
+        """Replace the edits in force; return the new ones that changed no weight at once.
+
+        Parameters that only the old edits froze are trained again.
+        """
         before, self.fitted = self.fitted, fitted
         for handle in self._handles:
             handle.remove()
@@ -141,7 +152,9 @@ class TrainingEdits:
         self._frozen_here = [frozen for frozen in self._frozen_here if id(frozen) in kept] + fresh
         self._applications.clear()
         self._in_steps_before.clear()
-        _write([value for value in fitted.values if value.edit.text not in before.texts], self.step)
+        fresh_texts = {*fitted.texts} - {*before.texts}
+        written = _write([value for value in fitted.values if value.edit.text in fresh_texts], self.step)
+        return fresh_texts - written.keys()
 
     def edit_gradients(self, optimizer: Optimizer) -> None:
         """Edit the gradients with which an optimiser is about to step."""

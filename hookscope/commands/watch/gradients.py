@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookscope.statistics.native import square_sums
+from hookscope.statistics.storage import without_float8
 
 _gradient_of = attrgetter("grad")
 _HALF = frozenset({torch.float16, torch.bfloat16})
@@ -89,10 +90,16 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [*chain.from_iterable([group["params"] for group in optimizer.param_groups])]
 
 
+def can_be_measured(parameter: Tensor) -> bool:
+    """Tell whether a parameter holds dense numbers with a fraction, real or complex."""
+    is_dense = parameter.layout is torch.strided and not parameter.is_meta
+    return is_dense and (parameter.is_floating_point() or parameter.is_complex())
+
+
 def some_values(tensor: Tensor, most: int) -> Tensor:
     """Return a copy of about `most` values, spread over a tensor."""
     flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // most)].clone()
+    return without_float8(flat[:: max(1, flat.numel() // most)].clone())
 
 
 def inner_optimizer(optimizer: Optimizer) -> Optimizer:
@@ -128,13 +135,11 @@ def _norms_in_compiled_code(tensors: Sequence[Tensor]) -> list[float] | None:
 
 
 def _norms_in_torch(tensors: Sequence[Tensor]) -> Tensor:
-    tensors = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
+    dense = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
+    tensors = [*map(without_float8, dense)]
     kinds = [(tensor.device, tensor.dtype) for tensor in tensors]
-    groups = {*kinds}
-    if len(groups) == 1:
-        return stacked(_norms_of_a_kind(tensors))
     norms: dict[int, Tensor] = {}
-    for kind in groups:
+    for kind in {*kinds}:
         positions = [position for position, pair in enumerate(kinds) if pair == kind]
         norms.update(zip(positions, _norms_of_a_kind([tensors[position] for position in positions]), strict=True))
     return stacked([norms[position] for position in range(len(tensors))])

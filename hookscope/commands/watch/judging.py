@@ -19,7 +19,7 @@ from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import ParameterRow
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.training import TrainingFinding, WatchedParameter, WatchedStep
-from hookscope.rules.rule import listed
+from hookscope.rules.rule import listed, non_finite_count
 
 # A write to a parameter is reported as a possible cause for this many steps.
 _SHORTLY = 5
@@ -196,18 +196,22 @@ class Judge:
         judged: dict[str, list[TrainingFinding]] = {}
         measured: set[str] = set()
         listed_rows = {row.name: row for row in watched.parameters}
-        has_gradient = is_finite(arrived.record) and bool(arrived.record.gradient_norm) and not arrived.skipped
+        loss, norm, unclipped = arrived.record.loss, arrived.record.gradient_norm, arrived.record.norm_before_clipping
+        if loss and norm and unclipped:  # a rule compares gradients with the loss: it must shrink as they did
+            loss *= norm / unclipped
+        has_gradient = is_finite(arrived.record) and bool(norm) and not arrived.skipped
         for network in self._networks:
             rows = layers.get(network.prefix, ())
             if rows:
                 for name, findings in rules.judged_layers(network.inspected().info, rows, network.prefix).items():
                     judged.setdefault(name, []).extend(findings)
-                measured |= {f"{network.prefix}{row.label or '(model)'}" for row in rows if _is_sound(row)}
+                finite = [row for row in rows if not (row.activation.unmeasured or non_finite_count(row.activation))]
+                measured |= {f"{network.prefix}{row.label or '(model)'}" for row in finite}
             parameters = [listed_rows[name] for name, _ in network.parameters() if name in listed_rows]
             reached = {row.name for row in parameters if row.gradient_norm is not None}
             if has_gradient and reached and not judged.get("non-finite-activation"):
                 measured |= {*reached, f"{network.prefix}(model)"}
-                by_rule = self._judged_gradients(network, rows, parameters, arrived.record.loss)
+                by_rule = self._judged_gradients(network, rows, parameters, loss)
                 for name, findings in by_rule.items():
                     judged.setdefault(name, []).extend(findings)
         self._report(watched.step, judged, measured)
@@ -424,9 +428,3 @@ def _counted_on(counts: Mapping[str, int], names: Iterable[str], seen: AbstractS
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _is_sound(row: LayerRow) -> bool:
-    """Tell whether an output was measured and is finite, so that a rule on its values can pass."""
-    activation = row.activation
-    return activation.unmeasured is None and not activation.nan_count and not activation.inf_count

@@ -1,4 +1,4 @@
-"""Read the graph of a loss for inputs with NaN, causes of NaN in the gradients of a finite loss, and the sign."""
+"""Read from the graph of a loss which layer got NaN, what makes NaN in gradients, and why the loss is below 0."""
 
 import re
 from collections.abc import Callable

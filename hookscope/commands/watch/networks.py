@@ -157,15 +157,16 @@ class ParameterNames:
         self._networks = networks
         self._optimizers = optimizers
         self._names: dict[int, str] = {}
-        self._kept: list[Tensor] = []  # keeps them alive, so that no other tensor gets their `id`
+        self._kept: list[Tensor] = []  # parameters of optimisers, alive so that no other tensor gets their `id`
         self.all: dict[str, nn.Parameter] = {}
         self.renew()
 
     def renew(self) -> None:
         """Read the networks again: parameters may have been added, or replaced."""
-        self.all = {name: parameter for network in self._networks for name, parameter in network.parameters()}
-        self._names = {id(parameter): name for name, parameter in self.all.items()}
-        self._kept = [*self.all.values()]
+        every = [entry for network in self._networks for entry in network.parameters()]
+        self._names = {id(parameter): name for name, parameter in reversed(every)}  # the first, if networks share it
+        self.all = {name: parameter for name, parameter in every if self._names[id(parameter)] == name}
+        self._kept = []
         for number, optimizer in enumerate(self._optimizers):
             prefix = f"optimizers[{number}]" if len(self._optimizers) > 1 else "optimizer"
             for group_number, group in enumerate(optimizer.param_groups):
@@ -190,8 +191,6 @@ class ParameterNames:
 
     def in_order(self, names: Sequence[str]) -> list[str]:
         """Return names in the order of the networks; unknown names last."""
-        if len(names) < 2:
-            return [*names]
         order = {name: position for position, name in enumerate(self.all)}
         return sorted(names, key=lambda name: order.get(name, len(order)))
 
@@ -229,7 +228,7 @@ def _refuse(network: nn.Module, *, sharded: bool) -> None:
                 f"{name} runs in nn.DataParallel, which copies the network to every device at each step: hooks would "
                 "observe only the copies. Use DistributedDataParallel, or one device."
             )
-        if isinstance(part, nn.Module) and type(part).__name__ in _SHARDED:
+        if type(part).__name__ in {"FullyShardedDataParallel", "DeepSpeedEngine"}:
             raise UsageError(
                 f"{name} is sharded ({type(part).__name__}): one process has only a part of each parameter, so its "
                 "norms would be wrong. Watch the training on one process."
@@ -242,6 +241,3 @@ def _refuse(network: nn.Module, *, sharded: bool) -> None:
                 f"'{parameter_name}' of {name} is a DTensor: one process has only a part of it. Run the script with "
                 "`hookscope watch`, which adds up the norms of all processes."
             )
-
-
-_SHARDED = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookscope.commands.watch.gradients import norms_of, parameters_of, some_values
+from hookscope.commands.watch.gradients import can_be_measured, norms_of, parameters_of, some_values
 
 _VALUES = 256
 
@@ -90,8 +89,8 @@ class OutsideWrites:
         parameters = parameters_of(optimizer)
         last = self._after_steps.get(id(optimizer))
         if last is None or last.count != len(parameters):
-            dense = [tensor for tensor in parameters if tensor.layout is torch.strided and tensor.is_floating_point()]
-            weights = [tensor for tensor in dense if has_axes(tensor)]  # one step may change biases and scales much
+            measured = [tensor for tensor in parameters if tensor.is_floating_point() and can_be_measured(tensor)]
+            weights = [tensor for tensor in measured if has_axes(tensor)]  # one step may change biases and scales much
             last = self._after_steps[id(optimizer)] = _AfterStep(step, len(parameters), weights, ())
         last.step, last.versions = step, _versions(last.weights)
         if samples:

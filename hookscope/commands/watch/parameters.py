@@ -7,11 +7,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from hookscope.commands.watch.gradients import Transfer, norms_of
+from hookscope.commands.watch.gradients import Transfer, can_be_measured, norms_of
 from hookscope.commands.watch.shards import ShardedNorms, is_sharded
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.training import WatchedParameter
 from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
+from hookscope.statistics.storage import without_float8
 
 
 @dataclass(slots=True)
@@ -30,9 +31,7 @@ class ParameterMeasurement:
         """Measure the norms of all weights, once, before any optimiser steps."""
         if not self._weights:
             whole = {name: tensor for name, tensor in self.parameters.items() if not is_sharded([tensor])}
-            measured = {
-                name: tensor for name, tensor in whole.items() if tensor.is_floating_point() or tensor.is_complex()
-            }
+            measured = {name: tensor for name, tensor in whole.items() if can_be_measured(tensor)}
             norms = norms_of([tensor.detach() for tensor in measured.values()])
             self._weights = dict(zip(measured, norms.unbind(), strict=True))
 
@@ -56,7 +55,7 @@ class ParameterMeasurement:
         kept = self._before.pop(optimizer, [])
         if not kept:
             return
-        changes = [after.detach() - before for _, after, before in kept]
+        changes = [without_float8(after.detach()) - without_float8(before) for _, after, before in kept]
         self._updates.update(zip([name for name, _, _ in kept], norms_of(changes).unbind(), strict=True))
 
     def finish(self, shared: Sequence[ShardedNorms]) -> tuple[WatchedParameter, ...]:

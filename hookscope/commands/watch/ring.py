@@ -103,7 +103,7 @@ class Ring:
         self.steps: deque[TrainingStep] = deque(maxlen=LENGTH)
         self._loss = _History()
         self._norm = _History()
-        self.first_loss: float | None = None  # the first that is finite and above 0
+        self.first_loss: float | None = None  # above 0; Inf once a loss is below 0, as ratios then mean nothing
 
     def before(self, step: TrainingStep) -> list[TrainingStep]:
         """Return the earlier steps that the optimiser did not skip."""
@@ -112,7 +112,9 @@ class Ring:
     def add(self, step: TrainingStep) -> tuple[Jump | None, Jump | None]:
         """Add a step; return how far its loss and its gradient norm are above earlier ones, where that is far."""
         loss, norm = step.loss, norm_of(step) or None
-        if self.first_loss is None and loss is not None and 0 < loss < math.inf:
+        if loss is not None and loss < 0:
+            self.first_loss = math.inf
+        elif self.first_loss is None and loss is not None and 0 < loss < math.inf:
             self.first_loss = loss
         jumps = (None, None) if step.skipped else (self._loss.jump(loss), self._norm.jump(norm))
         self.steps.append(step)

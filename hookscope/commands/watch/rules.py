@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 from statistics import median_low
 from typing import Literal
 
@@ -71,18 +72,14 @@ def _greatest(row: LayerRow) -> float:
     return max(abs(row.activation.min or 0.0), abs(row.activation.max or 0.0))
 
 
-def _dead_fraction(row: LayerRow) -> float | None:
-    return row.activation.dead_channel_fraction
-
-
 # The rules of `hookscope check` on outputs: the limit, or its name, and the value that is compared with it. Other rules
 # need the values of weights and channels, or are off by default; those of `grads` need gradients that are not measured.
 OUTPUT_RULES: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float | None]]] = {
     "non-finite-activation": (0.0, lambda row: float(non_finite_count(row.activation))),
     "overflowing-activation": ("max_magnitude", _greatest),
     "fp16-headroom": ("max_fraction_of_range", lambda row: _greatest(row) / FORMATS["float16"].greatest),
-    "dead-layer": (None, _dead_fraction),
-    "dead-channels": ("max_fraction", _dead_fraction),
+    "dead-layer": (None, attrgetter("activation.dead_channel_fraction")),
+    "dead-channels": ("max_fraction", attrgetter("activation.dead_channel_fraction")),
     "saturated-activation": ("max_fraction", saturated_fraction),
 }
 
@@ -142,8 +139,8 @@ def grown_gradients(step: TrainingStep, jump: Jump | None, ring: Ring) -> str:
     if not names:
         return ""
     if len(names) == len(times):
-        remark = f" All of the largest gradients have grown, most that of '{names[0]}'"
-        return f"{remark}: {figure(most, 3)} times its usual norm."
+        remark = f" All of the largest gradients have grown, the gradient of '{names[0]}' most"
+        return f"{remark}: to {figure(most, 3)} times its usual norm."
     others = max(times[name] for name in times if name not in names)
     up_to = "up to " if names[1:] else ""
     return f" {grown} {up_to}{figure(most, 3)} times the usual norm, the others at most {figure(others, 2)} times."
@@ -331,7 +328,7 @@ def large_updates(rows: Iterable[WatchedParameter], causes: Mapping[str, str]) -
             "large-update",
             name,
             ratio,
-            f"The step changes '{name}' by {figure(ratio, 3)} of its norm (limit {limit:g}): "
+            f"The step changes '{name}' by {figure(ratio, 3)} times its norm (limit {limit:g}): "
             f"{causes.get(name, 'the learning rate is too high')}.",
         )
         for ratio, name in sorted(beyond, reverse=True)
@@ -354,7 +351,8 @@ def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[Trainin
         is_old = change.is_written and change.change > math.hypot(change.now, change.before / 2)
         if not ratio > limit or not (change.is_fresh or is_old):
             continue
-        by = f"by {figure(ratio, 3)} of its norm" if now else f"and {'is' if change.before else 'was'} 0 where compared"
+        verb = "is" if change.before else "was"
+        by = f"by {figure(ratio, 3)} times its norm" if now else f"and {verb} 0 where compared"
         if change.norm == 0:
             message = f"Something other than the optimizer set '{change.name}' to 0 {when}."
         elif change.is_fresh:
@@ -371,8 +369,8 @@ def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[Trainin
 def small_weights(changes: Iterable[OutsideChange]) -> dict[str, str]:
     """Return why an update is large for weights whose norm has fallen much since an earlier step."""
     return {
-        change.name: f"its norm has fallen to {figure(change.now / change.before, 2)} of that at step {change.since}, "
-        "and what made it small is at fault, not the learning rate"
+        change.name: f"its norm has fallen to {figure(change.now / change.before, 2)} of its value at step "
+        f"{change.since}: look for what made it small, not at the learning rate"
         for change in changes
         if 0 <= change.now < _FALLEN * change.before
     }
@@ -484,7 +482,6 @@ def judged_parameters(
 
 
 def _judged(name: str, measured: CheckMeasurements, rows: Sequence[LayerRow], prefix: str) -> list[TrainingFinding]:
-    """Return the findings of a rule of `check` or `grads` as findings of the training."""
     terms = terms_of(RULES[name], CheckSettings())
     by_label = {row.label: row for row in rows}
     limit, value_of = OUTPUT_RULES.get(name, (GRADIENT_RULES.get(name), lambda _: None))

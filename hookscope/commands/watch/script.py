@@ -54,7 +54,8 @@ class Script:
         """
         atexit.register(self._end)
         sys.argv = [self.name, *self.arguments]
-        _set_path("" if self.is_module else str(Path(os.path.realpath(self.name)).parent))
+        if not sys.flags.safe_path:  # in place of the folder of hookscope's entry point, as Python does
+            sys.path[0] = os.getcwd() if self.is_module else os.path.dirname(os.path.realpath(self.name))  # noqa: PTH109, PTH120
         if "torch" in sys.modules:  # imported before this process reached the script
             self._begin()
         else:
@@ -134,12 +135,6 @@ def nothing_seen(why: str, started: int) -> str:
         f"No training was seen: {why} in this process, and the {subject} not watched. Start such processes with "
         "torchrun, or call hookscope.watch in the function that trains."
     )
-
-
-def _set_path(folder: str) -> None:
-    """Replace the folder of hookscope's entry point in `sys.path` by the script's folder."""
-    if not sys.flags.safe_path:
-        sys.path[0] = folder or os.getcwd()  # noqa: PTH109 - as Python does
 
 
 def _prepare_file(main: ModuleType, name: str) -> CodeType:

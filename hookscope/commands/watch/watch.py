@@ -28,7 +28,7 @@ from hookscope.commands.watch import torch_calls
 from hookscope.commands.watch.activations import EagerForward, ForwardPasses, watched_layer
 from hookscope.commands.watch.closing import Watched
 from hookscope.commands.watch.edits import FittedEdits, TrainingEdits
-from hookscope.commands.watch.gradients import number_of, parameters_of, read_gradients
+from hookscope.commands.watch.gradients import can_be_measured, number_of, parameters_of, read_gradients
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.judging import Judge
 from hookscope.commands.watch.loss_graph import LossOperations, broken_input, operations_of, why_below_zero
@@ -62,6 +62,7 @@ from hookscope.results.training import (
     WatchedParameter,
     WatchedStep,
 )
+from hookscope.statistics.storage import without_float8
 from hookscope.text import an, are, counted, exception_line, one_line
 
 # After a step was watched because of a jump, jumps are ignored for this many steps: else every step of a restless run
@@ -134,7 +135,7 @@ class Watch:
         self._states = {id(member): WatchedOptimizer(member) for member in self._optimizers}
         self._outside = OutsideWrites(self._names.of)
         self._is_called = script is None
-        self._stride = 1  # between the loop's own numbers
+        self._stride = 1  # from one of the loop's own step numbers to the next
         self._last_call: Literal["", "backward", "step"] = ""  # since an optimiser stepped; "step" if both
         self._graphs = shared.graphs
         self._operations: dict[str, LossOperations] = {}
@@ -299,11 +300,10 @@ class Watch:
 
     def _put_in_force(self, edits: FittedEdits) -> None:
         self._edits.step = self._current.number
-        self._edits.put_in_force(edits)
+        self._untried = self._edits.put_in_force(edits)
         self._outside.forget()
         self._edited = frozenset(self._names.of([gradient.parameter for gradient in (*edits.gradients, *edits.frozen)]))
         self._current.edited |= self._edited
-        self._untried = {*edits.texts}
         for passes in self._passes:
             passes.go_last()
         for note in edits.notes():
@@ -655,12 +655,9 @@ class Watch:
     def _listed_parameters(self) -> dict[str, torch.nn.Parameter]:
         if not self._patterns:
             return dict(self._names.all)
-        prefixes = tuple(
-            f"{network.prefix}{name}." if name else network.prefix
-            for network in self._networks
-            for name in network.layers()
-        )
-        return {name: tensor for name, tensor in self._names.all.items() if name.startswith(prefixes)}
+        selected = [layer for network in self._networks for layer in network.layers().values()]
+        listed = {id(parameter) for layer in selected for parameter in layer.parameters()}
+        return {name: tensor for name, tensor in self._names.all.items() if id(tensor) in listed}
 
     def _finish_step(self, late: Sequence[Tensor] = ()) -> None:
         """End a step and begin the next; the forward pass of the next step through `late` parameters is over."""
@@ -695,10 +692,9 @@ class Watch:
             return
         for text, count in step.edits:
             if text in self._untried and not count:
-                reason = "its layer did not run, or got no gradient"
-                self._journal.say_once(
-                    f"not made {text}", f"Edit '{text}' changed nothing at step {step.number}: {reason}."
-                )
+                reason = "did not run, got no gradient, is in no optimizer, or holds no dense floating-point numbers"
+                line = f"Edit '{text}' changed nothing at step {step.number}: what it selects {reason}."
+                self._journal.say_once(f"not made {text}", line)
         self._untried.clear()
 
     def _drain(self, *, wait: bool) -> ArrivedStep | None:
@@ -745,8 +741,8 @@ class Watch:
     def _bad_weights(self) -> list[str]:
         held_by_optimizers = chain.from_iterable(map(parameters_of, self._optimizers))
         everything = {id(tensor): tensor for tensor in (*self._names.all.values(), *held_by_optimizers)}
-        held = [tensor for tensor in everything.values() if tensor.is_floating_point() or tensor.is_complex()]
-        broken = [tensor for tensor in held if not tensor.detach().isfinite().all()]
+        held = filter(can_be_measured, everything.values())
+        broken = [tensor for tensor in held if not without_float8(tensor.detach()).isfinite().all()]
         return self._names.in_order(self._names.of(broken))
 
 

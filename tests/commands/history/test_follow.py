@@ -15,8 +15,8 @@ from torch import Tensor
 
 import hookscope
 from hookscope.commands.history import follow
-from hookscope.commands.history.columns import file_columns
-from hookscope.commands.history.describe import answer
+from hookscope.commands.history.columns import file_columns, verdicts_on
+from hookscope.commands.history.describe import answer, describe_history
 from hookscope.commands.history.drift import drifts
 from hookscope.commands.history.first_finding import ByKey, by_key, searched, verdicts
 from hookscope.commands.history.follow import labels_of, order_of
@@ -107,6 +107,9 @@ def test_files_with_the_same_parameters_are_named(tmp_path: Path) -> None:
     history = hookscope.history(save(tmp_path, names))
     assert "\nc.pt, d.pt have the same parameters as b.pt.\n" in str(history)
     assert str(history).count("same parameters") == 1
+    fewer = {name: tensor for name, tensor in same.items() if name != "conv.bias"}
+    history = hookscope.history(save(tmp_path, {**names, "c.pt": fewer}))
+    assert "same parameters" not in str(history)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ def test_steps_of_an_optimizer_that_fall_or_stay_are_said(
     steps: tuple[int, ...], moves: bool, said: str | None, tmp_path: Path
 ) -> None:
     network = torch.nn.Linear(8, 4)
-    optimizer = torch.optim.Adam(network.parameters())
+    optimizer = torch.optim.Adam([{"params": network.weight, "lr": 0.1}, {"params": network.bias, "lr": 0.01}])
     for at, step in enumerate(steps):
         for parameter in network.parameters():
             parameter.grad = torch.randn(parameter.shape)
@@ -137,8 +140,11 @@ def test_steps_of_an_optimizer_that_fall_or_stay_are_said(
             values["step"] = torch.tensor(float(step))
         weights = {name: value.clone() for name, value in network.state_dict().items()}
         save(tmp_path, {f"{at}.pt": {"model": weights, "optimizer": state}})
-    text = " ".join(str(hookscope.history(str(tmp_path / "*.pt"))).split())
+    history = hookscope.history(str(tmp_path / "*.pt"))
+    assert ("Optimiser", "at optimizer: lr 0.1, 0.01 to 0.1, 0.01", False) in describe_history(history).facts
+    text = " ".join(str(history).split())
     assert said is None or said in text
+    assert not any(verdicts_on("", history))  # the root owns the parameters, and not the optimizer's state
     assert ("was reset" in text) == (said is not None)
 
 
@@ -252,6 +258,14 @@ def test_a_search_goes_around_files_that_cannot_be_read() -> None:
     [actual] = searched(12, lambda at: None if at in unreadable else by_key([finding] if at >= 7 else []))
     assert (actual.before, actual.first) == (4, 8)
     assert not searched(3, lambda _at: None)
+
+
+def test_a_search_among_files_of_which_one_can_be_read_lists_it_once(tmp_path: Path) -> None:
+    pattern = save(tmp_path, {"a.pt": a_state(torch.nan)})
+    (tmp_path / "b.pt").write_bytes(b"no weights")
+    verdicts = hookscope.history(pattern, bisect=True).verdicts
+    assert verdicts
+    assert {verdict.files for verdict in verdicts} == {(0,)}
 
 
 def test_a_verdict_that_ends_is_not_said_to_last() -> None:
@@ -381,6 +395,18 @@ def test_a_weight_whose_sign_is_flipped_in_one_file_jumps_there_though_it_comes_
     actual = [(verdict.rule, verdict.places, history.files[verdict.first].label) for verdict in history.verdicts]
     assert actual == [("weight-jump", ("conv.weight",), f"epoch-{at}.pt")]
     assert "'conv.weight' moved by 1.99 times its norm (0.01 is usual)" in history.verdicts[0].message
+
+
+def test_a_weight_that_came_later_jumps_as_others_do(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    trunk, head = (torch.randn(16, 16, generator=generator) for _ in range(2))
+    files = {}
+    for at in range(9):
+        trunk = trunk + 0.01 * torch.randn(16, 16, generator=generator)
+        head = head + (2.0 if at == 7 else 0.01) * torch.randn(16, 16, generator=generator)
+        files[f"{at}.pt"] = {"trunk.weight": trunk} | ({"head.weight": head} if at >= 3 else {})
+    jumps = [verdict for verdict in hookscope.history(save(tmp_path, files)).verdicts if verdict.rule == "weight-jump"]
+    assert [(verdict.where, verdict.first) for verdict in jumps] == [("head.weight", 7)]
 
 
 def test_a_file_of_nothing_but_nan_has_no_norm_and_none_grows_from_it(tmp_path: Path) -> None:

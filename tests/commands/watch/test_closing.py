@@ -42,6 +42,7 @@ def test_findings_are_counted_and_the_first_is_named() -> None:
     assert line == (
         "2 problems in 100 steps (1 measured in full); first at step 77: non-finite-loss. For a page: --out DIR."
     )
+    assert closing_line(watched, folder="run 1", started=0).endswith(" As a page: hookscope report 'run 1'")
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,18 @@ def test_edits_change_in_the_loop_and_each_step_says_which(tmp_path: Path) -> No
         watch.edits = []
 
 
+def test_steps_that_a_loop_counts_by_tens_are_one_range() -> None:
+    network = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    with hookscope.watch(network, optimizer, edits=["param:weight:grad:zero"], on_line=lambda _: None) as watch:
+        for number in range(10, 60, 10):
+            network(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            watch.step(step=number)
+            watch.edits = ["param:weight:grad:zero"] if number != 30 else []
+    assert "Edited by param:weight:grad:zero in steps 10 to 30, step 50." in answer(watch.log)
+
+
 def test_copies_of_an_edited_network_are_not_edited() -> None:
     network = network_of_a_training()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
@@ -309,17 +321,58 @@ def test_noise_is_another_in_each_step_and_draws_from_no_generator_of_the_traini
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Headed(nn.Module):
+    """A trunk that another network may share, and a head."""
+
+    def __init__(self, trunk: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, nn.Linear(3, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.trunk(inputs))
+
+
+@pytest.mark.parametrize("edit", ["trunk:output:scale(0.5)", "trunk:grad:scale(0.5)", "param:trunk.*:grad:scale(0.5)"])
+def test_a_layer_that_two_networks_share_is_edited_once_and_measured_once(edit: str) -> None:
+    torch.manual_seed(0)
+    trunk, inputs = nn.Linear(4, 3, bias=False), torch.randn(8, 4)
+    networks = {"actor": Headed(trunk), "critic": Headed(trunk)}
+    parameters = dict.fromkeys(parameter for network in networks.values() for parameter in network.parameters())
+    optimizer = torch.optim.SGD([*parameters], lr=1.0)
+
+    def loss() -> Tensor:
+        return networks["actor"](inputs).sum() + networks["critic"](inputs).sum()
+
+    before, (gradient,) = trunk.weight.detach().clone(), torch.autograd.grad(loss(), trunk.weight)
+    with hookscope.watch(networks, optimizer, every=1, edits=[edit], on_line=lambda _: None) as watch:
+        loss().backward()
+        optimizer.step()
+        watch.step()
+    torch.testing.assert_close(before - trunk.weight, 0.5 * gradient)
+    assert watch.log.steps[0].edits == ((edit, 1 if edit.startswith("param") else 2),)  # tensors: two calls
+    status = {row.name: row.status for row in watch.log.watched[0].parameters}
+    names = ("actor.trunk.weight", "actor.head.weight", "actor.head.bias", "critic.head.weight", "critic.head.bias")
+    assert status == dict.fromkeys(names, "gradient")
+
+
 def test_an_edit_that_changed_nothing_is_said_once() -> None:
-    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    network = nn.ModuleDict(
+        {"table": nn.Embedding(3, 2, sparse=True), "idle": nn.Linear(2, 2), "fixed": nn.Linear(2, 2)}
+    )
+    optimizer = torch.optim.SGD([*network["table"].parameters(), *network["idle"].parameters()], lr=0.1)
+    edits = ["idle:output:zero", "param:table.weight:grad:zero", "param:fixed.weight:value:zero"]
     lines: list[str] = []
-    with hookscope.watch(network, optimizer, edits=["/^1$/:output:zero"], on_line=lines.append) as watch:
+    with hookscope.watch(network, optimizer, edits=edits, on_line=lines.append) as watch:
         for _ in range(3):
-            network[0](torch.ones(1, 2)).sum().backward()
+            network["fixed"](network["table"](torch.arange(3))).sum().backward()
             optimizer.step()
             watch.step()
-    message = "changed nothing at step 1: its layer did not run, or got no gradient."
-    assert lines == [f"Edit '/^1$/:output:zero' {message}"]
+    assert not network["fixed"].weight.any()  # in no optimizer: zero once, and nothing changes it
+    reason = (
+        "what it selects did not run, got no gradient, is in no optimizer, or holds no dense floating-point numbers"
+    )
+    assert lines[:2] == [f"Edit '{edit}' changed nothing at step 1: {reason}." for edit in edits[:2]]
+    assert not any("changed nothing" in line for line in lines[2:])
 
 
 REFUSED = {

@@ -334,6 +334,20 @@ def test_values_near_the_end_of_float16_are_named_where_that_is_what_is_computed
     assert verdict.value == pytest.approx(40_000 / 65504, rel=1e-3)
 
 
+def test_clipped_gradients_of_a_large_loss_are_not_called_rounding() -> None:
+    network = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+    with hookscope.watch(network, optimizer, every=1, on_line=lambda _: None) as watch:
+        for _ in range(3):
+            loss = 1e8 * network(torch.ones(1, 1)).sum().square()
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(loss)
+    assert not watch.verdicts
+
+
 @pytest.mark.parametrize("constant", [False, True])
 def test_a_loss_that_is_constant_by_construction_is_named_and_one_that_has_converged_is_not(constant: bool) -> None:
     network = mlp()

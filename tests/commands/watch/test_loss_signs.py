@@ -108,3 +108,15 @@ def test_a_generator_that_makes_the_loss_of_its_critic_larger_is_not_called_wron
             watch.step(fooled)
     assert all(step.loss is not None and step.loss < 0 for step in watch.log.steps)
     assert not watch.verdicts
+
+
+def test_a_loss_that_crosses_zero_has_no_ratio_to_the_first() -> None:
+    layer = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    with hookscope.watch(layer, optimizer, on_line=lambda _: None) as watch:
+        for loss in (0.0005, -0.02, 0.03, -0.05, 0.08, -0.1, 0.02):  # as of a policy gradient
+            layer(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(loss)
+    assert not watch.verdicts

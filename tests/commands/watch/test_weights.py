@@ -1,5 +1,6 @@
 """Training with a watch gives the weights, and the random numbers, of training without, bit for bit."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -106,3 +107,25 @@ def test_no_hook_is_left_behind() -> None:
     assert not optimizer._optimizer_step_post_hooks
     assert clip[0].cell_contents is held
     assert torch.amp.GradScaler.step is step
+
+
+@pytest.mark.parametrize(
+    ("frozen", "norm"),
+    [
+        (torch.tensor([[3.0, 4.0]] * 2).to(torch.float8_e4m3fn), math.hypot(3, 4, 3, 4)),
+        (torch.tensor([[3.0, 4.0]] * 2, device="meta"), None),
+        (torch.tensor([[3, 4]] * 2, dtype=torch.int8), None),
+    ],
+    ids=["float8", "meta", "int8"],
+)
+def test_a_frozen_weight_of_any_kind_does_not_end_the_watch(frozen: Tensor, norm: float | None) -> None:
+    network = nn.Linear(2, 1)
+    network.base = nn.Parameter(frozen, requires_grad=False)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    with hookscope.watch(network, optimizer, every=1, on_line=lambda _: None) as watch:
+        for factor in (1.0, torch.nan):  # at NaN, all weights are examined
+            (factor * network(torch.ones(1, 2)).sum()).backward()
+            optimizer.step()
+            watch.step()
+    assert [step.step for step in watch.log.steps] == [1, 2]
+    assert {row.name: row.weight_norm for row in watch.log.watched[0].parameters}["base"] == norm
