@@ -1,5 +1,6 @@
 """How a data set is cut into chunks, the plan that they share, and the folder where finished chunks wait."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,6 +25,13 @@ from hookscope.text import safe_text, strict_json
 
 PLAN = "plan.json"
 FORMAT = 2
+
+HEARTBEATS = "[0-9]*-of-[0-9]*.alive"
+"""Names of the files by which processes show that they are alive."""
+
+_CHUNKS = tuple("[0-9]" * 6 + ending for ending in (".json", ".safetensors", ".features.safetensors"))
+# How every plan begins.
+_MARK = re.compile(rb'{\n  "format": \d+,\n  "signature": {"hookscope"')
 
 _MOST_PLAN_BYTES = 2**26
 
@@ -78,9 +86,8 @@ def parse_share(text: str) -> Share:
     Raises:
         UsageError: If it is malformed.
     """
-    index, _, count = text.partition("/")
-    if index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
-        return Share(int(index) - 1, int(count))
+    if (match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)) and 1 <= int(match[1]) <= int(match[2]):
+        return Share(int(match[1]) - 1, int(match[2]))
     raise UsageError(f"{arg('shard')} {text!r} is no share: give the number of this part and of all, as 3/8.")
 
 
@@ -116,6 +123,17 @@ class ChunkFolder:
         """Return the files of a chunk."""
         return ChunkFiles(self.path, index)
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether files here have the names of a plan or of chunks, but no survey wrote them."""
+        try:
+            return not _MARK.match(read_bounded(self.path / PLAN, _MOST_PLAN_BYTES))
+        except OSError:  # there is no plan, or it is no regular file
+            return any(self._files(PLAN, *_CHUNKS))
+
+    def _files(self, *patterns: str) -> list[Path]:
+        return [path for pattern in patterns for path in self.path.glob(pattern)]
+
     def write_plan(self, plan: Plan) -> None:
         """Make the folder and write the plan atomically; OutputError if it cannot be written."""
         document = json_form(plan)
@@ -143,10 +161,7 @@ class ChunkFolder:
 
     def remove(self) -> None:
         """Delete finished chunks and the plan, after the survey was written; other files stay."""
-        chunk = "[0-9]" * 6
-        ours = (f"{chunk}.safetensors", f"{chunk}.features.safetensors", f"{chunk}.json", "[0-9]*-of-[0-9]*.alive")
-        for pattern in (PLAN, *ours, ".partial-*"):
-            for path in self.path.glob(pattern):
-                path.unlink(missing_ok=True)
+        for path in self._files(PLAN, *_CHUNKS, HEARTBEATS, ".partial-*"):
+            path.unlink(missing_ok=True)
         with suppress(OSError):  # something else is in it
             self.path.rmdir()

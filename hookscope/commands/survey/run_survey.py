@@ -27,7 +27,7 @@ from hookscope.commands.survey.heartbeat import Heartbeat
 from hookscope.commands.survey.judged_inputs import InputJudge
 from hookscope.commands.survey.measure_chunk import ChannelRecorder, MeasuredInput, measure_chunk
 from hookscope.commands.survey.merge import Merging
-from hookscope.commands.survey.plan import FORMAT, PLAN, ChunkFolder, Plan, Share, cut, in_order, parse_share
+from hookscope.commands.survey.plan import FORMAT, HEARTBEATS, ChunkFolder, Plan, Share, cut, in_order, parse_share
 from hookscope.commands.survey.signature import common_signature, inputs_signature, names_digest
 from hookscope.commands.survey.supports import input_supports
 from hookscope.errors import HookscopeError, InputError, OutputError, UsageError
@@ -151,7 +151,7 @@ def run_survey(
     plan = _plan(session, option, labelled, target, parts)
     work = _Work(session, option, folder, labelled, target, share, plan, parts, on_progress)
     done = [index for index in work.chunks(Share() if launched else share) if folder.files(index).sidecar.exists()]
-    if done and not (folder.path / PLAN).exists():
+    if folder.is_foreign:
         raise refusal(folder.path, "its files have the names of chunks and are none", kind="folder")
     if done and not option.resume:
         raise OutputError(
@@ -406,7 +406,7 @@ def _barrier(folder: ChunkFolder, share: Share) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     if share.index == 0:
-        for heartbeat in folder.path.glob("*.alive"):
+        for heartbeat in folder.path.glob(HEARTBEATS):
             heartbeat.unlink(missing_ok=True)
     if dist.is_initialized():
         dist.barrier()

@@ -309,11 +309,15 @@ def test_a_survey_that_measures_nothing_leaves_the_folder_as_it_was(tmp_path: Pa
         hookscope.survey(network(), data, **SIZE, chunks=chunks)
     with pytest.raises(LayerNotFoundError):
         hookscope.survey(network(), torch.randn(2, 3, 8, 8), layer="nope", **SIZE, chunks=chunks)
-    (chunks / "000000.json").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match=r"c': its files have the names of chunks and are none"):
-        hookscope.survey(network(), torch.randn(2, 3, 8, 8), **SIZE, chunks=chunks, resume=True)
-    assert {path.name for path in chunks.iterdir()} == {"weights.safetensors", "notes.json", "000000.json"}
-    assert {path.read_text() for path in chunks.iterdir()} == {"mine"}
+    for name in ("000000.json", "000000.safetensors", "plan.json"):
+        path = chunks / name
+        path.write_text("mine", encoding="utf-8")
+        for resumes in (True, False):
+            with pytest.raises(OutputError, match=r"c': its files have the names of chunks and are none"):
+                hookscope.survey(network(), torch.randn(2, 3, 8, 8), **SIZE, chunks=chunks, resume=resumes)
+        assert {path.name for path in chunks.iterdir()} == {"weights.safetensors", "notes.json", name}
+        assert {path.read_text() for path in chunks.iterdir()} == {"mine"}
+        path.unlink()
 
 
 def test_an_interrupt_keeps_finished_chunks_and_resuming_gives_the_same_bits(
@@ -334,7 +338,7 @@ def test_an_interrupt_keeps_finished_chunks_and_resuming_gives_the_same_bits(
     assert resumed.resumed_count == 2
 
 
-@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2"])
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", f"1/{'9' * 5000}"])
 def test_a_share_that_cannot_be_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--shard"):
         parse_share(text)
