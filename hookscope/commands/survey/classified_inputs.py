@@ -27,6 +27,9 @@ _WAYS_OUT = 2 * len(_KINDS) + 1
 
 _HIGHEST_RATE = 0.05
 
+# Means of one value over areas of different sizes differ by less than this share in float32.
+_ROUNDING = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class WrongInput:
@@ -180,10 +183,15 @@ class ClassifiedInputs:
 
 def correlations(layouts: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the correlation of each layout, (N, P), with the mean layout; NaN for a constant layout."""
-    apart = layouts.astype(np.float64)
-    apart = apart - apart.mean(1, keepdims=True)
-    centred = mean - mean.mean()
-    lengths = np.sqrt((apart**2).sum(1)) * np.sqrt((centred**2).sum())
+    (apart, own), (centred, whole) = _centred(layouts.astype(np.float64)), _centred(mean[None])
+    lengths = own * whole
     cosines = np.full(len(apart), np.nan)
-    np.divide(apart @ centred, lengths, out=cosines, where=lengths > 0)
+    np.divide(apart @ centred[0], lengths, out=cosines, where=lengths > 0)
     return cosines
+
+
+def _centred(layouts: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return layouts less their means, and the lengths of these: 0 for a layout that is constant up to rounding."""
+    apart = layouts - layouts.mean(1, keepdims=True)
+    lengths = np.linalg.norm(apart, axis=1)
+    return apart, np.where(lengths > _ROUNDING * np.linalg.norm(layouts, axis=1), lengths, 0.0)

@@ -115,7 +115,7 @@ def explained(
 
 
 def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iterator[str]:
-    if not classified.knows_ranges:
+    if not classified.knows_ranges and any(np.isfinite(wrong.layout).all() for wrong in classified.worst):
         few = f"too few are classified right ({classified.right_count})" if classified.right_count else "none is right"
         yield f"Ranges of pictures were not checked: {few}."
     unsearched = "The layer where an input leaves its class was not searched for"

@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from PIL.Image import Image
+
 from hookscope.checkpoints.folders import natural_order
 from hookscope.commands.survey.chunk_files import ChunkFiles
 from hookscope.commands.survey.features import FeatureDtype, Pool
@@ -92,14 +94,16 @@ def parse_share(text: str) -> Share:
 
 
 def in_order(files: Sequence[Source]) -> list[Source]:
-    """Return files in natural order of their paths, each once, then pictures in memory as given."""
+    """Return pictures in memory as given, then files in natural order of their paths, each once.
+
+    Pictures are first because they are found again by their numbers, and a file may hold several inputs.
+    """
+    pictures = [file for file in files if isinstance(file, Image)]
     paths: dict[Path, Source] = {}
     for file in files:
-        if isinstance(file, Clip | Path):
+        if not isinstance(file, Image):
             paths.setdefault(file.folder if isinstance(file, Clip) else file, file)
-    return [paths[path] for path in sorted(paths, key=natural_order)] + [
-        file for file in files if not isinstance(file, Clip | Path)
-    ]
+    return [*pictures, *(paths[path] for path in sorted(paths, key=natural_order))]
 
 
 def cut(inputs: InputPipeline, chunk_size: int) -> list[InputPipeline]:
