@@ -210,8 +210,9 @@ def test_batches_of_a_loader_with_labels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_file(tmp_path / "f.safetensors")["2"], expected)
     sidecar = json.loads((tmp_path / "f.json").read_bytes())
     assert [each["class"] for each in sidecar["inputs"]] == [str(number % 3) for number in range(10)]
-    with pytest.raises(UsageError, match="A batch is dict"):
-        hookscope.features(model, [{}], tmp_path / "g.safetensors", layer="2")
+    for item in ({}, ()):
+        with pytest.raises(UsageError, match=f"A batch is {type(item).__name__}"):
+            hookscope.features(model, [item], tmp_path / "g.safetensors", layer="2")
     assert not (tmp_path / "g.safetensors").exists()
 
 
