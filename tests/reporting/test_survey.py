@@ -176,8 +176,17 @@ def test_channels_are_found_ordered_and_linked_to(open_html, survey: Survey, tmp
 
 def test_the_answer_names_dead_channels_with_their_bound(survey: Survey) -> None:
     text = " ".join(str(survey).split())
-    assert "are dead on 40 inputs, most in" in text or "is dead on 40 inputs, most in" in text
+    assert (
+        "3 of 41 channels in 8 outputs are dead on 40 inputs, most in layer 4 (1 of 5), layer 5 (1 of 5) and 1" in text
+    )
     assert "Each fires on fewer than 7.5% of such inputs (95% confidence)." in text
+    model = nn.Sequential(nn.Linear(3, 2))
+    model[0].weight.data[0] = model[0].bias.data[0] = 0
+    lone = describe_survey(hookscope.survey(model, torch.randn(40, 3)))
+    assert lone.answer[0] == (
+        "1 of 2 channels in 1 output is dead on 40 inputs, in layer 0 (1 of 2). "
+        "It fires on fewer than 7.5% of such inputs (95% confidence)."
+    )
 
 
 def test_few_inputs_call_no_channel_dead(survey: Survey) -> None:
