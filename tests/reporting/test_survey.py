@@ -246,6 +246,9 @@ def test_headroom_counts_what_overflows_and_what_vanishes() -> None:
     assert (actual["bfloat16"].overflowing, actual["bfloat16"].vanishing) == (0, 0)
     assert actual["float8_e4m3fn"].overflowing == pytest.approx(0.1)
     assert actual["int8"].vanishing == pytest.approx(50 / 60)  # a step is 787: 1 is rounded to zero
+    clamped = distribution_of(np.array([65504.0, -65504.0, 65504.0, 65505.0]))  # the greatest number itself fits
+    statistics = TensorStatistics((4,), "float32", 4, min=-65504.0, max=65505.0, distribution=clamped)
+    assert headroom_of(statistics)[0].overflowing == 0.25
 
 
 @pytest.mark.parametrize("count", [1, 10, 50, 1000, 10**6])
