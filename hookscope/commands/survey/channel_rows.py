@@ -42,11 +42,6 @@ class ChannelRows:
     low: NDArray[np.float64]
     positions: NDArray[np.int64]
 
-    @property
-    def place_count(self) -> int:
-        """Values of one channel for one input."""
-        return math.prod(self.places)
-
 
 @dataclass(slots=True)
 class RowsOnDevice:

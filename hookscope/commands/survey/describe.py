@@ -143,14 +143,14 @@ def _level_of_row(row: SurveyRow) -> Level:
 
 def answer(result: Survey) -> list[str]:
     """Return the answer in sentences, the one that matters most first."""
-    right = "" if result.accuracy is None else f"{accuracy_words(result.accuracy)}.{lowest_words(result.accuracy)}"
-    sentences = [*_nonfinite(result), *_overflowing(result), *_dead(result), *filter(None, [right]), *_too_few(result)]
-    if not any(row.channels for row in result.rows):
-        sentences.append("No output has channels.")
-    elif not result.dead_count:
-        sentences.append(_none_dead(result))
+    of_all = result.accuracy
     return [
-        *sentences,
+        *_nonfinite(result),
+        *_overflowing(result),
+        *_dead(result),
+        *([] if of_all is None else [f"{accuracy_words(of_all)}.{lowest_words(of_all)}"]),
+        *_too_few(result),
+        *_none_dead(result),
         *rows_used(result.tables, f"on {inputs_text(result)}"),
         *_massive(result),
         *_tight(result),
@@ -220,14 +220,17 @@ def _dead(result: Survey) -> Iterator[str]:
     yield f"{dead}, {where}. {subject} fires on fewer than {most} of such inputs (95% confidence)."
 
 
-def _none_dead(result: Survey) -> str:
-    """Return the sentence of a survey without dead channels; a channel with NaN or Inf on an input is not judged."""
+def _none_dead(result: Survey) -> Iterator[str]:
+    """Yield the sentence of a survey without dead channels; a channel with NaN or Inf on an input is not judged."""
     arrays = [row.channels.arrays for row in result.rows if row.channels.arrays is not None]
     judged = sum(int((of_row.nonfinite_count == 0).sum()) for of_row in arrays)
-    if not judged:
-        return "Dead channels were not looked for: every channel has NaN or Inf on some input."
-    without = " without NaN or Inf" if judged < channel_counts(result.rows) else ""
-    return f"None of {counted(judged, 'channel')}{without} is dead on {inputs_text(result)}."
+    if not arrays:
+        yield "No output has channels."
+    elif not judged:
+        yield "Dead channels were not looked for: every channel has NaN or Inf on some input."
+    elif not result.dead_count:
+        without = " without NaN or Inf" if judged < channel_counts(result.rows) else ""
+        yield f"None of {counted(judged, 'channel')}{without} is dead on {inputs_text(result)}."
 
 
 def _too_few(result: Survey) -> Iterator[str]:

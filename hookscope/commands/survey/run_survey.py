@@ -59,14 +59,7 @@ _LONGEST_BARRIER = 1800.0
 
 @dataclass(slots=True)
 class _Work:
-    """A survey under way in this process.
-
-    Attributes:
-        target: Where features go.
-        heartbeat: Of this process among several; None for a single process.
-        resumed: Chunks that were there already.
-        reasons: Why other chunks were measured again.
-    """
+    """A survey under way in this process; `resumed` chunks stay, `reasons` say why others were measured again."""
 
     session: Session
     option: options.Survey
@@ -380,8 +373,8 @@ def _merged(work: _Work) -> Survey:
     merged = merging.result(work.session.inputs, partial(second_pass, work.session, work.option))
     label_notes = () if work.labelled is None else work.labelled.notes
     warnings = work.reasons[:1]
-    if work.reasons[1:]:
-        warnings.append(f"So were {counted(len(work.reasons) - 1, 'more chunk')}.")
+    if more := work.reasons[1:]:
+        warnings.append(f"So {'was' if len(more) == 1 else 'were'} {counted(len(more), 'more chunk')}.")
     return replace(
         merged,
         supports=partial(input_supports, work.session),

@@ -184,10 +184,9 @@ def check_target(target: Path, option: str = "") -> None:
     """
     with reported(target, option, "folder"):
         target = _absolute(target)
-        with reported(target, option, "folder"):
-            with _locked(target.parent):
-                _refuse_foreign(target, option)
-            check_writable(target, option, "folder", beside=_beside(target, "previous", new_token()))
+        with _locked(target.parent):
+            _refuse_foreign(target, option)
+        check_writable(target, option, "folder", beside=_beside(target, "previous", new_token()))
 
 
 def default_run_path(verb: str, *names: str) -> Path:

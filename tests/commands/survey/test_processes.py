@@ -270,6 +270,11 @@ def test_files_that_changed_places_are_measured_again(data: Path, tmp_path: Path
     assert resumed is not None
     assert resumed.resumed_count == 6
     assert resumed.warnings[-1] == "Chunk 0 was measured again: its inputs have changed."
+    for changed in (first, data / "b" / "49.npy"):
+        changed.write_bytes(content)
+    resumed = hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks, resume=True)
+    assert resumed is not None
+    assert resumed.warnings[-1] == "So was 1 more chunk."
 
 
 def test_a_file_that_can_be_read_by_now_is_measured(data: Path, tmp_path: Path) -> None:
