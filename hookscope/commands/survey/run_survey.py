@@ -264,15 +264,15 @@ def _plan(
         dtype=dtype,
         versions=package_versions(),
         threads=torch.get_num_threads(),
-        fields=_fields(session, parts[0]),
+        fields=_fields(session),
         labels_source="" if labelled is None else labelled.source,
         categories=loaded.info.categories if classes else (),
     )
 
 
-def _fields(session: Session, first: InputPipeline) -> tuple[tuple[str, int, ReceptiveField], ...]:
+def _fields(session: Session) -> tuple[tuple[str, int, ReceptiveField], ...]:
     """Return the receptive fields by layer and call, found with the first input that can be read."""
-    batch = next(iter(replace(first, pictures={}).batches(1, lambda _error: None)), None)
+    batch = next(iter(replace(session.inputs, pictures={}).batches(1, lambda _error: None)), None)
     if batch is None:
         return ()
     fields, _ = receptive_fields(Call(inspected_network(session.loaded).network, batch.args, batch.kwargs))

@@ -72,7 +72,7 @@ def differing(actual: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]
     names = [name for name in {**wanted, **actual} if actual.get(name) != wanted.get(name)]
     shown = []
     for name in names:
-        values = [side.get(name, "none") for side in (actual, wanted)]
+        values = [side.get(name) or "none" for side in (actual, wanted)]
         shown.append(name if max(map(len, values)) > 40 else f"{name} ({values[0]}, here {values[1]})")
     return shown
 

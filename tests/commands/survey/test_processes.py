@@ -17,6 +17,7 @@ from torch import nn
 import hookscope
 from hookscope.commands.survey.plan import ChunkFolder, parse_share
 from hookscope.commands.survey.run_survey import merge_survey
+from hookscope.commands.survey.signature import differing
 from hookscope.errors import InputError, LayerNotFoundError, OutputError, UsageError
 from hookscope.results.json_form import json_form
 from hookscope.results.survey import Survey
@@ -204,6 +205,7 @@ def test_chunks_of_another_network_settings_or_inputs_do_not_count(
     assert other is not None
     assert other.resumed_count == 0
     assert "Chunk 0 was measured again: made with other top (9, here 2)." in other.warnings
+    assert differing({"features": "avg float32"}, {"features": ""}) == ["features (avg float32, here none)"]
     changed = data / "a" / "2.npy"
     np.save(changed, np.load(changed) + 1)  # as long as it was
     last = hookscope.survey(network(), data, by_class=True, **SIZE, top=2, chunks=chunks, resume=True)
