@@ -216,6 +216,21 @@ def test_batches_of_a_loader_with_labels(tmp_path: Path) -> None:
     assert not (tmp_path / "g.safetensors").exists()
 
 
+def test_a_tensor_is_one_batch_and_no_sequence_of_batches(tmp_path: Path) -> None:
+    inputs, network = torch.randn(5, 7, 3), nn.Sequential(nn.Linear(3, 2))
+    written = hookscope.features(network, inputs, tmp_path / "f.safetensors", layer="0", pool="none")
+    assert written.shapes == {"0": (5, 7, 2)}
+
+
+def test_a_layer_that_returns_its_input_has_features_of_its_own(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Identity())
+    out = tmp_path / "f.safetensors"
+    hookscope.survey(model, torch.randn(5, 3, 8, 8), layer=("0", "1"), features=out, chunk_size=2)
+    features = load_file(out)
+    assert {*features} == {"0", "1"}
+    np.testing.assert_array_equal(features["0"], features["1"])
+
+
 def test_batches_that_give_no_right_features_are_refused(tmp_path: Path) -> None:
     model, out = nn.Sequential(nn.Linear(1, 2, bias=False)), tmp_path / "f.safetensors"
     nn.init.constant_(model[0].weight, 65504.0)  # the greatest number of float16
