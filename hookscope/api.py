@@ -1257,7 +1257,8 @@ def features(
 
     Args:
         model: As for `activations`.
-        batches: Tensors (N, ...) with the inputs on axis 0, or tuples with such a tensor first and labels second.
+        batches: Tensors (N, ...) with the inputs on axis 0, or tuples with such a tensor first and labels second. A
+            single tensor is one batch.
         out: The .safetensors file to write: a tensor per output, by its label, with the inputs on axis 0. A JSON file
             next to it lists the inputs and their labels, and is written last.
         layer: Patterns of the layers, as for `activations`.

@@ -30,8 +30,11 @@ def check_exports(run: Path, option: options.OutputOptions) -> None:
         raise UsageError("--show needs one more package: pip install 'hookscope[show]'")
     if isinstance(option, options.TensorBoardOption) and option.tensorboard is not None:
         check_tensorboard(option.tensorboard, run)
+    from hookscope.results.runs.atomic import refusal
+
+    if isinstance(option, options.Survey) and option.features is not None and _within(Path(option.features), run):
+        raise refusal(Path(option.features), _RUN_IS_CLOSED, "--features")
     if option.page is not None:
-        from hookscope.results.runs.atomic import refusal
         from hookscope.results.runs.reports import check_report_target
 
         check_report_target(option.page)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hookscope.parameters import arg
 from hookscope.results.binomial import Interval, interval
 from hookscope.results.json_form import in_json
-from hookscope.text import counted, percent_text, printable, some_of
+from hookscope.text import are, counted, percent_text, printable, some_of
 
 # A message names at most this many exchanged labels.
 _SHOWN = 3
@@ -142,7 +142,7 @@ def accuracy_words(accuracy: Accuracy) -> str:
     macro = "" if accuracy.macro_f1 is None else f", macro F1 {accuracy.macro_f1:.3f}"
     right = f"{accuracy.right:,} of {counted(accuracy.count, 'labelled picture')} ({percent_text(accuracy.share)})"
     of_all = f"of all such pictures {accuracy.interval} (95% confidence)"
-    return f"{right} are {how}, and {of_all}{macro}"
+    return f"{right} {are(accuracy.right)} {how}, and {of_all}{macro}"
 
 
 def class_words(entry: ClassAccuracy, *, multi_label: bool) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 from hookscope.results.json_form import in_json
 from hookscope.results.renderers import RenderedResult
 from hookscope.results.statistics import TensorStatistics
+from hookscope.text import counted
 
 Reading = Literal["softmax", "sigmoid", "as returned"]
 """How scores become probabilities; "as returned" if the network returns values of 0-1 itself."""
@@ -83,4 +84,4 @@ class Comparison(RenderedResult):
     row_count: int
 
     def __repr__(self) -> str:
-        return f"<Comparison: {len(self.changes)} of {self.row_count} rows changed>"
+        return f"<Comparison: {len(self.changes)} of {counted(self.row_count, 'row')} changed>"

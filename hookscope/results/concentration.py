@@ -142,8 +142,7 @@ def _in_picture(begin: Sequence[float], end: Sequence[float], shown: Region) -> 
         shown.height,
         shown.width,
     )
-    seen = (shown.bottom - shown.top) * (shown.right - shown.left)
-    return Concentration(min(1.0, (box.bottom - box.top) * (box.right - box.left) / seen), box)
+    return Concentration(min(1.0, (box.bottom - box.top) * (box.right - box.left) / (tall * wide)), box)
 
 
 def _edges(begin: float, end: float, cells: int) -> NDArray[np.float64]:

@@ -64,7 +64,7 @@ class Failures:
 
     Attributes:
         inputs: The most confident first.
-        compared_count: Inputs that are right; `outside` uses their ranges.
+        compared_count: Pictures that are right; `outside` uses their ranges.
         range_rate: Upper limit of the probability that an ordinary input is outside a range: 7 / (compared_count + 1).
             Above 0.05 no ranges are reported.
         sampled_count: Inputs that are right and ran again, to measure the spread of their classes.

@@ -66,14 +66,13 @@ def headroom_of(statistics: TensorStatistics) -> tuple[Headroom, ...]:
     for name in _NARROWER:
         most, least = FORMATS[name]
         factor = most / greatest if greatest else None
-        over = spread.share_outside(-most, most) if greatest > most else 0.0
-        headrooms.append(Headroom(name, factor, over, _share_within(nonzero, least / 2)))
+        vanishing = 1.0 - _share_above(nonzero, least / 2) if nonzero else 0.0
+        headrooms.append(Headroom(name, factor, _share_above(spread, most), vanishing))
     step = greatest / _INT8_STEPS
-    return (*headrooms, Headroom("int8", None, 0.0, _share_within(nonzero, step / 2)))
+    vanishing = 1.0 - _share_above(nonzero, step / 2) if nonzero else 0.0
+    return (*headrooms, Headroom("int8", None, 0.0, vanishing))
 
 
-def _share_within(nonzero: Distribution | None, limit: float) -> float:
-    """Return the share of values other than zero whose magnitude is `limit` or less."""
-    if nonzero is None or limit == 0:
-        return 0.0
-    return 1.0 - nonzero.share_outside(math.nextafter(-limit, -math.inf), math.nextafter(limit, math.inf))
+def _share_above(spread: Distribution, limit: float) -> float:
+    """Return the share of values whose magnitude is above `limit`."""
+    return spread.share_outside(math.nextafter(-limit, -math.inf), math.nextafter(limit, math.inf))

@@ -225,7 +225,7 @@ class History(RunResult[tuple[WeightPoint, ...]]):
         errors = [(file.index, file.error) for file in self.unreadable]
         lines = (f"{self.files[at].label}: {message}" for at, message in (*errors, *failures))
         if not self.passed:
-            raise_failures((f"{counted(len(self.files), 'file')} did not all pass.", *lines))
+            raise_failures(("Not every file passed.", *lines))
 
     def by_label(self) -> dict[str, tuple[WeightPoint, ...]]:
         """Return each tensor in the order of the files, by name: "layer1.0.conv1.weight"."""

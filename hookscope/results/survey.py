@@ -195,7 +195,7 @@ class Channels(Sequence[SurveyChannel]):
         best, twin = int(arrays.best_class[at]), int(arrays.duplicate_of[at])
         numbers: dict[str, Any] = {name: getattr(arrays, name)[at].item() for name in _NUMBERS}
         numbers |= {name: None for name, number in numbers.items() if math.isnan(number)}
-        halves = [self._top(arrays, half, at) for half in range(2)]
+        halves = [[*self._top(arrays, half, at)] for half in range(2)]
         ranked = sorted((pair for half in halves for pair in half), key=lambda pair: (-pair[1].value, pair[0]))
         return SurveyChannel(
             channel=at,
@@ -206,18 +206,12 @@ class Channels(Sequence[SurveyChannel]):
             **numbers,
         )
 
-    def _top(self, arrays: ChannelArrays, half: int, at: int) -> list[tuple[int, TopInput]]:
+    def _top(self, arrays: ChannelArrays, half: int, at: int) -> Iterator[tuple[int, TopInput]]:
         columns = (array[half, at].tolist() for array in (arrays.top_values, arrays.top_inputs, arrays.top_positions))
-        return [
-            (
-                number,
-                TopInput(
-                    self.names.get(number, f"input {number}"), value, tuple(place for place in places if place >= 0)
-                ),
-            )
-            for value, number, places in zip(*columns, strict=True)
-            if number >= 0
-        ]
+        for value, number, places in zip(*columns, strict=True):
+            if number >= 0:
+                position = tuple(place for place in places if place >= 0)
+                yield number, TopInput(self.names.get(number, f"input {number}"), value, position)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

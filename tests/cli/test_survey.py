@@ -209,6 +209,16 @@ def test_what_cannot_be_is_one_line(run: Run, arguments: tuple[str, ...], senten
     assert_refused(run("survey", *arguments), 2, sentence)
 
 
+@pytest.mark.parametrize("features", ["out/f.safetensors", "out"])
+@pytest.mark.usefixtures("data")
+def test_features_inside_the_run_directory_are_refused_before_anything_runs(
+    run: Run, tmp_path: Path, features: str
+) -> None:
+    ended = run("survey", "slow.py:build", "data", "--layer", "0", "--out", "out", "--features", features)
+    assert_refused(ended, 3, f"'{features}': it is inside the run directory")
+    assert not [*tmp_path.glob("out*")]
+
+
 def test_a_folder_without_chunks_cannot_be_merged(run: Run) -> None:
     assert_refused(run("survey", "--merge", "nothing"), 3, "there is no plan.json")
 

@@ -111,6 +111,5 @@ def test_the_page_lists_classes_and_wrong_pictures_in_words() -> None:
 )
 def test_a_percentage_is_0_or_100_only_where_that_is_exact(right: int, share: str, bounds: str) -> None:
     accuracy = Accuracy("val", "labels are names of classes", 2, 10_000, right, ())
-    assert accuracy_words(accuracy).endswith(
-        f"({share}) are classified right, and of all such pictures {bounds} (95% confidence)"
-    )
+    right_words = f"({share}) {'is' if right == 1 else 'are'} classified right"
+    assert accuracy_words(accuracy).endswith(f"{right_words}, and of all such pictures {bounds} (95% confidence)")

@@ -176,8 +176,17 @@ def test_channels_are_found_ordered_and_linked_to(open_html, survey: Survey, tmp
 
 def test_the_answer_names_dead_channels_with_their_bound(survey: Survey) -> None:
     text = " ".join(str(survey).split())
-    assert "are dead on 40 inputs, most in" in text or "is dead on 40 inputs, most in" in text
+    assert (
+        "3 of 41 channels in 8 outputs are dead on 40 inputs, most in layer 4 (1 of 5), layer 5 (1 of 5) and 1" in text
+    )
     assert "Each fires on fewer than 7.5% of such inputs (95% confidence)." in text
+    model = nn.Sequential(nn.Linear(3, 2))
+    model[0].weight.data[0] = model[0].bias.data[0] = 0
+    lone = describe_survey(hookscope.survey(model, torch.randn(40, 3)))
+    assert lone.answer[0] == (
+        "1 of 2 channels in 1 output is dead on 40 inputs, in layer 0 (1 of 2). "
+        "It fires on fewer than 7.5% of such inputs (95% confidence)."
+    )
 
 
 def test_few_inputs_call_no_channel_dead(survey: Survey) -> None:
@@ -237,6 +246,9 @@ def test_headroom_counts_what_overflows_and_what_vanishes() -> None:
     assert (actual["bfloat16"].overflowing, actual["bfloat16"].vanishing) == (0, 0)
     assert actual["float8_e4m3fn"].overflowing == pytest.approx(0.1)
     assert actual["int8"].vanishing == pytest.approx(50 / 60)  # a step is 787: 1 is rounded to zero
+    clamped = distribution_of(np.array([65504.0, -65504.0, 65504.0, 65505.0]))  # the greatest number itself fits
+    statistics = TensorStatistics((4,), "float32", 4, min=-65504.0, max=65505.0, distribution=clamped)
+    assert headroom_of(statistics)[0].overflowing == 0.25
 
 
 @pytest.mark.parametrize("count", [1, 10, 50, 1000, 10**6])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.statistics.channels import reduce_by_channel
-from hookscope.statistics.storage import is_dense
+from hookscope.statistics.storage import as_real_floats, is_dense
 
 MOST_PLACE_AXES = 3
 """Axes besides batch and channels that a position has at most: three, as for clips."""
@@ -42,11 +42,6 @@ class ChannelRows:
     low: NDArray[np.float64]
     positions: NDArray[np.int64]
 
-    @property
-    def place_count(self) -> int:
-        """Values of one channel for one input."""
-        return math.prod(self.places)
-
 
 @dataclass(slots=True)
 class RowsOnDevice:
@@ -64,6 +59,15 @@ class RowsOnDevice:
 Reduced = ChannelRows | RowsOnDevice
 
 
+def real_floats(tensor: Tensor) -> Tensor:
+    """Return the values of a dense tensor in a real floating dtype that is wide enough for sums."""
+    values = tensor.detach()
+    values = values.dequantize() if values.is_quantized else values
+    if values.device.type == "mps" and not values.is_floating_point():  # it has no float64
+        values = values.cpu()
+    return as_real_floats(values)
+
+
 def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.float64] | None) -> "Reduced | None":
     """Reduce an activation (N, ..., C, ...); None for a sparse, nested, meta or empty tensor.
 
@@ -73,12 +77,7 @@ def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.fl
     if not is_dense(tensor):
         return None
     with plain_arithmetic():
-        values = tensor.detach()
-        values = values.dequantize() if values.is_quantized else values
-        values = values.abs() if values.is_complex() else values
-        if values.dtype not in (torch.float32, torch.float64):
-            values = values.float()
-        values = values.movedim(channel_axis, 1)
+        values = real_floats(tensor).movedim(channel_axis, 1)
         places = tuple(values.shape[2:])
         if not values.is_cpu:
             return RowsOnDevice(places, _reduced(values))

@@ -4,6 +4,7 @@ Counts are exact. Means and sums of squared deviations merge by Chan, Golub and 
 same merges in the same order give the same bits.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -183,11 +184,12 @@ class ChannelTotals:
         self.values.merge(_moments_of(rows.finite, rows.mean, rows.deviations))
         self.high = np.maximum(self.high, rows.high.max(0))
         self.low = np.minimum(self.low, rows.low.min(0))
-        self.total += rows.high.shape[0] * rows.place_count
+        place_count = math.prod(rows.places)
+        self.total += rows.high.shape[0] * place_count
         if rows.high.shape[0] != numbers.size:
             self.is_by_input = False
             return
-        fires = (rows.high > 0) | (rows.low < 0) & np.isfinite(rows.low) | (rows.finite < rows.place_count)
+        fires = (rows.high > 0) | (rows.low < 0) & np.isfinite(rows.low) | (rows.finite < place_count)
         self.firing += fires.sum(0)
         self.input_count += numbers.size
         has_mean = (rows.finite > 0).astype(np.float64)
@@ -222,13 +224,11 @@ class ChannelTotals:
             self.by_class[label] = self.by_class[label] + sums if label in self.by_class else sums
 
 
-def channel_arrays(totals: ChannelTotals, nonzero: NDArray[np.float64], *, has_classes: bool) -> ChannelArrays:
+def channel_arrays(totals: ChannelTotals, nonzero: NDArray[np.float64]) -> ChannelArrays:
     """Return the channels of an output; `nonzero` counts the nonzero values of each, (C,)."""
     count = totals.high.size
     values, top, is_by_input = totals.values, totals.top, totals.is_by_input
-    best, share = np.full(count, -1), np.full(count, np.nan)
-    if has_classes and is_by_input:
-        best, share = _selectivity(totals)
+    best, share = _selectivity(totals)
     twins, correlation = _duplicates(np.concatenate([np.zeros((0, count), np.float32), *totals.sample]))
     has_any = values.count > 0
     variance = np.divide(values.deviations, values.count, out=np.zeros(count), where=has_any)
@@ -260,7 +260,7 @@ def _selectivity(totals: ChannelTotals) -> tuple[NDArray[np.int64], NDArray[np.f
     """
     labels, pooled = sorted(totals.by_class), totals.pooled
     share = np.full(totals.high.size, np.nan)
-    if not labels:
+    if not labels or not totals.is_by_input:
         return np.full(totals.high.size, -1), share
     sizes, sums = np.stack([totals.by_class[label] for label in labels], 1)  # (K, C) each
     means = sums / np.maximum(sizes, 1)

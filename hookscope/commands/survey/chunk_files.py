@@ -28,7 +28,7 @@ from hookscope.results.runs.store import checked, parse_json
 from hookscope.results.runs.tensors import DTYPES
 from hookscope.text import some_of, strict_json
 
-FORMAT = 7
+FORMAT = 8
 """Version of the chunk files, raised when their content changes its meaning."""
 
 # A sidecar of a chunk of a million inputs, and the arrays of one of a million channels, are smaller.
@@ -125,8 +125,7 @@ def write_chunk(
         with whole_file(files.arrays) as file:
             file.write(content)
         if chunk.features is not None:
-            rows = [part.row for part in chunk.rows]
-            shapes = chunk.features.write(files.features, [row.label for row in rows if not row.duplicate_of])
+            shapes = chunk.features.write(files.features, [part.row.label for part in chunk.rows])
             features = digest_of(files.features)
         digest = hashlib.sha256(content).hexdigest()
         sidecar = Sidecar(FORMAT, files.index, signature, digest, features, shapes, tuple(chunk.inputs), digests)

@@ -12,7 +12,7 @@ from hookscope.commands.check.measuring.labelled_pictures import LabelCounts, cl
 from hookscope.commands.survey.judged_inputs import GRID, LOOKS, JudgedInputs
 from hookscope.commands.survey.measure_chunk import MeasuredInput
 from hookscope.results.accuracy import Accuracy, WrongPicture
-from hookscope.results.failures import OutsideKind, OutsideRange
+from hookscope.results.failures import DEPARTURE_RATE, OutsideKind, OutsideRange
 
 MOST_WRONG = 8
 """Wrong inputs that are explained: as many as a reader looks through."""
@@ -25,7 +25,8 @@ _KINDS: tuple[tuple[OutsideKind, OutsideKind], ...] = (("dark", "bright"), ("fla
 _ORDER: tuple[OutsideKind, ...] = ("inverted", *(kind for pair in _KINDS for kind in pair), "other layout")
 _WAYS_OUT = 2 * len(_KINDS) + 1
 
-_HIGHEST_RATE = 0.05
+# Means of one value over areas of different sizes differ by less than this share in float32.
+_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class ClassifiedInputs:
     @property
     def knows_ranges(self) -> bool:
         """Whether enough inputs are right for their range to mean something."""
-        return self.range_rate <= _HIGHEST_RATE
+        return self.range_rate <= DEPARTURE_RATE
 
     def outside(self, chunks: Iterable[JudgedInputs]) -> list[tuple[OutsideRange, ...]]:
         """Return where each input of `worst` lies outside the range of right inputs; `chunks` has every chunk again."""
@@ -140,8 +141,7 @@ class ClassifiedInputs:
             least, most = min(least, finite.min(initial=math.inf)), max(most, finite.max(initial=-math.inf))
         per_input = []
         for wrong in self.worst:
-            layout = self._of_layout(wrong, mean, float(least), float(most))
-            ways = [*([layout] if layout else []), *self._of_looks(wrong)]
+            ways = [*self._of_layout(wrong, mean, float(least), float(most)), *self._of_looks(wrong)]
             per_input.append(tuple(sorted(ways, key=lambda out: _ORDER.index(out.kind))))
         return per_input
 
@@ -153,12 +153,11 @@ class ClassifiedInputs:
 
     def _of_layout(
         self, wrong: WrongInput, mean: NDArray[np.float64], least: float, most: float
-    ) -> OutsideRange | None:
-        """Return the layout's correlation if it is below the range by more than the range's width; else None."""
+    ) -> Iterator[OutsideRange]:
+        """Yield the layout's correlation if it is below the range by more than the range's width."""
         value = float(correlations(wrong.layout[None], mean)[0])
-        if not value < least - (most - least):
-            return None
-        return OutsideRange("inverted" if least <= -value <= most else "other layout", value, least, most)
+        if value < least - (most - least):
+            yield OutsideRange("inverted" if least <= -value <= most else "other layout", value, least, most)
 
     def labels_at(self) -> Mapping[int, int]:
         """Return the number of the label that stands for each class of the network."""
@@ -180,10 +179,15 @@ class ClassifiedInputs:
 
 def correlations(layouts: NDArray[np.float32], mean: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the correlation of each layout, (N, P), with the mean layout; NaN for a constant layout."""
-    apart = layouts.astype(np.float64)
-    apart = apart - apart.mean(1, keepdims=True)
-    centred = mean - mean.mean()
-    lengths = np.sqrt((apart**2).sum(1)) * np.sqrt((centred**2).sum())
+    (apart, own), (centred, whole) = _centred(layouts.astype(np.float64)), _centred(mean[None])
+    lengths = own * whole
     cosines = np.full(len(apart), np.nan)
-    np.divide(apart @ centred, lengths, out=cosines, where=lengths > 0)
+    np.divide(apart @ centred[0], lengths, out=cosines, where=lengths > 0)
     return cosines
+
+
+def _centred(layouts: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return layouts less their means, and the lengths of these: 0 for a layout that is constant up to rounding."""
+    apart = layouts - layouts.mean(1, keepdims=True)
+    lengths = np.linalg.norm(apart, axis=1)
+    return apart, np.where(lengths > _ROUNDING * np.linalg.norm(layouts, axis=1), lengths, 0.0)

@@ -29,7 +29,7 @@ from hookscope.results.headroom import FLOAT16, FORMATS
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.survey import NONFINITE_OUTPUT, CropSheet, Survey, SurveyRow, WrongStrip, channel_counts
 from hookscope.results.table_rows import TableRows
-from hookscope.text import are, counted, figure, layer_words, percent_text, printable, share_in_words, some_of
+from hookscope.text import are, counted, figure, in_words, layer_words, percent_text, printable, share_in_words, some_of
 
 _MOST_NAMES = 3
 _MOST_CLASSES = 8
@@ -90,7 +90,7 @@ def _facts(result: Survey) -> Facts:
 
 def _making(result: Survey) -> list[tuple[str, str]]:
     digest = [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
-    cut = f"{result.chunk_count:,} of {result.chunk_size:,} files at most"
+    cut = f"{result.chunk_count:,} of {counted(result.chunk_size, 'file')} at most"
     return [*digest, ("Batch size", str(result.batch_size)), ("Chunks", cut), ("Seed", str(result.seed))]
 
 
@@ -143,14 +143,14 @@ def _level_of_row(row: SurveyRow) -> Level:
 
 def answer(result: Survey) -> list[str]:
     """Return the answer in sentences, the one that matters most first."""
-    right = "" if result.accuracy is None else f"{accuracy_words(result.accuracy)}.{lowest_words(result.accuracy)}"
-    sentences = [*_nonfinite(result), *_overflowing(result), *_dead(result), *filter(None, [right]), *_too_few(result)]
-    if not any(row.channels for row in result.rows):
-        sentences.append(f"None of {counted(len(result.rows), 'output')} has channels.")
-    elif not result.dead_count:
-        sentences.append(_none_dead(result))
+    of_all = result.accuracy
     return [
-        *sentences,
+        *_nonfinite(result),
+        *_overflowing(result),
+        *_dead(result),
+        *([] if of_all is None else [f"{accuracy_words(of_all)}.{lowest_words(of_all)}"]),
+        *_too_few(result),
+        *_none_dead(result),
         *rows_used(result.tables, f"on {inputs_text(result)}"),
         *_massive(result),
         *_tight(result),
@@ -190,8 +190,8 @@ def rows_used(table_rows: Sequence[TableRows], when: str) -> Iterator[str]:
     """Yield a sentence for each embedding and codebook, the least used first."""
     tables = sorted(table_rows, key=lambda entry: entry.used_count / max(1, entry.row_count))
     for table in tables[:_MOST_TABLES]:
-        rows = counted(table.row_count, "row")
-        yield f"{table.used_count:,} of {rows} of {printable(table.name, _MOST_NAME)} used {when}."
+        rows = f"{counted(table.row_count, 'row')} of {layer_words(table.name)}"
+        yield f"{table.used_count:,} of {rows} {are(table.used_count)} used {when}."
     if len(tables) > _MOST_TABLES:
         yield f"{counted(len(tables) - _MOST_TABLES, 'more embedding')} used a greater share of their rows."
 
@@ -215,17 +215,22 @@ def _dead(result: Survey) -> Iterator[str]:
     of_all = f"{counted(channel_counts(result.rows), 'channel')} in {counted(len(result.rows), 'output')}"
     dead = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} dead on {inputs_text(result)}"
     most = percent_text(result.dead_bound).removeprefix("<")
-    yield f"{dead}, most in {some_of(named, 2)}. Each fires on fewer than {most} of such inputs (95% confidence)."
+    where = f"most in {some_of(named, 2)}" if len(named) > 2 else f"in {in_words(named)}"
+    subject = "It" if result.dead_count == 1 else "Each"
+    yield f"{dead}, {where}. {subject} fires on fewer than {most} of such inputs (95% confidence)."
 
 
-def _none_dead(result: Survey) -> str:
-    """Return the sentence of a survey without dead channels; a channel with NaN or Inf on an input is not judged."""
+def _none_dead(result: Survey) -> Iterator[str]:
+    """Yield the sentence of a survey without dead channels; a channel with NaN or Inf on an input is not judged."""
     arrays = [row.channels.arrays for row in result.rows if row.channels.arrays is not None]
     judged = sum(int((of_row.nonfinite_count == 0).sum()) for of_row in arrays)
-    if not judged:
-        return "Dead channels were not looked for: every channel has NaN or Inf on some input."
-    without = " without NaN or Inf" if judged < channel_counts(result.rows) else ""
-    return f"None of {counted(judged, 'channel')}{without} is dead on {inputs_text(result)}."
+    if not arrays:
+        yield "No output has channels."
+    elif not judged:
+        yield "Dead channels were not looked for: every channel has NaN or Inf on some input."
+    elif not result.dead_count:
+        without = " without NaN or Inf" if judged < channel_counts(result.rows) else ""
+        yield f"None of {counted(judged, 'channel')}{without} is dead on {inputs_text(result)}."
 
 
 def _too_few(result: Survey) -> Iterator[str]:

@@ -115,7 +115,7 @@ def explained(
 
 
 def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iterator[str]:
-    if not classified.knows_ranges:
+    if not classified.knows_ranges and any(np.isfinite(wrong.layout).all() for wrong in classified.worst):
         few = f"too few are classified right ({classified.right_count})" if classified.right_count else "none is right"
         yield f"Ranges of pictures were not checked: {few}."
     unsearched = "The layer where an input leaves its class was not searched for"
@@ -131,18 +131,12 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Features of wrong inputs, of members of their classes, and of members of the classes they are taken for.
-
-    Attributes:
-        members: Names of inputs that are right, by the number of their label.
-        labels_at: The label that stands for a class of the network.
-    """
+    """Features of wrong inputs and, as `members` by label, of right ones of their classes and of those taken for."""
 
     classified: ClassifiedInputs
     features: Features
     rows: Sequence[str]
     members: Mapping[int, Sequence[str]]
-    labels_at: Mapping[int, int]
 
     @property
     def neighbour_row(self) -> str:
@@ -156,7 +150,7 @@ class _Compared:
         if wrong.name not in self.features or not self.rows:
             return failed
         failed = replace(failed, neighbours=self._neighbours(wrong.name))
-        other = self.labels_at.get(wrong.taken_for)
+        other = self.classified.labels_at().get(wrong.taken_for)
         p_values = self._p_values(wrong.name, wrong.label)
         first = None if p_values is None else first_departure(p_values)
         if p_values is None or first is None:
@@ -200,7 +194,7 @@ def _compared(classified: ClassifiedInputs, again: Again, channel_count: int) ->
     chosen = {label: _evenly(classified.members[label].names, most) for label in labels}
     features, rows = again([*(wrong.name for wrong in worst), *chain.from_iterable(chosen.values())])
     members = {label: [name for name in group if name in features] for label, group in chosen.items()}
-    return _Compared(classified, features, rows, members, labels_at)
+    return _Compared(classified, features, rows, members)
 
 
 def _evenly(names: Sequence[str], most: int) -> list[str]:

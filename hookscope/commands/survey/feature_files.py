@@ -223,8 +223,8 @@ def batch_features(
 def _batches(batches: Iterable[Any], labels: list[Any]) -> Iterator[Batch]:
     """Yield batches numbered from 0, and note their labels; None for an input without one."""
     begin = 0
-    for item in batches:
-        values, *others = item if isinstance(item, list | tuple) else (item,)
+    for item in [batches] if isinstance(batches, Tensor) else batches:
+        values, *others = item if isinstance(item, list | tuple) and item else (item,)
         if not isinstance(values, Tensor) or not values.dim():
             kind = type(values).__name__
             raise UsageError(f"A batch is {kind}: give tensors (N, ...), or tuples of such a tensor and labels.")

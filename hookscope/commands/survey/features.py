@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.commands.survey.channel_rows import real_floats
 from hookscope.errors import UsageError
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.parameters import arg
@@ -33,10 +34,7 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
     if not is_dense(tensor):
         raise _unfit(label, "is sparse, ragged, empty or without memory. Leave this layer out.")
     with plain_arithmetic():
-        values = tensor.detach()
-        values = values.dequantize() if values.is_quantized else values
-        values = values.cpu().to(torch.complex128).abs() if values.is_complex() else values
-        values = values.float() if values.dtype not in (torch.float32, torch.float64) else values
+        values = real_floats(tensor)
         if pool == "none":
             return values.cpu().clone()
         if channel_axis is None:

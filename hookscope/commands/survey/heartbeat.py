@@ -22,11 +22,7 @@ _DONE = "done"
 
 @dataclass(slots=True)
 class Heartbeat:
-    """The heartbeat of this process, and the last one of each other process.
-
-    Attributes:
-        finished: Finished inputs of this process's share.
-    """
+    """The heartbeat of this process, with its `finished` inputs, and the last one of each other process."""
 
     folder: ChunkFolder
     share: Share
@@ -45,11 +41,10 @@ class Heartbeat:
 
         def beat() -> None:
             for beats in count():
-                if stopped.is_set():
-                    return
                 with suppress(OSError):  # a full disk: chunks cannot be written either, and that is reported
                     path.write_text(f"{beats} {self.finished}", encoding="ascii")
-                stopped.wait(_BETWEEN_BEATS)
+                if stopped.wait(_BETWEEN_BEATS):
+                    return
 
         thread = threading.Thread(target=beat, name="hookscope-heartbeat", daemon=True)
         thread.start()

@@ -101,14 +101,16 @@ class InputJudge:
         values = batch.args[0] if batch.args else None
         if not are_pictures(values):
             return looks, layouts
-        grey = values.detach().float()
-        if all(record.size is not None for record in batch.records):
+        grey, sizes = values.detach().float(), [record.size for record in batch.records]
+        if any(sizes):
+            is_scaled = torch.tensor([size is not None for size in sizes], device=grey.device)[:, None, None, None]
             for factors, undo in ((self.preprocessing.std, torch.mul), (self.preprocessing.mean, torch.add)):
-                grey = undo(grey, torch.tensor(factors, device=grey.device)[:, None, None]) if factors else grey
+                if factors:
+                    undone = undo(grey, torch.tensor(factors, device=grey.device)[:, None, None])
+                    grey = torch.where(is_scaled, undone, grey)
         grey = grey.mean(1)
         looks[:, 0] = plain_array(grey.mean((1, 2)).double().cpu())
         looks[:, 1] = plain_array(grey.std((1, 2), correction=0).double().cpu())
-        sizes = [record.size for record in batch.records]
         looks[:, 2] = [math.nan if size is None else size[0] / size[1] for size in sizes]
         small = functional.adaptive_avg_pool2d(grey[:, None], GRID).flatten(1)
         layouts[:] = plain_array(small.double().cpu())

@@ -30,7 +30,7 @@ from hookscope.results.survey import Channels, Survey, SurveyRow, Unusable, chan
 from hookscope.results.table_rows import TableRows
 from hookscope.statistics.reducer import summarise
 from hookscope.statistics.reduction import merge
-from hookscope.text import plain
+from hookscope.text import plain, some_of
 
 _OF_VALUES = ("unmeasured", "non-finite", "constant", "all zero", "dead channels")
 
@@ -181,8 +181,8 @@ class Merging:
     def _remarks(self) -> Iterator[str]:
         apart = [row.row.label for row in self.rows.values() if row.totals is not None and not row.totals.is_by_input]
         if apart:
-            more = f" and {len(apart) - 1:,} more" if len(apart) > 1 else ""
-            yield f"Axis 0 of {apart[0]}{more} does not count inputs: which inputs excite its channels is not known."
+            rows = some_of(apart, 1)
+            yield f"Axis 0 of {rows} does not count inputs: which inputs excite these channels is not known."
 
     def _names(self) -> dict[int, str]:
         """Return the names of the inputs in the lists of greatest values, by their numbers."""
@@ -205,7 +205,7 @@ class Merging:
         is_constant = row.owner is not None and row.kind in CONSTANTS  # initial zeros are not dead channels
         totals = None if is_constant else merged.totals
         if totals is not None and nonzero is not None and nonzero.size == totals.high.size:
-            arrays = channel_arrays(totals, nonzero, has_classes=bool(self.plan.classes))
+            arrays = channel_arrays(totals, nonzero)
             channels = Channels(arrays, names, self.plan.classes)
         flags = dict.fromkeys((*value_flags(statistics), *(flag for flag in row.flags if flag not in _OF_VALUES)))
         flags |= {"shape varies": None} if merged.shapes.varies else {}

@@ -1,9 +1,12 @@
 """How a data set is cut into chunks, the plan that they share, and the folder where finished chunks wait."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from PIL.Image import Image
 
 from hookscope.checkpoints.folders import natural_order
 from hookscope.commands.survey.chunk_files import ChunkFiles
@@ -24,6 +27,13 @@ from hookscope.text import safe_text, strict_json
 
 PLAN = "plan.json"
 FORMAT = 2
+
+HEARTBEATS = "[0-9]*-of-[0-9]*.alive"
+"""Names of the files by which processes show that they are alive."""
+
+_CHUNKS = tuple("[0-9]" * 6 + ending for ending in (".json", ".safetensors", ".features.safetensors"))
+# How every plan begins.
+_MARK = re.compile(rb'{\n  "format": \d+,\n  "signature": {"hookscope"')
 
 _MOST_PLAN_BYTES = 2**26
 
@@ -78,21 +88,22 @@ def parse_share(text: str) -> Share:
     Raises:
         UsageError: If it is malformed.
     """
-    index, _, count = text.partition("/")
-    if index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
-        return Share(int(index) - 1, int(count))
+    if (match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)) and 1 <= int(match[1]) <= int(match[2]):
+        return Share(int(match[1]) - 1, int(match[2]))
     raise UsageError(f"{arg('shard')} {text!r} is no share: give the number of this part and of all, as 3/8.")
 
 
 def in_order(files: Sequence[Source]) -> list[Source]:
-    """Return files in natural order of their paths, each once, then pictures in memory as given."""
+    """Return pictures in memory as given, then files in natural order of their paths, each once.
+
+    Pictures are first because they are found again by their numbers, and a file may hold several inputs.
+    """
+    pictures = [file for file in files if isinstance(file, Image)]
     paths: dict[Path, Source] = {}
     for file in files:
-        if isinstance(file, Clip | Path):
+        if not isinstance(file, Image):
             paths.setdefault(file.folder if isinstance(file, Clip) else file, file)
-    return [paths[path] for path in sorted(paths, key=natural_order)] + [
-        file for file in files if not isinstance(file, Clip | Path)
-    ]
+    return [*pictures, *(paths[path] for path in sorted(paths, key=natural_order))]
 
 
 def cut(inputs: InputPipeline, chunk_size: int) -> list[InputPipeline]:
@@ -115,6 +126,17 @@ class ChunkFolder:
     def files(self, index: int) -> ChunkFiles:
         """Return the files of a chunk."""
         return ChunkFiles(self.path, index)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether files here have the names of a plan or of chunks, but no survey wrote them."""
+        try:
+            return not _MARK.match(read_bounded(self.path / PLAN, _MOST_PLAN_BYTES))
+        except OSError:  # there is no plan, or it is no regular file
+            return any(self._files(PLAN, *_CHUNKS))
+
+    def _files(self, *patterns: str) -> list[Path]:
+        return [path for pattern in patterns for path in self.path.glob(pattern)]
 
     def write_plan(self, plan: Plan) -> None:
         """Make the folder and write the plan atomically; OutputError if it cannot be written."""
@@ -143,10 +165,7 @@ class ChunkFolder:
 
     def remove(self) -> None:
         """Delete finished chunks and the plan, after the survey was written; other files stay."""
-        chunk = "[0-9]" * 6
-        ours = (f"{chunk}.safetensors", f"{chunk}.features.safetensors", f"{chunk}.json", "[0-9]*-of-[0-9]*.alive")
-        for pattern in (PLAN, *ours, ".partial-*"):
-            for path in self.path.glob(pattern):
-                path.unlink(missing_ok=True)
+        for path in self._files(PLAN, *_CHUNKS, HEARTBEATS, ".partial-*"):
+            path.unlink(missing_ok=True)
         with suppress(OSError):  # something else is in it
             self.path.rmdir()

@@ -27,7 +27,7 @@ from hookscope.commands.survey.heartbeat import Heartbeat
 from hookscope.commands.survey.judged_inputs import InputJudge
 from hookscope.commands.survey.measure_chunk import ChannelRecorder, MeasuredInput, measure_chunk
 from hookscope.commands.survey.merge import Merging
-from hookscope.commands.survey.plan import FORMAT, PLAN, ChunkFolder, Plan, Share, cut, in_order, parse_share
+from hookscope.commands.survey.plan import FORMAT, HEARTBEATS, ChunkFolder, Plan, Share, cut, in_order, parse_share
 from hookscope.commands.survey.signature import common_signature, inputs_signature, names_digest
 from hookscope.commands.survey.supports import input_supports
 from hookscope.errors import HookscopeError, InputError, OutputError, UsageError
@@ -59,14 +59,7 @@ _LONGEST_BARRIER = 1800.0
 
 @dataclass(slots=True)
 class _Work:
-    """A survey under way in this process.
-
-    Attributes:
-        target: Where features go.
-        heartbeat: Of this process among several; None for a single process.
-        resumed: Chunks that were there already.
-        reasons: Why other chunks were measured again.
-    """
+    """A survey under way in this process; `resumed` chunks stay, `reasons` say why others were measured again."""
 
     session: Session
     option: options.Survey
@@ -151,7 +144,7 @@ def run_survey(
     plan = _plan(session, option, labelled, target, parts)
     work = _Work(session, option, folder, labelled, target, share, plan, parts, on_progress)
     done = [index for index in work.chunks(Share() if launched else share) if folder.files(index).sidecar.exists()]
-    if done and not (folder.path / PLAN).exists():
+    if folder.is_foreign:
         raise refusal(folder.path, "its files have the names of chunks and are none", kind="folder")
     if done and not option.resume:
         raise OutputError(
@@ -271,15 +264,15 @@ def _plan(
         dtype=dtype,
         versions=package_versions(),
         threads=torch.get_num_threads(),
-        fields=_fields(session, parts[0]),
+        fields=_fields(session),
         labels_source="" if labelled is None else labelled.source,
         categories=loaded.info.categories if classes else (),
     )
 
 
-def _fields(session: Session, first: InputPipeline) -> tuple[tuple[str, int, ReceptiveField], ...]:
+def _fields(session: Session) -> tuple[tuple[str, int, ReceptiveField], ...]:
     """Return the receptive fields by layer and call, found with the first input that can be read."""
-    batch = next(iter(replace(first, pictures={}).batches(1, lambda _error: None)), None)
+    batch = next(iter(replace(session.inputs, pictures={}).batches(1, lambda _error: None)), None)
     if batch is None:
         return ()
     fields, _ = receptive_fields(Call(inspected_network(session.loaded).network, batch.args, batch.kwargs))
@@ -380,8 +373,8 @@ def _merged(work: _Work) -> Survey:
     merged = merging.result(work.session.inputs, partial(second_pass, work.session, work.option))
     label_notes = () if work.labelled is None else work.labelled.notes
     warnings = work.reasons[:1]
-    if work.reasons[1:]:
-        warnings.append(f"So were {counted(len(work.reasons) - 1, 'more chunk')}.")
+    if more := work.reasons[1:]:
+        warnings.append(f"So {'was' if len(more) == 1 else 'were'} {counted(len(more), 'more chunk')}.")
     return replace(
         merged,
         supports=partial(input_supports, work.session),
@@ -406,7 +399,7 @@ def _barrier(folder: ChunkFolder, share: Share) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     if share.index == 0:
-        for heartbeat in folder.path.glob("*.alive"):
+        for heartbeat in folder.path.glob(HEARTBEATS):
             heartbeat.unlink(missing_ok=True)
     if dist.is_initialized():
         dist.barrier()

@@ -42,7 +42,7 @@ def inputs_signature(files: Sequence[Source], batch: Batch | None) -> str:
     digest = hashlib.sha256()
     for file in files:
         if isinstance(file, Image):
-            digest.update(f"{file.mode} {file.size}".encode() + file.tobytes())
+            digest.update(_pixels_of(file))
         elif isinstance(file, Clip):
             digest.update(os.fsencode(f"{file.folder} {[frame.name for frame in file.frames]}"))
         else:
@@ -51,6 +51,13 @@ def inputs_signature(files: Sequence[Source], batch: Batch | None) -> str:
         digest.update(f"{tensor.dtype} {tuple(shape_of(tensor))}".encode())
         digest.update(bytes_of(tensor))
     return digest.hexdigest()
+
+
+def _pixels_of(picture: Image) -> bytes:
+    try:
+        return f"{picture.mode} {picture.size} {picture.getpalette()}".encode() + picture.tobytes()
+    except Exception:  # noqa: BLE001 - it was closed, or its file is damaged: reading it again reports that
+        return b""
 
 
 def _size_of(path: Path) -> int | None:
@@ -65,7 +72,7 @@ def differing(actual: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]
     names = [name for name in {**wanted, **actual} if actual.get(name) != wanted.get(name)]
     shown = []
     for name in names:
-        values = [side.get(name, "none") for side in (actual, wanted)]
+        values = [side.get(name) or "none" for side in (actual, wanted)]
         shown.append(name if max(map(len, values)) > 40 else f"{name} ({values[0]}, here {values[1]})")
     return shown
 

@@ -184,10 +184,9 @@ def check_target(target: Path, option: str = "") -> None:
     """
     with reported(target, option, "folder"):
         target = _absolute(target)
-        with reported(target, option, "folder"):
-            with _locked(target.parent):
-                _refuse_foreign(target, option)
-            check_writable(target, option, "folder", beside=_beside(target, "previous", new_token()))
+        with _locked(target.parent):
+            _refuse_foreign(target, option)
+        check_writable(target, option, "folder", beside=_beside(target, "previous", new_token()))
 
 
 def default_run_path(verb: str, *names: str) -> Path:
@@ -284,8 +283,10 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
         record = json.loads(content) if len(content) <= _MAX_RECORD_BYTES else None
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotRegularError, ValueError, RecursionError):
         return None
-    ours = isinstance(record, dict) and record.get("tool") == _MARK["tool"] and isinstance(record.get("files"), list)
-    return record if ours else None
+    if not isinstance(record, dict) or record.get("tool") != _MARK["tool"]:
+        return None
+    files = record.get("files")
+    return record if isinstance(files, list) and all(isinstance(name, str) for name in files) else None
 
 
 def _files(folder: Path) -> set[str]:

@@ -125,8 +125,7 @@ def read_run(folder: Path) -> StoredRun:
         place, reason = error.args
         problem = f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}"
         raise refusal(folder, problem) from error
-    wrong = next((fault for check in checks for fault in check(record, result)), "")
-    if wrong:
+    if wrong := next((fault for check in checks for fault in check(record, result)), ""):
         raise refusal(folder, wrong)
     if isinstance(result, Survey):
         result = _with_names(result)
@@ -325,11 +324,8 @@ def _wrong_channels(record: RunRecord, result: Survey) -> Iterator[str]:
 
 def _are_channels(arrays: ChannelArrays) -> bool:
     count, length = arrays.mean.size, arrays.top_values.shape[-1] if arrays.top_values.ndim else 0
-    shapes = {
-        "top_positions": (2, count, length, 3),
-        "top_values": (2, count, length),
-        "top_inputs": (2, count, length),
-    }
+    lists = (2, count, length)
+    shapes = {"top_values": lists, "top_inputs": lists, "top_positions": (*lists, 3)}
     are_shaped = all(
         shape == shapes.get(name, (count,)) and dtype.kind in "if"
         for name, (dtype, shape) in array_forms(arrays).items()

@@ -315,6 +315,19 @@ def test_places_are_told_of_batches_with_any_number_of_channels() -> None:
     np.testing.assert_array_equal(rows.positions, values.argmax(2).numpy())
 
 
+@pytest.mark.parametrize(
+    ("value", "size"), [(torch.complex(*[torch.tensor(3e38)] * 2), 3e38 * 2**0.5), (torch.tensor(2**24 + 1), 2**24 + 1)]
+)
+def test_channels_of_complex_and_whole_numbers_are_as_exact_as_the_whole_output(value: Tensor, size: float) -> None:
+    class Constant(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ones_like(x, dtype=value.dtype) * value
+
+    row = hookscope.survey(nn.Sequential(Constant()), torch.rand(3, 2, 4, 4), layer="0", batch_size=2)["0"]
+    assert row.activation.max == pytest.approx(size, rel=1e-7)
+    assert [(channel.max, channel.nonfinite_count) for channel in row.channels] == [(row.activation.max, 0)] * 2
+
+
 def test_values_beyond_float32_are_measured_without_a_warning() -> None:
     values = torch.tensor([[1e200, 3e38, 1.0], [3e200, -3e38, 2.0]], dtype=torch.float64).repeat(20, 1)
     network = nn.Linear(3, 3, bias=False).double()

@@ -65,7 +65,7 @@ def save_inputs(path: Path, planted: Sequence[Sequence[int]] = PLANTED) -> Path:
 def test_the_rows_of_a_codebook_that_were_used_are_counted(tmp_path: Path, name: str) -> None:
     result = hookscope.survey(LOOK_UPS[name](), save_inputs(tmp_path / "x.pth"), chunk_size=2, verify=True)
     assert result.tables == (TableRows("codebook", ROWS, USED),)
-    assert f"{USED} of {ROWS} rows of codebook used on 6 inputs." in answer(result)
+    assert f"{USED} of {ROWS} rows of codebook are used on 6 inputs." in answer(result)
     assert result.verification is not None
     assert result.verification.status == "same"
 

@@ -10,14 +10,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.commands.survey.classified_inputs import ClassifiedInputs
+from hookscope.commands.survey.classified_inputs import ClassifiedInputs, correlations
 from hookscope.commands.survey.describe import answer, describe_survey
 from hookscope.commands.survey.failures import departure_p_values
-from hookscope.commands.survey.judged_inputs import JudgedInputs
+from hookscope.commands.survey.judged_inputs import GRID, InputJudge, JudgedInputs
 from hookscope.commands.survey.measure_chunk import MeasuredInput
 from hookscope.commands.survey.plan import ChunkFolder
 from hookscope.commands.survey.run_survey import merge_survey
+from hookscope.inputs.batches import Batch
+from hookscope.inputs.labelled_files import LabelledFiles
 from hookscope.results.failures import FailedInput
+from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.runs.reading import read_run
 from hookscope.results.survey import Survey
 from tests.commands.survey.colours import Colours, square, write_pictures
@@ -186,6 +189,39 @@ def test_of_few_inputs_nothing_is_said(tmp_path: Path) -> None:
     assert "No reason found" not in text
     assert "Ranges of pictures were not checked: too few are classified right (15)" in text
     assert "that needs at least 19 inputs of the class that are classified right" in text
+
+
+def test_ranges_of_pictures_are_not_missed_for_inputs_that_are_no_pictures(tmp_path: Path) -> None:
+    for number in range(8):
+        path = tmp_path / "ab"[number % 2] / f"{number}.npy"
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, np.eye(2, dtype=np.float32)[(number % 2) ^ (number == 5)])
+    network = nn.Linear(2, 2, bias=False)
+    nn.init.eye_(network.weight)
+    survey = hookscope.survey(network, tmp_path, by_class=True, batch_axis="none")
+    assert (survey.accuracy.right, survey.accuracy.count) == (7, 8)
+    [remark] = survey.failures.remarks
+    assert remark.startswith("The layer where an input leaves its class was not searched for")
+
+
+def test_a_picture_of_one_colour_has_no_layout() -> None:
+    plain = nn.functional.adaptive_avg_pool2d(torch.full((1, 1, 30, 30), 0.3), GRID).flatten(1).numpy()
+    assert len({*plain[0].tolist()}) > 1  # means over areas of two sizes are rounded differently
+    slope = np.arange(GRID * GRID, dtype=np.float64)
+    layouts = np.concatenate([plain, plain + 0.1 * slope, -slope[None]]).astype(np.float32)
+    np.testing.assert_allclose(correlations(layouts, slope), [np.nan, 1, -1])
+    assert np.isnan(correlations(layouts, plain[0].astype(np.float64))).all()
+
+
+def test_scaling_is_undone_for_the_pictures_of_a_batch_that_has_tensors_too() -> None:
+    labelled = LabelledFiles("", {"a": ("0",), "b": ("1",)}, in_folders=False)
+    judge = InputJudge(labelled, ("0", "1"), (), Preprocessing(mean=(0.5,) * 3, std=(0.25,) * 3))
+    records = tuple(InputRecord(name, None, size, (3, 8, 8), ()) for name, size in (("a", (8, 8)), ("b", None)))
+    judge.add(Batch((torch.full((2, 3, 8, 8), -0.4),), (0, 1), records), torch.eye(2))
+    judged = judge.result()
+    assert judged is not None
+    np.testing.assert_allclose(judged.looks[:, 0], [-0.4 * 0.25 + 0.5, -0.4])
+    np.testing.assert_allclose(judged.layouts[:, 0], [0.4, -0.4], rtol=1e-6)
 
 
 def test_an_input_like_its_class_leaves_it_as_rarely_as_stated() -> None:

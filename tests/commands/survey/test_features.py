@@ -210,9 +210,25 @@ def test_batches_of_a_loader_with_labels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(load_file(tmp_path / "f.safetensors")["2"], expected)
     sidecar = json.loads((tmp_path / "f.json").read_bytes())
     assert [each["class"] for each in sidecar["inputs"]] == [str(number % 3) for number in range(10)]
-    with pytest.raises(UsageError, match="A batch is dict"):
-        hookscope.features(model, [{}], tmp_path / "g.safetensors", layer="2")
+    for item in ({}, ()):
+        with pytest.raises(UsageError, match=f"A batch is {type(item).__name__}"):
+            hookscope.features(model, [item], tmp_path / "g.safetensors", layer="2")
     assert not (tmp_path / "g.safetensors").exists()
+
+
+def test_a_tensor_is_one_batch_and_no_sequence_of_batches(tmp_path: Path) -> None:
+    inputs, network = torch.randn(5, 7, 3), nn.Sequential(nn.Linear(3, 2))
+    written = hookscope.features(network, inputs, tmp_path / "f.safetensors", layer="0", pool="none")
+    assert written.shapes == {"0": (5, 7, 2)}
+
+
+def test_a_layer_that_returns_its_input_has_features_of_its_own(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Identity())
+    out = tmp_path / "f.safetensors"
+    hookscope.survey(model, torch.randn(5, 3, 8, 8), layer=("0", "1"), features=out, chunk_size=2)
+    features = load_file(out)
+    assert {*features} == {"0", "1"}
+    np.testing.assert_array_equal(features["0"], features["1"])
 
 
 def test_batches_that_give_no_right_features_are_refused(tmp_path: Path) -> None:

@@ -41,3 +41,29 @@ def test_every_listed_input_is_found_again(tmp_path: Path, source: str) -> None:
     pictures = dict(survey.pictures(names))
     for name, picture in zip(names, pixels, strict=True):
         np.testing.assert_array_equal(pictures[name], picture)
+
+
+def test_pictures_in_memory_are_found_again_after_a_file_with_several_inputs(tmp_path: Path) -> None:
+    torch.save(torch.rand(3, 3, 8, 8), tmp_path / "three.pt")
+    pictures = [Image.new("RGB", (8, 8), (shade,) * 3) for shade in (10, 20, 30)]
+    survey = hookscope.survey(nn.Conv2d(3, 1, 3), [tmp_path / "three.pt", *pictures], **UNPREPARED)  # type: ignore[arg-type]
+    assert survey.pictures is not None
+    shades = {name: shown.mean() for name, shown in survey.pictures([*survey.names.values()]) if "three" not in name}
+    assert shades == {"picture[0]": 10, "picture[1]": 20, "picture[2]": 30}
+
+
+@pytest.mark.parametrize("fault", ["closed", "cut short"])
+def test_an_opened_picture_that_cannot_be_read_is_left_out(tmp_path: Path, fault: str) -> None:
+    paths = [tmp_path / "a.png", tmp_path / "b.png"]
+    for path in paths:
+        Image.effect_noise((16, 16), 50).convert("RGB").save(path)
+    if fault == "cut short":
+        paths[0].write_bytes(paths[0].read_bytes()[:200])
+    pictures = [Image.open(path) for path in paths]
+    if fault == "closed":
+        pictures[0].close()
+    survey = hookscope.survey(nn.Conv2d(3, 1, 3), pictures, **UNPREPARED)  # type: ignore[arg-type]
+    for picture in pictures:
+        picture.close()
+    assert survey.input_count == 1
+    assert "Cannot read" in survey.unusable[0].message

@@ -17,6 +17,7 @@ from torch import nn
 import hookscope
 from hookscope.commands.survey.plan import ChunkFolder, parse_share
 from hookscope.commands.survey.run_survey import merge_survey
+from hookscope.commands.survey.signature import differing
 from hookscope.errors import InputError, LayerNotFoundError, OutputError, UsageError
 from hookscope.results.json_form import json_form
 from hookscope.results.survey import Survey
@@ -204,6 +205,7 @@ def test_chunks_of_another_network_settings_or_inputs_do_not_count(
     assert other is not None
     assert other.resumed_count == 0
     assert "Chunk 0 was measured again: made with other top (9, here 2)." in other.warnings
+    assert differing({"features": "avg float32"}, {"features": ""}) == ["features (avg float32, here none)"]
     changed = data / "a" / "2.npy"
     np.save(changed, np.load(changed) + 1)  # as long as it was
     last = hookscope.survey(network(), data, by_class=True, **SIZE, top=2, chunks=chunks, resume=True)
@@ -270,6 +272,11 @@ def test_files_that_changed_places_are_measured_again(data: Path, tmp_path: Path
     assert resumed is not None
     assert resumed.resumed_count == 6
     assert resumed.warnings[-1] == "Chunk 0 was measured again: its inputs have changed."
+    for changed in (first, data / "b" / "49.npy"):
+        changed.write_bytes(content)
+    resumed = hookscope.survey(network(), data, by_class=True, **SIZE, chunks=chunks, resume=True)
+    assert resumed is not None
+    assert resumed.warnings[-1] == "So was 1 more chunk."
 
 
 def test_a_file_that_can_be_read_by_now_is_measured(data: Path, tmp_path: Path) -> None:
@@ -309,11 +316,15 @@ def test_a_survey_that_measures_nothing_leaves_the_folder_as_it_was(tmp_path: Pa
         hookscope.survey(network(), data, **SIZE, chunks=chunks)
     with pytest.raises(LayerNotFoundError):
         hookscope.survey(network(), torch.randn(2, 3, 8, 8), layer="nope", **SIZE, chunks=chunks)
-    (chunks / "000000.json").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match=r"c': its files have the names of chunks and are none"):
-        hookscope.survey(network(), torch.randn(2, 3, 8, 8), **SIZE, chunks=chunks, resume=True)
-    assert {path.name for path in chunks.iterdir()} == {"weights.safetensors", "notes.json", "000000.json"}
-    assert {path.read_text() for path in chunks.iterdir()} == {"mine"}
+    for name in ("000000.json", "000000.safetensors", "plan.json"):
+        path = chunks / name
+        path.write_text("mine", encoding="utf-8")
+        for resumes in (True, False):
+            with pytest.raises(OutputError, match=r"c': its files have the names of chunks and are none"):
+                hookscope.survey(network(), torch.randn(2, 3, 8, 8), **SIZE, chunks=chunks, resume=resumes)
+        assert {path.name for path in chunks.iterdir()} == {"weights.safetensors", "notes.json", name}
+        assert {path.read_text() for path in chunks.iterdir()} == {"mine"}
+        path.unlink()
 
 
 def test_an_interrupt_keeps_finished_chunks_and_resuming_gives_the_same_bits(
@@ -334,7 +345,7 @@ def test_an_interrupt_keeps_finished_chunks_and_resuming_gives_the_same_bits(
     assert resumed.resumed_count == 2
 
 
-@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2"])
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", f"1/{'9' * 5000}"])
 def test_a_share_that_cannot_be_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--shard"):
         parse_share(text)

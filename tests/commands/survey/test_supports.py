@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -92,3 +93,11 @@ def test_inputs_in_memory_have_boxes_too(kind: str) -> None:
     actual = made.supports(row, places(row)[:4])
     assert len(actual) == 4
     assert all(bottom - top <= 5 and right - left <= 5 for top, left, bottom, right in actual.values())
+
+
+def test_receptive_fields_are_known_where_the_first_chunk_has_no_readable_input(tmp_path: Path) -> None:
+    (tmp_path / "0.npy").write_bytes(b"\x93NUMPY, and no more")
+    np.save(tmp_path / "1.npy", np.ones((3, 8, 8), np.float32))
+    made = hookscope.survey(nn.Conv2d(3, 2, 5), tmp_path, chunk_size=1)
+    assert made.rows[0].receptive_field is not None
+    assert made.rows[0].receptive_field.size == (5, 5)

@@ -83,9 +83,9 @@ def test_the_rows_of_full_steps_are_counted_written_and_told(tmp_path: Path) -> 
     assert [watched_step.tables for watched_step in read_training(tmp_path / "run").watched] == [
         watched_step.tables for watched_step in log.watched
     ]
-    assert {"4 of 16 rows of words used at step 4.", "3 of 8 rows of codebook used at step 4."} < {*answer(log)}
+    assert {"4 of 16 rows of words are used at step 4.", "3 of 8 rows of codebook are used at step 4."} < {*answer(log)}
     hookscope.report(log, tmp_path / "page.html")
-    assert "3 of 8 rows of codebook used at step 4." in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "3 of 8 rows of codebook are used at step 4." in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def assert_no_bit_changes(build: Callable[[], nn.Module], *, rate: float, **how: object) -> TrainingLog:

@@ -128,6 +128,9 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
     "a folder with files": a_folder,
     "a run with a note in it": lambda target: (a_run(target) / "grids" / "notes\n.txt").write_text("mine"),
     "a record of somebody else": lambda target: a_folder(target, "run.json", '{"schema_version": 1, "files": []}'),
+    "a record without names of files": lambda target: a_folder(
+        target, "run.json", '{"tool": "hookscope", "files": [{}]}'
+    ),
     "a record that is no object": lambda target: a_folder(target, "run.json", "[" * 100_000),
     "a record that never ends": lambda target: (target.mkdir(), os.mkfifo(target / "run.json")),
     "a linked record": lambda target: (
