@@ -176,7 +176,7 @@ def draw(columns: Sequence[Drawn], width: int, styles: Sequence[str], positions:
     shown_until = 0
     for position in (*positions, len(styles)):
         if position > shown_until:
-            parts.append(Text(f"… {position - shown_until} rows not shown, {shows_all()}", style="dim italic"))
+            parts.append(Text(f"… {position - shown_until:,} rows not shown, {shows_all()}", style="dim italic"))
         if position < len(styles):
             cells = [column.cells[position] for column in columns]
             section = parts[-1]
