@@ -56,7 +56,7 @@ from hookscope.reporting.palettes import BACKGROUND, colour_levels
 from hookscope.reporting.plots import depth_plot, step_plot
 from hookscope.reporting.steps import HeatMap
 from hookscope.results.survey import CropSheet
-from hookscope.text import counted, percent_text
+from hookscope.text import counted, layer_words, percent_text
 
 _MOST_FINDINGS, _MOST_LINES, _MOST_PICTURES, _MOST_WARNINGS = 8, 3, 3, 6
 
@@ -129,7 +129,8 @@ def _time_line(part: Findings) -> Block:
 
     def draw(image: Image.Image, top: int) -> None:
         for place, finding in enumerate(findings):
-            line = (f"{finding.rule}  {finding.where}", SMALL, _COLOURS[finding.level])
+            where = layer_words(finding.where) if finding.where else ""
+            line = (f"{finding.rule}  {where}", SMALL, _COLOURS[finding.level])
             _draw_bar(image, top + place * _STEP, line, finding.spans, finding.level, MARGIN + INNER)
         pen, top = ImageDraw.Draw(image), top + len(findings) * _STEP
         write(pen, _more(len(part.findings) - _MOST_FINDINGS, "finding"), top, MARGIN, _NAMES)
@@ -246,9 +247,9 @@ def _crops(part: ChannelSearch, images: Mapping[str, Image.Image]) -> list[Block
 def _channel_words(part: ChannelSearch, sheet: CropSheet) -> str:
     row = part.rows[sheet.row]
     channel = row.channels[sheet.channels[0]]
-    words = f"{row.label or '(model)'}, channel {channel.channel}"
+    words = f"{layer_words(row.label)}, channel {channel.channel}"
     if channel.best_class and channel.selectivity is not None:
-        words += f", most for {channel.best_class} (selectivity {channel.selectivity:.2f})"
+        words += f", most for {channel.best_class} (selectivity {number_text(channel.selectivity)})"
     return words
 
 
