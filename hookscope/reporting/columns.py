@@ -289,9 +289,9 @@ def prediction_text(prediction: Prediction, most: int | None = None) -> str:
     return f"{classes_text(prediction.classes[:most])} ({prediction.reading})"
 
 
-def integer_text(value: int | None) -> str:
-    """Return a count, "-" if it is not known."""
-    return "-" if value is None else f"{value:,}"
+def integer_text(value: int) -> str:
+    """Return a count: "1,234"."""
+    return f"{value:,}"
 
 
 def non_finite_text(statistics: TensorStatistics | StoredTensor) -> str:
