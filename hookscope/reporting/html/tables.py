@@ -80,7 +80,7 @@ def shown_rows(part: DetailedTable, run: StoredRun | None) -> Shown:
 def _grids_and_remarks(rows: Sequence[DetailedRow], run: StoredRun | None) -> tuple[list[Shown], list[str]]:
     """Return the grids of all rows, and remarks on detail that was lost to keep the page small.
 
-    A grid has no picture without maps or room; `input_file` lies under its maps, "" for none or under several frames.
+    A grid has no picture without maps or room; `input_file` lies under its maps, "" for none.
     """
     grids = [grid for row in rows for grid in row.grids]
     if run is None or not grids:
@@ -91,12 +91,7 @@ def _grids_and_remarks(rows: Sequence[DetailedRow], run: StoredRun | None) -> tu
     left_out = f"{counted(left, 'grid')} did not fit and are in the run's folder only." if left else ""
     files = [*run.record.thumbnails, *[None] * (1 + max(grid.input_index for grid in grids))]
     shown = [
-        {
-            "grid": grid,
-            "number": number,
-            "picture": picture,
-            "input_file": "" if grid.tiles and grid.tiles.frames > 1 else files[grid.input_index] or "",
-        }
+        {"grid": grid, "number": number, "picture": picture, "input_file": files[grid.input_index] or ""}
         for number, (grid, picture) in enumerate(zip(grids, pictures, strict=True))
     ]
     return shown, [*filter(None, [fidelity.sentence, left_out])]
