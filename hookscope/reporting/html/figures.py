@@ -10,8 +10,8 @@ from hookscope.reporting.axes import Axis, Run, placed_names
 from hookscope.reporting.columns import fold_name, number_text
 from hookscope.reporting.document import DepthChart, Series, StepChart, StepCharts
 from hookscope.reporting.plots import MOST_COLUMNS, Plot, depth_plot, step_plot
-from hookscope.reporting.steps import Floats, columns_of
-from hookscope.text import figure, percent_text, safe_text
+from hookscope.reporting.steps import Floats, columns_of, span_text
+from hookscope.text import counted, figure, percent_text, safe_text
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26
@@ -63,7 +63,7 @@ def over_depth(chart: DepthChart) -> Figure | None:
         return None
     text, scale = (number_text, ", on a logarithmic axis") if chart.axis == "log" else (percent_text, "")
     extent = f"from {text(min(plot.values))} to {text(max(plot.values))}{scale}"
-    summary = f"{chart.title} over {plot.count} places, {extent}. The tables have the numbers."
+    summary = f"{chart.title} over {counted(plot.count, 'place')}, {extent}. The tables have the numbers."
     return _figure(plot, summary, chart.labels)
 
 
@@ -74,7 +74,7 @@ def over_steps(part: StepCharts, chart: StepChart) -> Figure | None:
         return None
     finite = np.concatenate([values[np.isfinite(values)] for _, values in chart.lines])
     extent = " to ".join(figure(float(end), 4) for end in (finite.min(), finite.max()))
-    span = f"{part.unit}s {part.low:,} to {part.high:,}"
+    span = span_text(part.low, part.high, part.unit)
     summary = f"{chart.title} over {span}, from {extent}. The text above it gives the numbers at the pointer."
     return _figure(plot, summary, _step_labels(part, chart, min(plot.count, MOST_COLUMNS)))
 
@@ -137,9 +137,8 @@ def _step_labels(part: StepCharts, chart: StepChart, count: int) -> list[str]:
     column = columns_of(part.steps, part.low, part.high, count)
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     for start, end in zip(starts, [*starts[1:], column.size], strict=True):
-        first, last = part.steps[start], part.steps[end - 1]
         words = [f"{meaning} {_extent(values[start:end])}" for meaning, values in chart.lines]
-        name = f"{part.unit} {first:,}" if first == last else f"{part.unit}s {first:,} to {last:,}"
+        name = span_text(part.steps[start], part.steps[end - 1], part.unit)
         labels[column[start]] = f"{name}: {', '.join(words)}"
     return labels
 

@@ -195,7 +195,8 @@ def _heat_block(heat: HeatMap) -> Block:
 
 def _write_columns(pen: ImageDraw.ImageDraw, heat: HeatMap, top: int) -> None:
     """Write the first and the last step, or the names of the last column and of others that do not overlap."""
-    names = heat.column_names or (f"step {heat.columns[0][0]:,}", f"{heat.columns[-1][1]:,}")
+    first, final = heat.columns[0][0], heat.columns[-1][1]
+    names = heat.column_names or (f"step {first:,}", *([f"{final:,}"] if final > first else []))
     *others, last = [fitting(name, SMALL, INNER // 4) for name in names]
     left, right = MARGIN + _NAMES, MARGIN + INNER
     begins = [(left + (right - left) * place / len(heat.columns), name) for place, name in enumerate(others)]
