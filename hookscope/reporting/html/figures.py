@@ -20,7 +20,6 @@ _FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FO
 _LABEL_PIXELS = 6.2  # a letter of the axis, with room to spare; a Chinese letter takes two
 _GAP = 8  # between two names
 _PHONE_PIXELS = 300  # width of a plot on a screen of 390 pixels
-_MOST_NAMES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def over_steps(part: StepCharts, chart: StepChart) -> Figure | None:
 def _figure(plot: Plot, summary: str, labels: Sequence[str]) -> Figure:
     across = _across(plot.count)
     shapes = [(_style(series), _shape(series, across, runs, plot.axis)) for series, runs in plot.lines]
-    names = [(across(place), fold_name(name, 18)) for place, name in plot.names[:_MOST_NAMES]]
+    names = [(across(place), fold_name(name, 18)) for place, name in plot.names]
     return Figure(
         plot.title,
         summary,
