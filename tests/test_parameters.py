@@ -45,6 +45,7 @@ WRONG: dict[str, tuple[Callable[..., object], str]] = {
     ),
     "rule": (lambda model, x: hookscope.check(model, images=x, select="nothing"), "`select` 'nothing' is no rule"),
     "shape": (lambda model, _: hookscope.layers(model, input_shape="wide"), "`input_shape` 'wide' is not a shape"),
+    "weights": (lambda model, _: hookscope.layers(model, weights="x.pt"), "`weights`, `arch`, `device`, `dtype` and"),
     "arch": (lambda _, __: hookscope.load_model("resnet18", arch="resnet18"), "`arch` needs a weights file"),
     "type": (partial(hookscope.activations, arch=nn.Linear), "`arch` takes a text or a path, not the class Linear."),
     "list": (partial(hookscope.activations, layer=["0", 1]), "`layer` takes a text or a list of texts, not type int"),

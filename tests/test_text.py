@@ -170,8 +170,20 @@ def test_the_line_of_an_exception_is_its_type_and_first_line() -> None:
 
 
 def test_the_article_of_a_name_is_that_of_its_first_sound() -> None:
-    names = ["int", "OrderedDict", "Upsample", "LSTM", "MLP", "Linear", "ResNet", "UNet", "dict", "torch.Size"]
-    assert [an(name).removesuffix(f" {name}") for name in names] == ["an"] * 5 + ["a"] * 5
+    names = [
+        "int",
+        "OrderedDict",
+        "Upsample",
+        "Unflatten",
+        "LSTM",
+        "MLP",
+        "Linear",
+        "ResNet",
+        "UNet",
+        "dict",
+        "torch.Size",
+    ]
+    assert [an(name).removesuffix(f" {name}") for name in names] == ["an"] * 6 + ["a"] * 5
 
 
 def test_probabilities_are_told_apart() -> None:

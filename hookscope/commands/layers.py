@@ -54,13 +54,12 @@ def layers(model: Model, *, option: options.Layers) -> ModuleTable:
 
     shapes = () if option.input_shape is None else parse_noise_shapes(option.input_shape)
     table_of = partial(_module_table, shapes=shapes, option=option)
+    kwargs: dict[str, Any] = {"arch": option.arch, "model_arguments": option.model_arg, "options": file_options(option)}
     if not isinstance(model, str | Path):
-        loaded = load_model(model)
+        loaded = load_model(model, weights=option.weights, **kwargs)
         table = table_of(loaded, option.layer)
         real: LoadedModel | None = loaded
     else:
-        kwargs: dict[str, Any] = {"arch": option.arch, "model_arguments": option.model_arg}
-        kwargs["options"] = file_options(option)
         loaded = real = (
             build_on_meta(str(model), **kwargs)
             if option.weights in ("auto", "none")

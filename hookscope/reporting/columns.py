@@ -176,7 +176,7 @@ def draw(columns: Sequence[Drawn], width: int, styles: Sequence[str], positions:
     shown_until = 0
     for position in (*positions, len(styles)):
         if position > shown_until:
-            parts.append(Text(f"… {position - shown_until} rows not shown, {shows_all()}", style="dim italic"))
+            parts.append(Text(f"… {position - shown_until:,} rows not shown, {shows_all()}", style="dim italic"))
         if position < len(styles):
             cells = [column.cells[position] for column in columns]
             section = parts[-1]
@@ -289,9 +289,9 @@ def prediction_text(prediction: Prediction, most: int | None = None) -> str:
     return f"{classes_text(prediction.classes[:most])} ({prediction.reading})"
 
 
-def integer_text(value: int | None) -> str:
-    """Return a count, "-" if it is not known."""
-    return "-" if value is None else f"{value:,}"
+def integer_text(value: int) -> str:
+    """Return a count: "1,234"."""
+    return f"{value:,}"
 
 
 def non_finite_text(statistics: TensorStatistics | StoredTensor) -> str:

@@ -8,7 +8,7 @@ from operator import attrgetter
 from hookscope.reporting.columns import NUMBERS, STATISTICS, Column, number_text, prediction_text
 from hookscope.reporting.document import Document, Listing, Part, Section, Table
 from hookscope.results.comparison import Change, Comparison, Prediction
-from hookscope.text import counted
+from hookscope.text import counted, layer_words
 
 # Room on a screen next to the run's own tables.
 _FEW_ROWS = 20
@@ -74,14 +74,14 @@ def _log_ratio(change: Change) -> float:
 def _ratio_line(kind: str, changes: Sequence[Change]) -> str:
     """Return a line on all rows of a kind: the smallest and the largest ratio of their L2 norms, and where."""
     rows = [change for change in changes if change.quantity == kind]
-    ratios = [(row.l2_ratio, row.label) for row in rows if row.l2_ratio is not None]
+    ratios = [(row.l2_ratio, layer_words(row.label)) for row in rows if row.l2_ratio is not None]
     line = f"{kind}: {counted(len(rows), 'row')}"
     if not ratios:
         return line
     (least, least_at), (most, most_at) = min(ratios), max(ratios)
     if least == most:
-        return f"{line}, L2 times {number_text(least)}"
-    return f"{line}, L2 times {number_text(least)} ({least_at}) to {number_text(most)} ({most_at})"
+        return f"{line}, L2 ratio {number_text(least)}"
+    return f"{line}, L2 ratio {number_text(least)} ({least_at}) to {number_text(most)} ({most_at})"
 
 
 def _predictions(before: Prediction, after: Prediction) -> list[str]:

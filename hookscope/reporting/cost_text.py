@@ -14,10 +14,8 @@ from hookscope.text import counted, printable, scaled_text, shape_text, some_of,
 _FEW = 6  # operations that a line lists
 
 
-def seconds_text(seconds: float | None) -> str:
+def seconds_text(seconds: float) -> str:
     """Return three digits: "1.24 s", "35.1 ms", "0.42 ms"; below 0.005 ms two, "3.1 µs"."""
-    if seconds is None:
-        return "-"
     if seconds >= 0.9995:
         return f"{three_digits(seconds)} s"
     return f"{seconds * 1e6:.1f} µs" if 0 < seconds < 5e-6 else f"{three_digits(seconds * 1000)} ms"
@@ -84,12 +82,9 @@ def cost_lines(cost: NetworkCost) -> list[str]:
     whole = cost.whole
     passes = f"median of {cost.pass_count} passes"
     threads = f", {counted(cost.thread_count, 'thread')}" if cost.device == "cpu" else ""
-    timed = [f"{seconds_text(whole.seconds)} on this machine ({cost.device}{threads}, {passes})"]
-    parts = [
-        *_sums_words(whole.total),
-        f"{scaled_text(whole.output_bytes, 'B')} of output",
-        *(timed if whole.seconds is not None else []),
-    ]
+    parts = [*_sums_words(whole.total), f"{scaled_text(whole.output_bytes, 'B')} of output"]
+    if whole.seconds is not None:
+        parts.append(f"{seconds_text(whole.seconds)} on this machine ({cost.device}{threads}, {passes})")
     lines = [f"A pass of {_input_words(cost)}: {' · '.join(parts)}"]
     if cost.outside != CostSums():
         split = (("leaf modules", cost.leaves), ("other modules", cost.outside))

@@ -14,7 +14,6 @@ from hookscope.reporting.columns import (
     NUMBERS,
     STATISTICS,
     Column,
-    integer_text,
     number_text,
     prediction_text,
     quantile_text,
@@ -362,7 +361,7 @@ def _statistics(statistics: TensorStatistics, gradient: GradientRow | None) -> T
     titles = {0.01: "1st percentile", 0.5: "median"}
     read: dict[str, Callable[[TensorStatistics], str]] = {HIST: lambda stats: sparkline(stats.distribution, BIN_COUNT)}
     read |= {STATISTICS[key].title: STATISTICS[key].cell for key in NUMBERS if not key.endswith("_count")}
-    read["NaN, Inf"] = lambda stats: f"{integer_text(stats.nan_count)}, {integer_text(stats.inf_count)}"
+    read["NaN, Inf"] = lambda stats: ", ".join(STATISTICS[key].cell(stats) for key in ("nan_count", "inf_count"))
     for place, level in enumerate(QUANTILE_LEVELS) if statistics.quantiles else ():
         title = titles.get(level, f"{level * 100:.0f}th percentile")
         read[title] = lambda stats, at=place: quantile_text(  # type: ignore[misc]

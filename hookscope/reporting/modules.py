@@ -25,7 +25,7 @@ def describe_modules(result: ModuleTable) -> Document:
     totals = [
         counted(len(rows) - operation_count, "module"),
         *([counted(operation_count, "operation")] if operation_count else []),
-        f"{len(selected)} selected{kinds_text(selected)}",
+        f"{len(selected):,} selected{kinds_text(selected)}",
         counted(parameter_count, "parameter"),
     ]
     lines = [] if cost is None else cost_lines(cost)

@@ -61,6 +61,11 @@ def round_steps(low: int, high: int, most: int) -> list[int]:
     return [low, *(step for step in range((low // by + 1) * by, high + 1, by) if step - low >= 0.6 * by)]
 
 
+def span_text(first: int, last: int, unit: str = "step") -> str:
+    """Return "step 12", or "steps 120 to 129"."""
+    return f"{unit} {first:,}" if first == last else f"{unit}s {first:,} to {last:,}"
+
+
 @dataclass(frozen=True, slots=True)
 class HeatMap:
     """One number of every parameter, or of every layer's output, over the watched steps.

@@ -9,6 +9,7 @@ prints a traceback where the disk is full and keeps a last failure to itself, an
 Importing this imports tensorboard, which is an optional package.
 """
 
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,6 +38,7 @@ from hookscope.text import printable
 # of torch's own `SummaryWriter`.
 _TOGETHER = 4
 _RGB = 3
+_MOST_SCALAR = float(np.finfo(np.float32).max)  # a larger number would be written as Inf
 _MOST_LABEL = 200
 
 # The measures of each row at a watched step.
@@ -157,7 +159,9 @@ def _value(tag: str, content: float | TensorStatistics | Path | None) -> Summary
             width, height = picture.size
         image = Summary.Image(height=height, width=width, colorspace=_RGB, encoded_image_string=content.read_bytes())
         return Summary.Value(tag=tag, image=image)
-    return None if content is None else Summary.Value(tag=tag, simple_value=content)
+    if content is None or _MOST_SCALAR < abs(content) < math.inf:
+        return None
+    return Summary.Value(tag=tag, simple_value=content)
 
 
 def _histogram(statistics: TensorStatistics) -> HistogramProto | None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from hookscope.reporting.columns import safe_line
 from hookscope.results.inputs import CLIP_STEP, InputRecord
 from hookscope.results.network import Failure, ModelInfo
-from hookscope.text import shape_text
+from hookscope.text import counted, shape_text
 
 LEVEL_STYLES = {"fail": "bold red", "warn": "yellow", "good": "green", "dim": "dim", "": ""}
 
@@ -57,7 +57,7 @@ def inputs_words(inputs: Sequence[InputRecord]) -> str:
     name = PurePath(first.name).name
     rates = {record.sampling_rate for record in inputs if record.sampling_rate is not None}
     if rates:
-        whole = name if count == 1 else f"{count} inputs"
+        whole = name if count == 1 else counted(count, "input")
         is_resampled = any(step.startswith("resampled") for record in inputs for step in record.steps)
         how = "resampled" if is_resampled else "as recorded"
         return f"{whole} at {', '.join(f'{rate:,}' for rate in sorted(rates))} Hz ({how})"
@@ -66,10 +66,10 @@ def inputs_words(inputs: Sequence[InputRecord]) -> str:
         frames = clips[0].partition(",")[0] if clips else ""
         return f"{name}: {frames} ({name}/* for a clip of each picture)" if clips else name
     if clips:
-        return f"{count} inputs, folders as clips ('FOLDER/*' for a clip of each picture)"
+        return f"{counted(count, 'input')}, folders as clips ('FOLDER/*' for a clip of each picture)"
     of_file = [step for step in first.steps if step.startswith(f"input 0 of {count} in the file")]
     if not of_file:
-        return f"{count} inputs{' of noise' if all(record.is_noise for record in inputs) else ''}"
+        return f"{counted(count, 'input')}{' of noise' if all(record.is_noise for record in inputs) else ''}"
     hint = of_file[0].partition(" in the file")[2]
     whole = f"{hint[:-1]} of {shape_text((count, *first.shape))})" if hint else ""
-    return f"{name.removesuffix('[0]')}: {count} inputs of {shape_text(first.shape)}{whole}"
+    return f"{name.removesuffix('[0]')}: {counted(count, 'input')} of {shape_text(first.shape)}{whole}"

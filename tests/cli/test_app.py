@@ -437,6 +437,22 @@ def test_the_short_help_has_a_dozen_options_and_counts_those_of_the_long_one(com
     assert f"All {len(whole)} options: hookscope {command} --help\n" in run(command, "-h").stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "choices"),
+    [
+        ("activations", ["--scale <channel|layer>", "--dtype <float32|float64|float16|bfloat16>"]),
+        ("diff", ["--reference <float64>", "--mode-b <eval|train>", "--format <text|github|markdown>"]),
+        ("survey", ["--pool <avg|max|cls|none>", "--features-dtype <float32|float16>"]),
+    ],
+)
+def test_the_help_lists_the_choices_of_an_option_and_no_type_of_an_argument(
+    command: str, choices: list[str], run: Run
+) -> None:
+    text = run(command, "--help").stdout
+    assert [choice for choice in choices if choice not in text] == []
+    assert "<str>" not in text
+
+
 @pytest.mark.parametrize("command", ["layers", "report"])
 def test_a_help_that_is_short_is_the_same_by_either_name(command: str, run: Run) -> None:
     assert run(command, "-h") == run(command, "--help")

@@ -217,6 +217,14 @@ def test_a_mean_that_is_zero_up_to_rounding_is_zero_and_other_small_means_are_no
     assert summary.combined[1, 1] == pytest.approx(5e-5, rel=1e-2)
 
 
+@pytest.mark.parametrize("broken", [torch.inf, -torch.inf, torch.nan])
+def test_one_value_that_is_not_finite_leaves_the_means_at_other_positions(broken: float) -> None:
+    x = torch.ones(1, 2, 3, 3)
+    x[0, 0, 1, 2] = broken
+    [summary] = summaries_of(nn.Identity(), x).map_summaries
+    assert np.array_equal(summary.combined, x.mean(1)[0].numpy(), equal_nan=True)
+
+
 class Stages(nn.Module):
     """Three sizes of maps, forty layers in the second, and a way back to the first size."""
 

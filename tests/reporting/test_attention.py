@@ -1,5 +1,6 @@
 """What attention looks like as a document, from a result made by hand: numbers over blocks, every head, many maps."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -85,7 +86,10 @@ def test_an_input_without_a_map_says_so_in_its_place() -> None:
     assert [bool(mapped.remark) for mapped in maps.inputs] == [False, True]
     grey = Photograph(np.full((8, 8, 3), 99, np.uint8), photographs(RESULT.inputs, 0).region, "There is no picture.")
     with_photograph = draw_document(describe_attention(RESULT, 1, photographs(RESULT.inputs, 1)))
-    assert draw_document(describe_attention(RESULT, 1, grey)).height < with_photograph.height
+    without = draw_document(describe_attention(RESULT, 1, grey))
+    assert without.height < with_photograph.height
+    other = replace(grey, remark="Maps are drawn on grey.")
+    assert draw_document(describe_attention(RESULT, 1, other)) == without, "there is no map that could be on grey"
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 24), (24, 24), (25, 24), (100, 24), (2, 3)])

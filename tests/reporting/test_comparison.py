@@ -36,12 +36,12 @@ def test_a_row_says_what_it_was_and_what_it_is() -> None:
 
 
 def test_every_kind_of_row_is_summed_up_in_a_line() -> None:
-    changes = [change("a", 4, 1), change("b", 1, 3), change("c", 0, 3), change("a.w", 2, 1, "gradient")]
+    changes = [change("a", 4, 1), change("0", 1, 3), change("c", 0, 3), change("a.w", 2, 1, "gradient")]
     changes += [change("new", None, 1, "activation")]
     shown = lines(comparison(changes, losses=None))
     assert shown[-3:] == [
-        "  grad_output: 3 rows, L2 times 0.2500 (a) to 3.000 (b)",
-        "  gradient: 1 row, L2 times 0.5000",
+        "  grad_output: 3 rows, L2 ratio 0.2500 (a) to 3.000 (layer 0)",
+        "  gradient: 1 row, L2 ratio 0.5000",
         "  activation: 1 row",
     ]
 

@@ -269,6 +269,14 @@ def test_no_name_that_a_phone_shows_ends_outside_of_the_plot() -> None:
     assert [name.text for name in figure.names if name.fits_phone] == ["stem"]
 
 
+def test_layers_of_one_flat_network_are_named_from_the_first_to_the_last() -> None:
+    labels = [*map(str, range(1200))]
+    figure = over_depth(DepthChart(title="g", labels=labels, series=[Series("m", [1.0] * len(labels))]))
+    assert figure is not None
+    assert max(np.diff([int(name.text) for name in figure.names])) < 60
+    assert int(figure.names[-1].text) > 1100
+
+
 def test_of_many_inputs_a_few_are_open(tmp_path: Path) -> None:
     names = [f"{number}.jpg" for number in range(7)]
     pictures = [picture_png()] * 7

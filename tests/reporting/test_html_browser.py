@@ -323,6 +323,15 @@ def test_a_map_lies_over_the_input_as_lightly_as_wanted(open_page: Open, small: 
     assert page.get_attribute("img.under", "src") == page.get_attribute("img[data-file]", "src")
     page.eval_on_selector("input.opacity", "each => { each.value = 40; each.dispatchEvent(new Event('input')); }")
     assert page.eval_on_selector("svg.map", "each => getComputedStyle(each).opacity") == "0.4"
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (2, 16), (16, 2)])
+@pytest.mark.sample("2-16")
+def test_an_input_is_as_large_as_the_map_over_it(open_page: Open, tmp_path: Path, height: int, width: int) -> None:
+    grids = {"000-conv.png": drawn(maps(2, height, width))}
+    run = write_run(tmp_path / "run", [row(0, "conv")], grids=grids, thumbnails=[picture_png()])
+    page = open_page(run, "#layer=conv").page
+    page.wait_for_selector(".tiles svg")
     boxes = [page.locator(case).bounding_box() for case in ("img.under", "svg.map")]
     assert boxes[0] == boxes[1]
 

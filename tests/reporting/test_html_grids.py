@@ -3,6 +3,7 @@
 import base64
 import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,8 @@ from hookscope.reporting.grids import draw_for_run, draw_grid, encode_png
 from hookscope.reporting.html.pictures import Fidelity, Picture, shrink
 from hookscope.reporting.palettes import ALL_ZERO, NON_FINITE
 from hookscope.results.activations import FeatureMaps
+from hookscope.results.runs.reading import read_run
+from tests.reporting.stored import picture_png, report_html, row, write_run
 
 Arrangement = Literal["maps", "frames", "tokens", "vector"]
 
@@ -64,6 +67,17 @@ def test_frames_lie_side_by_side_without_what_parts_them() -> None:
     picture = on_the_page(feature_maps(values, "frames"))
     assert picture.frames == 4
     assert np.array_equal(tiles_of(picture), np.concatenate(list(values.transpose(1, 0, 2, 3)), axis=2))
+
+
+@pytest.mark.parametrize(("arrangement", "under"), [("maps", "inputs/000.png"), ("frames", "")])
+def test_one_picture_of_the_input_lies_under_one_map_not_under_many_frames(
+    tmp_path: Path, arrangement: Arrangement, under: str
+) -> None:
+    shape = (2, 4, 9, 11) if arrangement == "frames" else (2, 9, 11)
+    image, grid = draw_for_run(feature_maps(levels(*shape), arrangement), "")
+    grids = {"grid.png": (encode_png(image), grid)}
+    run = write_run(tmp_path / "run", [row(0, "layer")], grids=grids, thumbnails=[picture_png()])
+    assert f'data-input="{under}"' in report_html(read_run(run))
 
 
 @pytest.mark.parametrize(("apart", "said"), [(1, "1 token apart"), (2, "2 tokens apart"), (0, "")])

@@ -579,3 +579,15 @@ def test_every_name_in_a_picture_is_drawn_in_a_font_that_has_its_letters(monkeyp
     expected = {"Größe", "première.pt", "dernière.pt", "début", "finí", "Profondeur é", "ж", "série", "ñ"}
     assert foreign.keys() >= expected
     assert set(foreign.values()) == {"DejaVu Sans"}
+
+
+def test_a_layer_whose_name_is_a_number_is_called_a_layer_on_the_time_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = [
+        FindingLine(level="warn", rule="dead-filter", message="", where=where, spans=[(0, 1000)])
+        for where in ("0", "layer1.0", "")
+    ]
+    section = Section("all", "All", [Findings(findings=findings, ends=("a", "b"))])
+    with writing(monkeypatch) as written:
+        draw_document(Document(title="T", answer=["A"], sections=[section]))
+    names = [words.text.rstrip() for words in written if words.text.startswith("dead-filter")]
+    assert names == ["dead-filter  layer 0", "dead-filter  layer1.0", "dead-filter"]

@@ -72,6 +72,15 @@ def test_odd_values_are_counted_or_left_out(
     assert [(each.num, sum(each.bucket)) for each in actual] == ([] if count is None else [(count, count)])
 
 
+def test_a_number_beyond_float32_is_left_out_and_inf_stays(forward: Activations, tmp_path: Path) -> None:
+    values = replace(forward.rows[0].activation, mean=-1e200, std=3e38, max=float("inf"))
+    write_run(tmp_path, replace(forward, rows=(replace(forward.rows[0], activation=values),), feature_maps=()), [])
+    accumulator = read(tmp_path)
+    scalars = {tag.partition("/")[0]: accumulator.Scalars(tag)[0].value for tag in accumulator.Tags()["scalars"]}
+    assert "activation mean" not in scalars
+    assert (scalars["activation std"], scalars["activation max"]) == (pytest.approx(3e38), float("inf"))
+
+
 def test_hostile_names_stay_apart_in_one_group_on_one_line(forward: Activations, tmp_path: Path) -> None:
     names = ["../../etc", "a/b", "a\nb", "\x1b[31m", "x" * 300 + "1", "x" * 300 + "2", "relu#1", "relu", "\ud800"]
     rows = tuple(replace(forward.rows[0], layer=name) for name in names)

@@ -111,6 +111,13 @@ def test_a_healthy_training_says_so_and_how_it_ended() -> None:
     assert sentences(page_of(raised)) == [unjudged, "It ended after step 30 (ValueError: no more data)."]
 
 
+def test_a_single_step_is_no_range_of_steps() -> None:
+    html = training_page(train(1, every=1))
+    assert '<th scope="col">step 1</th>' in html
+    assert "Loss over step 1, from" in html
+    assert "steps 1" not in html
+
+
 @exhaustive
 @pytest.mark.parametrize("verdicts", [[], [verdict(3, "a-rule", "0.weight")]])
 def test_a_record_without_steps_makes_a_page(verdicts: list[object]) -> None:

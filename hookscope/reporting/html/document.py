@@ -36,7 +36,7 @@ from hookscope.reporting.html.pictures import Shown, png_uri, thumbnail_uri
 from hookscope.reporting.html.tables import shown_channels, shown_row, shown_rows, shown_table
 from hookscope.reporting.palettes import BACKGROUND, LEVEL_COUNT, palette_image
 from hookscope.reporting.plots import MOST_COLUMNS
-from hookscope.reporting.steps import HeatMap
+from hookscope.reporting.steps import HeatMap, span_text
 from hookscope.results.runs.reading import StoredRun
 from hookscope.results.runs.record import RunRecord
 from hookscope.results.runs.reports import MARK
@@ -171,7 +171,7 @@ def _shown_map(heat: HeatMap, rows: Mapping[str, Shown], all_in: str) -> Shown:
     `steps` has the first and the last step of each column, "1-1 100-199", and `ends` the range of all columns.
     """
     names = [*map(safe_text, heat.column_names)]
-    ends = f"{names[0]} to {names[-1]}" if names else f"steps {heat.columns[0][0]:,} to {heat.columns[-1][1]:,}"
+    ends = f"{names[0]} to {names[-1]}" if names else span_text(heat.columns[0][0], heat.columns[-1][1])
     return {
         "map": heat,
         "picture": png_uri(heat.picture(BACKGROUND), transparency=BACKGROUND),

@@ -10,8 +10,8 @@ from hookscope.reporting.axes import Axis, Run, placed_names
 from hookscope.reporting.columns import fold_name, number_text
 from hookscope.reporting.document import DepthChart, Series, StepChart, StepCharts
 from hookscope.reporting.plots import MOST_COLUMNS, Plot, depth_plot, step_plot
-from hookscope.reporting.steps import Floats, columns_of
-from hookscope.text import figure, percent_text, safe_text
+from hookscope.reporting.steps import Floats, columns_of, span_text
+from hookscope.text import counted, figure, percent_text, safe_text
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26
@@ -20,7 +20,6 @@ _FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FO
 _LABEL_PIXELS = 6.2  # a letter of the axis, with room to spare; a Chinese letter takes two
 _GAP = 8  # between two names
 _PHONE_PIXELS = 300  # width of a plot on a screen of 390 pixels
-_MOST_NAMES = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def over_depth(chart: DepthChart) -> Figure | None:
         return None
     text, scale = (number_text, ", on a logarithmic axis") if chart.axis == "log" else (percent_text, "")
     extent = f"from {text(min(plot.values))} to {text(max(plot.values))}{scale}"
-    summary = f"{chart.title} over {plot.count} places, {extent}. The tables have the numbers."
+    summary = f"{chart.title} over {counted(plot.count, 'place')}, {extent}. The tables have the numbers."
     return _figure(plot, summary, chart.labels)
 
 
@@ -74,7 +73,7 @@ def over_steps(part: StepCharts, chart: StepChart) -> Figure | None:
         return None
     finite = np.concatenate([values[np.isfinite(values)] for _, values in chart.lines])
     extent = " to ".join(figure(float(end), 4) for end in (finite.min(), finite.max()))
-    span = f"{part.unit}s {part.low:,} to {part.high:,}"
+    span = span_text(part.low, part.high, part.unit)
     summary = f"{chart.title} over {span}, from {extent}. The text above it gives the numbers at the pointer."
     return _figure(plot, summary, _step_labels(part, chart, min(plot.count, MOST_COLUMNS)))
 
@@ -82,7 +81,7 @@ def over_steps(part: StepCharts, chart: StepChart) -> Figure | None:
 def _figure(plot: Plot, summary: str, labels: Sequence[str]) -> Figure:
     across = _across(plot.count)
     shapes = [(_style(series), _shape(series, across, runs, plot.axis)) for series, runs in plot.lines]
-    names = [(across(place), fold_name(name, 18)) for place, name in plot.names[:_MOST_NAMES]]
+    names = [(across(place), fold_name(name, 18)) for place, name in plot.names]
     return Figure(
         plot.title,
         summary,
@@ -137,9 +136,8 @@ def _step_labels(part: StepCharts, chart: StepChart, count: int) -> list[str]:
     column = columns_of(part.steps, part.low, part.high, count)
     starts = np.flatnonzero(np.diff(column, prepend=-1))
     for start, end in zip(starts, [*starts[1:], column.size], strict=True):
-        first, last = part.steps[start], part.steps[end - 1]
         words = [f"{meaning} {_extent(values[start:end])}" for meaning, values in chart.lines]
-        name = f"{part.unit} {first:,}" if first == last else f"{part.unit}s {first:,} to {last:,}"
+        name = span_text(part.steps[start], part.steps[end - 1], part.unit)
         labels[column[start]] = f"{name}: {', '.join(words)}"
     return labels
 

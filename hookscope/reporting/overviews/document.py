@@ -56,7 +56,7 @@ from hookscope.reporting.palettes import BACKGROUND, colour_levels
 from hookscope.reporting.plots import depth_plot, step_plot
 from hookscope.reporting.steps import HeatMap
 from hookscope.results.survey import CropSheet
-from hookscope.text import counted, percent_text
+from hookscope.text import counted, layer_words, percent_text
 
 _MOST_FINDINGS, _MOST_LINES, _MOST_PICTURES, _MOST_WARNINGS = 8, 3, 3, 6
 
@@ -129,7 +129,8 @@ def _time_line(part: Findings) -> Block:
 
     def draw(image: Image.Image, top: int) -> None:
         for place, finding in enumerate(findings):
-            line = (f"{finding.rule}  {finding.where}", SMALL, _COLOURS[finding.level])
+            where = layer_words(finding.where) if finding.where else ""
+            line = (f"{finding.rule}  {where}", SMALL, _COLOURS[finding.level])
             _draw_bar(image, top + place * _STEP, line, finding.spans, finding.level, MARGIN + INNER)
         pen, top = ImageDraw.Draw(image), top + len(findings) * _STEP
         write(pen, _more(len(part.findings) - _MOST_FINDINGS, "finding"), top, MARGIN, _NAMES)
@@ -194,7 +195,8 @@ def _heat_block(heat: HeatMap) -> Block:
 
 def _write_columns(pen: ImageDraw.ImageDraw, heat: HeatMap, top: int) -> None:
     """Write the first and the last step, or the names of the last column and of others that do not overlap."""
-    names = heat.column_names or (f"step {heat.columns[0][0]:,}", f"{heat.columns[-1][1]:,}")
+    first, final = heat.columns[0][0], heat.columns[-1][1]
+    names = heat.column_names or (f"step {first:,}", *([f"{final:,}"] if final > first else []))
     *others, last = [fitting(name, SMALL, INNER // 4) for name in names]
     left, right = MARGIN + _NAMES, MARGIN + INNER
     begins = [(left + (right - left) * place / len(heat.columns), name) for place, name in enumerate(others)]
@@ -246,9 +248,9 @@ def _crops(part: ChannelSearch, images: Mapping[str, Image.Image]) -> list[Block
 def _channel_words(part: ChannelSearch, sheet: CropSheet) -> str:
     row = part.rows[sheet.row]
     channel = row.channels[sheet.channels[0]]
-    words = f"{row.label or '(model)'}, channel {channel.channel}"
+    words = f"{layer_words(row.label)}, channel {channel.channel}"
     if channel.best_class and channel.selectivity is not None:
-        words += f", most for {channel.best_class} (selectivity {channel.selectivity:.2f})"
+        words += f", most for {channel.best_class} (selectivity {number_text(channel.selectivity)})"
     return words
 
 

@@ -37,6 +37,7 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
     maps, photograph = mapped.maps(), mapped.photograph
     if photograph is None:
         return []
+    remark = mapped.remark or photograph.remark
     about: list[Line] = [(short_name(mapped.record), NAME, INK), (size_words(mapped.record), TEXT, DIM)]
     drawn = [
         _about_map(input_map, input_map.draw(INNER))
@@ -45,9 +46,9 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
     ]
     if drawn:
         rows = [cell_row([cell], 1) for cell in drawn]
-        return [text_block(about), *rows, *_remarks([mapped.remark, photograph.remark], len(maps) - len(drawn))]
+        return [text_block(about), *rows, *_remarks(remark, len(maps) - len(drawn))]
     if photograph.remark and not maps:  # nothing is drawn over the grey that stands for the input
-        return [text_block(about), *_remarks([mapped.remark, photograph.remark], 0)]
+        return [text_block(about), *_remarks(remark, 0)]
     shown = maps[:_MOST_MAPS]
     columns, across = _column_count(shown, photograph.region)
     width = (INNER - (columns - 1) * GAP) // columns
@@ -59,12 +60,12 @@ def map_blocks(mapped: MappedInput) -> list[Block]:
         *(_about_map(input_map, _with_frame(overlay(small, input_map.map), small.region)) for input_map in shown),
     ]
     rows = [cell_row(row, columns) for row in _rows(cells, shown, columns, across)]
-    return [*rows, *_remarks([mapped.remark, photograph.remark], len(maps) - len(shown))]
+    return [*rows, *_remarks(remark, len(maps) - len(shown))]
 
 
-def _remarks(remarks: Sequence[str], left_out: int) -> list[Block]:
-    more = [f"{counted(left_out, 'more map')} in the run's folder."] if left_out else []
-    lines: list[Line] = [(sentence, TEXT, DIM) for sentence in (*more, *remarks) if sentence]
+def _remarks(remark: str, left_out: int) -> list[Block]:
+    more = f"{counted(left_out, 'more map')} in the run's folder." if left_out else ""
+    lines: list[Line] = [(sentence, TEXT, DIM) for sentence in (more, remark) if sentence]
     return [text_block(lines)] if lines else []
 
 

@@ -81,8 +81,9 @@ function filterRows() {
     if (tr.hidden === part.matches) tr.hidden = !part.matches; // elsewhere the row at the top stays there by itself
   }
   const count = parts.filter((part) => part.matches).length;
-  const all = `${parts.length} ${parts.length === 1 ? "row" : "rows"}`;
-  tell(count, count === parts.length ? all : `${count} of ${all}`);
+  const [found, total] = [count, parts.length].map((number) => number.toLocaleString("en"));
+  const all = `${total} ${parts.length === 1 ? "row" : "rows"}`;
+  tell(count, count === parts.length ? all : `${found} of ${all}`);
 }
 
 function chooseColumns() {
