@@ -26,8 +26,7 @@ _QUERIES = frozenset(
     | {"__hash__", "__reduce_ex__", "__deepcopy__", "__dir__", "__array__", "has_names", "backward", "data_ptr"}
     | {"_assert"}
 )
-# Names of operators, and older names.
-_STANDARD_NAMES = {"rsub": "sub", "true_divide": "div", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
+_RENAMED = {"true_divide": "div", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "rsub": "sub"}
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("nn", "ao", "jit", "nested"))
@@ -66,7 +65,7 @@ def operation_name(func: Callable[..., Any]) -> str:
     plain = name.strip("_")
     if name.startswith("__") and plain[0] in "ir" and hasattr(torch.Tensor, f"__{plain[1:]}__"):
         plain = plain[1:]  # "__iand__", "__rdiv__"
-    return _STANDARD_NAMES.get(plain, plain)
+    return _RENAMED.get(plain, plain)
 
 
 def frames_around(frame: FrameType | None) -> Iterator[FrameType]:

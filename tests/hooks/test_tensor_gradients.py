@@ -14,7 +14,7 @@ def test_a_tensor_that_requires_no_gradient_is_refused() -> None:
 
 def test_an_edit_of_an_unknown_tensor_is_refused() -> None:
     x = torch.ones(2, requires_grad=True)
-    with pytest.raises(UsageError, match="The edit 'y' names no tensor. Tensors: x"), tensor_gradients({"x": x}, {"y": abs}):
+    with pytest.raises(UsageError, match="The edit 'y' names no tensor"), tensor_gradients({"x": x}, {"y": abs}):
         pass
 
 
