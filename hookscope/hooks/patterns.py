@@ -38,7 +38,7 @@ FILLING = frozenset(
     {"masked_fill", "fill", "where", "setitem", "index_fill", "index_put", "masked_scatter", "scatter", "full"}
     | {"full_like", "new_full", "tensor", "as_tensor", "triu", "tril"}
 )
-"""Operations that write given values: Inf from these is meant, such as -Inf in attention's masks."""
+"""Operations that write given values: Inf from these is intended, such as -Inf in attention's masks."""
 
 
 @dataclass(frozen=True, slots=True)

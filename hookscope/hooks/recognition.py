@@ -31,7 +31,7 @@ class Identities:
     def show(
         self, place: RowKey, tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], *, in_place: bool
     ) -> tuple[bool, RowKey | None]:
-        """Record where a call with these inputs shows an output, and whether it overwrote one of them.
+        """Record that a call returns a tensor; `in_place` tells whether the call overwrote one of its `inputs`.
 
         Returns:
             Whether the output is an unchanged input; if so, where it was first shown, None if that is here.
@@ -103,8 +103,7 @@ class Identities:
 class Replays:
     """The calls of one forward pass that ran without gradients, which reentrant checkpointing may run again with them.
 
-    `_calls` has the layer, the number and the addresses of the inputs of each call, by its place in the order, until
-    the call is replayed.
+    `_calls` maps the position of a call to its layer, its number and the addresses of its inputs, until it is replayed.
     """
 
     _calls: dict[int, tuple[str, int, list[int]]] = field(default_factory=dict)

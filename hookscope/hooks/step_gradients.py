@@ -1,7 +1,7 @@
 """Watch the gradient at each time step of the inputs of recurrent layers and attention.
 
-Their inputs are replaced by aliases, so that the gradient is that of the path through the layer alone, and exists even
-if nothing before the layer requires one. One number is kept for each step.
+Their inputs are replaced by aliases, so that only the path through the layer counts, and the gradient exists even if
+nothing before the layer requires one. One number is kept for each step.
 """
 
 from collections.abc import Callable, Mapping, Sequence

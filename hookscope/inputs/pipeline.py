@@ -124,8 +124,7 @@ class InputPipeline:
 
     def _pictured(self, batch: Batch) -> Batch:
         values = batch.args[0]
-        is_shown = isinstance(values, torch.Tensor) and not values.is_complex()
-        if len(self.pictures) < SHOWN_INPUTS and is_shown:
+        if len(self.pictures) < SHOWN_INPUTS and isinstance(values, torch.Tensor) and not values.is_complex():
             made = thumbnails(plain_array(values.float()), self.preprocessing)
             in_memory = Counter((picture_name(file), file.size) for file in self.files if isinstance(file, Image))
             for record, picture in zip(batch.records[:SHOWN_INPUTS], made, strict=False):

@@ -67,11 +67,11 @@ class Reduction(NamedTuple):
     exponent: int = 0
 
     def unscaled(self, value: float) -> float:
-        """Multiply a sum of magnitudes, or the root of a sum of squares, by 2^exponent."""
+        """Multiply a mean, a sum of magnitudes, or the root of a sum of squares by 2^exponent."""
         try:
             return math.ldexp(value, self.exponent)
         except OverflowError:
-            return math.inf
+            return math.copysign(math.inf, value)
 
     def with_exponent(self, exponent: int) -> "Reduction":
         """Return the reduction with sums over values divided by 2^exponent."""

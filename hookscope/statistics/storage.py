@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks.memory import missing_memory
+from hookscope.text import an
 
 
 def gathered(tensor: Tensor) -> Tensor:
@@ -32,8 +33,11 @@ def gathered(tensor: Tensor) -> Tensor:
 def plain_array(tensor: Tensor) -> NDArray[Any]:
     """Return a dense tensor on the CPU as an array of the same memory, which is only read.
 
-    After `.numpy()`, the network could no longer resize its tensor's storage.
+    After `.numpy()`, the network could no longer resize its tensor's storage. Raises RuntimeError for a wrapper without
+    memory of its own, such as a MaskedTensor or FakeTensor, for which torch would export an arbitrary address.
     """
+    if tensor.numel() and (tensor.untyped_storage().device != tensor.device or not tensor.data_ptr()):
+        raise RuntimeError(f"{an(type(tensor).__name__)} has no memory of its own")
     return np.from_dlpack(tensor)
 
 

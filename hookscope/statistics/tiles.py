@@ -102,7 +102,7 @@ def _sent(layout: Layout, device: torch.device, stream: int) -> Tensor:
 
 
 def moved_parts(launched: Sequence[tuple[Reduction, Launched]]) -> list[Tensor]:
-    """Return what `reductions` needs on the CPU; of bins those that hold any value, so this waits for the device."""
+    """Return what `reductions` needs on the CPU: only the bins that hold a value, so this waits for the device."""
     bins = torch.cat([result.bins for _, result in launched])
     (places,) = bins.nonzero(as_tuple=True)
     return [*(part for _, result in launched for part in result[:2]), places, bins[places]]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from hookscope.errors import UsageError
 from hookscope.results.distribution import Distribution, distribution_of, key_of
@@ -398,6 +399,12 @@ def test_a_meta_tensor_has_a_shape_and_a_reason() -> None:
     assert (statistics.shape, statistics.dtype, statistics.element_count) == ((2, 3), "float32", 6)
     assert statistics.unmeasured == "a meta tensor holds no data"
     assert statistics.mean is None
+
+
+def test_a_tensor_without_memory_of_its_own_is_not_read() -> None:
+    with FakeTensorMode():
+        tensor = torch.ones(2, 3)
+    assert measure(tensor, 1).unmeasured == "RuntimeError: a FakeTensor has no memory of its own"
 
 
 def test_a_dtype_without_arithmetic_gives_the_reason_instead_of_raising() -> None:
