@@ -88,8 +88,8 @@ def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
             from hookscope.results.runs.reports import write_report
 
             writers.append(partial(write_report, option.page, checks_html(reports, seconds=seconds)))
-        if option.update_baseline:
-            writers.append(partial(_renew, settings, results[0]))
+        if option.update_baseline and settings.baseline is not None:
+            writers.append(partial(_renew, settings.baseline, results[0]))
         if option.sarif is not None:
             writers.append(partial(write_sarif, option.sarif, reports, config))
         failures = write_each(writers)
@@ -183,14 +183,13 @@ def _job(checkpoints: Sequence[str]) -> str:
     return ": ".join(filter(None, (" / ".join(filter(None, names)), " ".join(checkpoints))))
 
 
-def _renew(settings: "CheckSettings", checked: "Checked") -> None:
+def _renew(baseline: Path, checked: "Checked") -> None:
     from hookscope.results.runs.atomic import write_whole
 
-    assert settings.baseline is not None  # noqa: S101 - it was checked before
-    path = safe_text(str(settings.baseline))
+    path = safe_text(str(baseline))
     if not checked.baseline:
         raise UsageError(f"{path} is not written: the checkpoint did not run. First correct what the report lists.")
-    write_whole(settings.baseline, checked.baseline, "--baseline")
+    write_whole(baseline, checked.baseline, "--baseline")
     failed = ", of a checkpoint that fails" if checked.report.exit_code else ""
     typer.echo(f"hookscope: wrote the baseline to {path}{failed}; review the change before you commit it.", err=True)
 

@@ -106,14 +106,14 @@ def _named_limits(overrides: Limits) -> Iterator[tuple[str, str, str | float]]:
 
 def _limit_hint(name: str, choices: Mapping[str, tuple[Rule, str]]) -> str:
     """Return a sentence, after a space, that suggests limits for a name that no limit has."""
-    of_rule = [choice for choice in choices if choice.partition(".")[0] == name.partition(".")[0]]
+    rule_name = name.partition(".")[0]
     of_grads = {key.replace("_", "-"): f"{rule.identifier}.{limit}" for key, (rule, limit) in grads_limits().items()}
     if name in of_grads:
         return f" In `check` it is {of_grads[name].replace('_', '-')}."
-    if of_rule:
+    if of_rule := [choice for choice in choices if choice.startswith(f"{rule_name}.")]:
         return f" Give one of {', '.join(of_rule)}."
-    if name.partition(".")[0] in RULES:
-        return f" The rule {name.partition('.')[0]} has no limits."
+    if rule_name in RULES:
+        return f" The rule {rule_name} has no limits."
     return f"{nearest(name, choices)} Give RULE.LIMIT=VALUE, such as dead-channels.max-fraction=0.5."
 
 

@@ -281,9 +281,10 @@ def _preparation_words(measured: CheckMeasurements, judged: _Judged) -> str:
         return ""
     steps = next((record.steps for record in required(measured.forward).inputs if record.steps), ())
     here = f" Here: {steps[-1]}." if steps else ""
+    factor = figure(math.sqrt(judged.far.variance_ratio))
     return (
-        f" All its channels vary {figure(math.sqrt(judged.far.variance_ratio))} times as much as in training (standard"
-        f" deviation): preprocess the pictures as in training (mean, std, range).{here}"
+        f" Most of its channels vary {factor} times as much as in training (standard deviation): preprocess the"
+        f" pictures as in training (mean, std, range).{here}"
     )
 
 

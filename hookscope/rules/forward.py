@@ -331,8 +331,7 @@ def _class_count(measured: CheckMeasurements) -> Iterator[RuleFinding]:
     # (N, classes) of a classifier, (N, classes, H, W) of a segmentation network
     if output.batched and len(output.shape) in (2, 4) and output.shape[1] != names:
         classes = f"{counted(output.shape[1], 'class', 'classes')} (shape {_shown(output.shape)})"
-        known = f"but {counted(names, 'name')} {are(names)} known"
-        yield _about(output, f"has {classes}, {known}.")
+        yield _about(output, f"has {classes}, but {counted(names, 'name')} {are(names)} known.")
 
 
 def _chosen(measured: CheckMeasurements, key: str | None) -> OutputValues:

@@ -301,7 +301,8 @@ class _Judging:
             first = self.of_gradients[cause][0]
             message = f"It could not run, because the gradients fail {cause}: {first.message}"
             return _not_run(terms, replace(first, message=message))
-        return self._outcome(terms, problems)
+        findings = {other: outcome.findings for other, outcome in self.outcomes.items()}
+        return _outcome(name, terms.findings(problems, findings))
 
     def _missing(self, terms: RuleTerms) -> str:
         """Return the reason why a rule cannot run, in words; "" if it can."""
@@ -328,10 +329,6 @@ class _Judging:
         if terms.rule.level != "off" or message in earlier or _error(self.measured) or self.measured.no_network:
             return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
         return _not_run(terms, RuleFinding(WHOLE_NETWORK, message))
-
-    def _outcome(self, terms: RuleTerms, problems: Iterable[RuleFinding]) -> RuleOutcome:
-        findings = {name: outcome.findings for name, outcome in self.outcomes.items()}
-        return _outcome(terms.rule.identifier, terms.findings(problems, findings))
 
     def _silencing(self, rule: Rule, cause: str) -> str:
         """Return the finding that silences a rule, in words; "" if none does."""

@@ -112,7 +112,6 @@ def unused_parameter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
 
 
 def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
-    """Return why a parameter gets no gradient, from the rows of its module."""
     if parameter.status == "no gradient path":
         return "autograd does not track what is computed with them (no_grad, detach)"
     module = parameter.layer

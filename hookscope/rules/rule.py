@@ -267,9 +267,7 @@ def module_of(row: LayerRow | GradientRow) -> str:
 
 def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
     """Sort parameters in the order in which modules ran; if a module has no row, after the preceding parameter."""
-    positions: dict[str, int] = {}
-    for row in gradients.rows:
-        positions.setdefault(row.layer, row.index)
+    positions = {row.layer: row.index for row in reversed(gradients.rows)}
     keyed: list[tuple[int, ParameterRow]] = []
     position = -1
     for parameter in gradients.parameters:

@@ -120,9 +120,8 @@ def check_checkpoint(
         is_whole = alone is not None and isinstance(refusal, NetworkNeededError)  # a file of adapters
         report = alone if alone is not None and is_whole else refused(name, refusal, wanted, alone)
     if measured is not None:
-        forward = measured.forward
         report = replace(report, overview_parts=_overview_parts(report, measured))
-        if on_measured is not None and forward is not None and forward.failure is None:
+        if on_measured is not None and measured.forward is not None and measured.forward.failure is None:
             on_measured(measured)
     report = replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
     if evidence is not None and not report.passed:

@@ -221,8 +221,7 @@ def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
         )
         for place, wrong in enumerate(accuracy.worst)
     ]
-    legend = "The most confident first, as the network got them."
-    yield Pictures("Wrong pictures", legend, pictures, _ACROSS)
+    yield Pictures("Wrong pictures", "The most confident first, as the network got them.", pictures, _ACROSS)
 
 
 def wrong_pictures(report: CheckReport) -> dict[str, Image.Image]:

@@ -318,8 +318,9 @@ def _settings_for_layers(table: _Rule) -> RuleSettings:
     settings = RuleSettings(limits.pop("level", None), limits)
     if rule.needs in _ABOUT_ALL:
         raise ValueError("is about the whole checkpoint, not about layers. Set it in [rules].")
-    if rule.needs == "gradients" and settings.limits:
-        raise ValueError("has limits, which are about the whole network. Set them in [rules].")
+    about_all = [name for name in settings.limits if rule.needs == "gradients" or name == "min_trained_fraction"]
+    if about_all:
+        raise ValueError(f"has {key_of(about_all[0])}, a limit for the whole network. Set it in [rules].")
     return settings
 
 

@@ -83,8 +83,7 @@ def with_statistics(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _stores_statistics(module: nn.Module) -> bool:
-    stored: Sequence[object] = [attribute_of(module, name) for name in ("running_mean", "running_var")]
-    mean, variance = stored
+    mean, variance = (attribute_of(module, name) for name in ("running_mean", "running_var"))
     return (
         isinstance(mean, Tensor)
         and isinstance(variance, Tensor)

@@ -92,9 +92,8 @@ class FirstPass:
             if paired := [rule for rule, needed in needs_another.items() if needed and rule in self.wanted]:
                 only = "There is only one input" if single else "All inputs are the same"
                 self._run_with_another(batch, paired, only)
-        rows = tuple(self._row(path, tensor) for path, tensor in self.returned.items())
-        self._explain(rows)
-        return rows
+        self._explain()
+        return tuple(self._row(path, tensor) for path, tensor in self.returned.items())
 
     def _row(self, path: str, tensor: Tensor) -> OutputValues:
         batched = not self.listed and path not in self.unbatched and any(path in part for part in self.parts)
@@ -178,14 +177,11 @@ class FirstPass:
             delta = None if pair is None else difference(*pair)
             self.alone[item + path] = greatest(self.alone.get(item + path), delta)
 
-    def _explain(self, rows: Sequence[OutputValues]) -> None:
-        measured = {
-            "repeatability": [row.repeat_difference for row in rows],
-            "batch-consistency": [row.alone_difference for row in rows],
-            "constant-output": [row.input_difference for row in rows],
-        }
+    def _explain(self) -> None:
+        spread = {path: value for path, value in self.spread.items() if path not in self.unbatched}
+        measured = {"repeatability": self.repeat, "batch-consistency": self.alone, "constant-output": spread}
         for rule, values in measured.items():
-            if rule in self.wanted and all(value is None for value in values):
+            if rule in self.wanted and all(value is None for value in values.values()):
                 whose = "" if rule == "repeatability" else " that belong to one input"
                 self.unmeasured.setdefault(rule, f"No output has values{whose}, so there is nothing to compare.")
         again, alone = ([delta for delta in values.values() if delta] for values in (self.repeat, self.alone))

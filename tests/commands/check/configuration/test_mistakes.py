@@ -155,7 +155,11 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ),
         (
             "layers = [{ pattern = 'conv', vanishing-gradient = { min-ratio = 0.5 } }]",
-            "vanishing-gradient in [[layers]] has limits, which are about the whole network. Set them in [rules].",
+            "vanishing-gradient in [[layers]] has min-ratio, a limit for the whole network. Set it in [rules].",
+        ),
+        (
+            "layers = [{ pattern = 'conv', untrained-norm = { min-trained-fraction = 0.5 } }]",
+            "untrained-norm in [[layers]] has min-trained-fraction, a limit for the whole network. Set it in [rules].",
         ),
         (
             "layers = [{ pattern = 'name:', forward = 'off' }]",
