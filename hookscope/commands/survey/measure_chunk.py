@@ -41,7 +41,7 @@ class MeasuredInput:
         number: Its number in the chunk, unusable inputs counted.
         sha256: Digest of its file; None for one in memory.
         label: Number of its class; None without classes.
-        is_nonfinite: Whether it holds NaN, or Inf outside arguments given by name, such as masks.
+        is_nonfinite: Whether it holds NaN, or Inf in an argument by position: masks, given by name, may hold -Inf.
     """
 
     number: int
@@ -271,7 +271,7 @@ def measure_chunk(
 def _advising_files(error: ForwardError) -> ForwardError:
     """Return the error with advice that a survey can follow: its inputs are files."""
     failure = error.inspection.failure
-    if failure is None or not failure.remedy():
+    if failure is None:
         return error
     return ForwardError(str(error).replace(failure.remedy(), failure.remedy(arguments=False)), error.inspection)
 
