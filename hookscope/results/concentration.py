@@ -17,7 +17,6 @@ _MOST_CELLS = {1: 1000, 2: 32, 3: 12}
 # Above this share of the input, a box locates nothing: an even map has half of its mass in half of the input.
 _SPREAD = 0.4
 
-
 Extent = tuple[float, ...]
 """Where an area begins along each axis of place, then where it ends, as shares of the network's input. It may reach
 beyond 0 and 1. (top, left, bottom, right) in a picture, (begin, end) in a signal, (front, top, left, back, bottom,

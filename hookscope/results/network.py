@@ -103,7 +103,6 @@ _WHOLE_NUMBERS = re.compile(
     r"|not implemented for '(?:Byte|Char|Short|Int|Long|Bool)'"
 )
 
-
 # The last axis has the size that the channel axis should have.
 _CHANNELS_LAST = re.compile(r"expected input\[[\d, ]*, (\d+)\] to have \1 channels")
 _NO_TENSOR = re.compile("must be Tensor, not (?:int|float|list|tuple)$")

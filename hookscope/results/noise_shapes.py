@@ -72,9 +72,8 @@ def parse_noise_shapes(specs: NoiseShapes | Sequence[NoiseShape]) -> tuple[Noise
     """
     shapes = _several(specs)
     names = [shape.name for shape in shapes if shape.name]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"{arg('input_shape')} {printable(name)} is given twice.")
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(f"{arg('input_shape')} {printable(twice)} is given twice.")
     if len(shapes) > 1 and sum(math.prod(shape.shape) for shape in shapes) > _MOST_VALUES:
         raise UsageError(f"{arg('input_shape')} has more than {_MOST_VALUES} values in all. Give smaller shapes.")
     return shapes

@@ -18,7 +18,6 @@ Run = TypeVar("Run", Activations, Gradients)
 Row = TypeVar("Row", bound=LayerRow | GradientRow)
 Maps = TypeVar("Maps", FeatureMaps, MapSummary, TokenMap)
 
-
 _VALUES = attrgetter(*(f"activation.{name}" for name in ("shape", "min", "max", "mean", "l2", "nan_count")))
 
 # Operations that use the shape and dtype of their input but not its values, as for the first state of a recurrence.

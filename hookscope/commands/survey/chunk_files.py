@@ -31,7 +31,7 @@ from hookscope.text import some_of, strict_json
 FORMAT = 8
 """Version of the chunk files, raised when their content changes its meaning."""
 
-# A sidecar of a chunk of a million inputs, and the arrays of one of a million channels, are smaller.
+# A chunk of a million inputs has a smaller sidecar, and a million channels have smaller arrays.
 _MOST_SIDECAR_BYTES, _MOST_ARRAY_BYTES = 2**29, 2**34
 
 # Key of the sidecar's digest, which covers all other entries.

@@ -138,12 +138,9 @@ class ClassifiedInputs:
         for judged in chunks:
             of_right = correlations(judged.layouts[judged.is_right], mean)
             finite = of_right[~np.isnan(of_right)]
-            least, most = min(least, finite.min(initial=math.inf)), max(most, finite.max(initial=-math.inf))
-        per_input = []
-        for wrong in self.worst:
-            ways = [*self._of_layout(wrong, mean, float(least), float(most)), *self._of_looks(wrong)]
-            per_input.append(tuple(sorted(ways, key=lambda out: _ORDER.index(out.kind))))
-        return per_input
+            least, most = float(finite.min(initial=least)), float(finite.max(initial=most))
+        ways = [[*self._of_layout(wrong, mean, least, most), *self._of_looks(wrong)] for wrong in self.worst]
+        return [tuple(sorted(outs, key=lambda out: _ORDER.index(out.kind))) for outs in ways]
 
     def _of_looks(self, wrong: WrongInput) -> Iterator[OutsideRange]:
         ranges = zip(_KINDS, wrong.looks.tolist(), self.low.tolist(), self.high.tolist(), strict=True)

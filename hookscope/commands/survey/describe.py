@@ -135,7 +135,7 @@ def _nearest_to_limit(result: Survey) -> Bars:
 
 
 def _level_of_row(row: SurveyRow) -> Level:
-    """Return the level of a row; dead channels make a warning from the share that flags them elsewhere."""
+    """Return the level of a row; dead channels are a warning if the row has a flag for them."""
     if row.activation.nan_count or row.activation.inf_count or (row.float16 and row.float16.overflowing):
         return "fail"
     return "warn" if row.massive or any(flag in ("dead channels", "all zero") for flag in row.flags) else ""

@@ -65,16 +65,14 @@ def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet
         return
     count = min(per_row or min(_MOST_OF_A_LAYER, max(1, _MOST_CHANNELS // len(rows))), _MOST_LINES)
     group: list[_Sheet] = []
-    pixels = 0
     for row in rows:
         channels = telling_channels(row, count)
         columns = max(len(half) for channel in channels for half in channel.halves)
         sheet = _Sheet(row, channels, columns)
-        if group and pixels + math.prod(sheet.size) > _SHEET_PIXELS:
+        if group and sum(math.prod(drawn.size) for drawn in (*group, sheet)) > _SHEET_PIXELS:
             yield from _drawn(group, result)
-            group, pixels = [], 0
+            group = []
         group.append(sheet)
-        pixels += math.prod(sheet.size)
     yield from _drawn(group, result)
 
 

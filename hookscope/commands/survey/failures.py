@@ -131,7 +131,7 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Features of wrong inputs and, as `members` by label, of right ones of their classes and of those taken for."""
+    """Features of wrong inputs, and of the right inputs (`members`, by label) that they are compared with."""
 
     classified: ClassifiedInputs
     features: Features
@@ -219,7 +219,7 @@ def first_departure(p_values: NDArray[np.float64]) -> int | None:
 
 
 def _reaches(features: NDArray[np.float32], members: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return how far input and members are from their mean: see the module, (n + 1,), the input first."""
+    """Return distances from the group's mean in median absolute deviations, (n + 1,), the input's first."""
     group = np.nan_to_num(np.concatenate([features[None], members]).astype(np.float64))
     distances = np.sqrt(((group - group.mean(0)) ** 2).sum(1))
     apart = distances - np.median(distances)

@@ -6,7 +6,7 @@ Chunks are copied one after another, and batches are written as they come: memor
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,10 +80,9 @@ class FeatureTarget:
                 raise refusal(path, "it exists and is no file of features", option)
 
     def _is_ours(self) -> bool:
-        try:
+        with suppress(OSError):
             return read_bounded(self.sidecar, len(_MARK)).startswith(_MARK)
-        except OSError:
-            return False
+        return False
 
     def write_sidecar(
         self, model: str, shapes: Mapping[str, tuple[int, ...]], files: Sequence[Path], inputs: Iterable[dict[str, Any]]

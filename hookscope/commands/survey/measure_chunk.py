@@ -41,7 +41,7 @@ class MeasuredInput:
         number: Its number in the chunk, unusable inputs counted.
         sha256: Digest of its file; None for one in memory.
         label: Number of its class; None without classes.
-        is_nonfinite: Whether it holds NaN, or Inf outside arguments given by name, such as masks.
+        is_nonfinite: Whether it holds NaN, or Inf in an argument by position: masks, given by name, may hold -Inf.
     """
 
     number: int
@@ -245,7 +245,9 @@ def measure_chunk(
             )
     except ForwardError as error:
         if is_first:
-            raise _advising_files(error) from error
+            failure = error.inspection.failure
+            advice = ("", "") if failure is None else (failure.remedy(), failure.remedy(arguments=False))
+            raise ForwardError(str(error).replace(*advice), error.inspection) from error  # its inputs are files
         run = replace(error.inspection, rows=())
     warnings, notes, judge = run.warnings, run.notes, recorder.judge
     if recorder.returns_nonfinite and not any(row.activation.nan_count or row.activation.inf_count for row in run.rows):
@@ -266,14 +268,6 @@ def measure_chunk(
         judged=None if judge is None else judge.result(),
         rows_used={} if recorder.rows_used is None else recorder.rows_used.used,
     )
-
-
-def _advising_files(error: ForwardError) -> ForwardError:
-    """Return the error with advice that a survey can follow: its inputs are files."""
-    failure = error.inspection.failure
-    if failure is None or not failure.remedy():
-        return error
-    return ForwardError(str(error).replace(failure.remedy(), failure.remedy(arguments=False)), error.inspection)
 
 
 def _chunk_row(row: LayerRow, totals: ChannelTotals | None) -> ChunkRow:

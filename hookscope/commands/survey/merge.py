@@ -188,13 +188,12 @@ class Merging:
         """Return the names of the inputs in the lists of greatest values, by their numbers."""
         listed = [row.totals.top.inputs.ravel() for row in self.rows.values() if row.totals is not None]
         wanted = {*np.unique(np.concatenate(listed)).tolist()} if listed else set()
-        names: dict[int, str] = {}
-        for offset, files in self.chunks:
-            for sample in inputs_of(files):
-                number = offset + sample.number
-                if number in wanted:
-                    names[number] = sample.name_in(offset)
-        return names
+        return {
+            offset + sample.number: sample.name_in(offset)
+            for offset, files in self.chunks
+            for sample in inputs_of(files)
+            if offset + sample.number in wanted
+        }
 
     def _row(self, index: int, merged: _MergedRow, statistics: TensorStatistics, names: Mapping[int, str]) -> SurveyRow:
         row = merged.row

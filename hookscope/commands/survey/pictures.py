@@ -37,7 +37,7 @@ def inputs_again(
 
 
 def _in_memory(source: InputPipeline | None, name: str) -> Iterator[Batch]:
-    """Yield the input of a name if it is in memory; an opened picture is named after its file, then "[2]"."""
+    """Yield the input of a name if it is in memory: the name ends in the input's number, "[2]"."""
     stem, _, number = name.removesuffix("]").rpartition("[")
     if source is None or not number.isdecimal():
         return

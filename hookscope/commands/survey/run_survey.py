@@ -8,7 +8,7 @@ processes there were.
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -297,7 +297,7 @@ def _is_finished(work: _Work, index: int) -> bool:
 
 
 def _digests(part: InputPipeline, inputs: Sequence[MeasuredInput] = ()) -> dict[str, str]:
-    """Return the digests of a chunk's files by name; `inputs` have known digests, whose files are not read."""
+    """Return the digests of a chunk's files by name; those of measured `inputs` are known, and not read again."""
     whole = {plain(record.name): record.sha256 for record in inputs}
     read = {name.rpartition("[")[0]: digest for name, digest in whole.items()} | whole  # a file may hold several
     files = [file for file in part.files if not isinstance(file, Image)]
@@ -306,10 +306,9 @@ def _digests(part: InputPipeline, inputs: Sequence[MeasuredInput] = ()) -> dict[
 
 
 def _digest(file: Clip | Path) -> str:
-    try:
+    with suppress(OSError):
         return digest_of(file)
-    except OSError:
-        return ""
+    return ""
 
 
 def _measure(work: _Work, index: int) -> None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from hookscope.commands.survey import columns as survey_columns
-from hookscope.commands.survey.columns import channel_rows
+from hookscope.commands.survey.columns import CHANNELS, EMBEDDINGS, channel_rows
 from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.describe_failures import wrong_strips
 from hookscope.commands.survey.draw_crops import SCALE, crop_sheets
@@ -14,8 +13,6 @@ from hookscope.reporting.tables import csv_text, write_tables
 from hookscope.results.runs.directory import OVERVIEW, RunFiles
 from hookscope.results.survey import CropSheet, Survey, WrongStrip
 from hookscope.text import counted
-
-CHANNELS, EMBEDDINGS = "channels.csv", "embeddings.csv"
 
 
 def write_survey(folder: Path, result: Survey, *, crops: int | None = None) -> RunFiles:
@@ -37,8 +34,8 @@ def write_survey(folder: Path, result: Survey, *, crops: int | None = None) -> R
         wrong.append(strip)
         images[strip.path] = picture
     draw_document(describe_survey(result, crops=sheets, wrong=wrong), images).save(folder / OVERVIEW, compress_level=6)
-    texts = {CHANNELS: csv_text(survey_columns.CHANNELS, channel_rows(result))}
-    texts |= {EMBEDDINGS: csv_text(survey_columns.EMBEDDINGS, result.tables)} if result.tables else {}
+    texts = {"channels.csv": csv_text(CHANNELS, channel_rows(result))}
+    texts |= {"embeddings.csv": csv_text(EMBEDDINGS, result.tables)} if result.tables else {}
     drawn = [counted(len(sheets), "sheet") + " of crops"] if sheets else []
     entries = {"overview": OVERVIEW, "crops": tuple(sheets), "wrong": tuple(wrong)}
     return RunFiles([*drawn, *write_tables(folder, texts)], entries)

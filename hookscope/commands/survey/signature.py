@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -61,19 +62,18 @@ def _pixels_of(picture: Image) -> bytes:
 
 
 def _size_of(path: Path) -> int | None:
-    try:
+    with suppress(OSError, ValueError):
         return path.stat().st_size
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def differing(actual: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
     """Return the names of what differs between two signatures: "threads (1, here 2)"."""
-    names = [name for name in {**wanted, **actual} if actual.get(name) != wanted.get(name)]
     shown = []
-    for name in names:
-        values = [side.get(name) or "none" for side in (actual, wanted)]
-        shown.append(name if max(map(len, values)) > 40 else f"{name} ({values[0]}, here {values[1]})")
+    for name in {**wanted, **actual}:
+        before, here = (side.get(name) or "none" for side in (actual, wanted))
+        if before != here:
+            shown.append(name if len(max(before, here, key=len)) > 40 else f"{name} ({before}, here {here})")
     return shown
 
 

@@ -229,8 +229,11 @@ def followed(folder: Path) -> Path:
 
 
 def command_of(target: Path) -> str | None:
-    """Return the command line of the run at `target`; None if there is no run."""
-    record = _read_record(target)
+    """Return the command line of the run at `target`, "" if it cannot be read; None if there is no run."""
+    try:
+        record = _read_record(target)
+    except OSError:  # it belongs to a different user
+        return ""
     return None if record is None else str(record.get("command", ""))
 
 

@@ -503,6 +503,18 @@ def test_a_run_of_another_command_keeps_its_place_and_the_new_one_has_a_number(t
     assert (first / "a.txt").read_text() == "one"
 
 
+def test_a_run_that_cannot_be_read_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "run", "old")
+
+    def refuse(path: Path, *_: object, **__: object) -> bytes:
+        if path == tmp_path / "run" / "run.json":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("hookscope.results.runs.directory.read_bounded", refuse)
+    assert free_run_path(tmp_path / "run", "hookscope activations a b.png") == tmp_path / "run-2"
+
+
 def test_a_run_that_came_while_this_one_was_made_is_not_replaced(tmp_path: Path) -> None:
     first = tmp_path / "run"
     with new_run(first, numbered=True) as run:
