@@ -140,13 +140,13 @@ def _baseline_to_compare(settings: "CheckSettings", checkpoints: Sequence[str], 
         from hookscope.rules.baseline import read_baseline
 
         return None if settings.baseline is None else read_baseline(settings.baseline)
-    from hookscope.results.runs.atomic import check_writable
+    from hookscope.results.runs.atomic import check_text_target
 
     if settings.baseline is None:
         raise UsageError("--update-baseline needs the file to write: give --baseline FILE.")
     if len(checkpoints) != 1:
         raise UsageError(f"--update-baseline takes one checkpoint, not {len(checkpoints)}: name one.")
-    check_writable(settings.baseline, "--baseline")
+    check_text_target(settings.baseline, "--baseline")
     return None
 
 

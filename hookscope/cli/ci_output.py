@@ -62,13 +62,13 @@ class CiOutput:
 
 def ci_output(option: options.Check | options.Diff) -> CiOutput:
     """Return what to write; raise OutputError for a file that cannot be written, before a model is run for nothing."""
-    from hookscope.results.runs.atomic import append, check_writable
+    from hookscope.results.runs.atomic import append, check_text_target
 
     chosen = option.report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
     path = os.environ.get(_SUMMARY) if chosen == "github" else None
     output = CiOutput(chosen, option.junit, Path(path) if path else None)
     if output.junit is not None:
-        check_writable(output.junit, "--junit")
+        check_text_target(output.junit, "--junit")
     if output.summary is not None:
         append(output.summary, "", _SUMMARY)
     return output
@@ -95,9 +95,9 @@ def sarif_log(path: Path | None, config: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    from hookscope.results.runs.atomic import check_writable
+    from hookscope.results.runs.atomic import check_text_target
 
-    check_writable(path, "--sarif")
+    check_text_target(path, "--sarif")
     if path.is_file() or not path.exists():  # what a pipe takes cannot be replaced
         write_sarif(path, (), config, error="hookscope check did not finish: it was killed.", exit_code=EXIT_BUG)
     try:

@@ -38,10 +38,10 @@ def layers(model: str, *, option: options.Layers) -> int:
     from hookscope.reporting.modules import module_table_of
     from hookscope.reporting.tables import csv_text
     from hookscope.reporting.terminal import failure_panel
-    from hookscope.results.runs.atomic import check_writable, write_whole
+    from hookscope.results.runs.atomic import check_text_target, write_whole
 
     if option.csv is not None:
-        check_writable(option.csv, "--csv")
+        check_text_target(option.csv, "--csv")
     with redirect_stdout(sys.stderr if option.json else sys.stdout):  # a model may print
         table = run_layers(model, option=option)
     if option.csv is not None:

@@ -638,6 +638,16 @@ def test_a_baseline_is_not_written_from_what_does_not_run(check: Run, tmp_path: 
 # Mistakes
 
 
+@pytest.mark.parametrize("options", [("--junit",), ("--sarif",), ("--update-baseline", "--baseline")])
+def test_a_checkpoint_is_never_replaced(check: Run, tmp_path: Path, options: tuple[str, ...]) -> None:
+    weights = tmp_path / "weights.pt"
+    torch.save({"0.weight": torch.ones(2, 2)}, weights)
+    before = weights.read_bytes()
+    ended = check(weights, *options, weights)
+    assert (ended.code, weights.read_bytes()) == (3, before)
+    assert f"it holds no text, and is not replaced. Name another file with {options[-1]}." in ended.errors[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

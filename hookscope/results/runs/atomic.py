@@ -92,6 +92,19 @@ def check_writable(path: Path, option: str = "", kind: Kind = "file", beside: Pa
             TemporaryFile(dir=folder).close()  # permissions are not enough: /proc grants them all
 
 
+def check_text_target(path: Path, option: str) -> None:
+    """Raise OutputError, before long work, if a text file cannot be written, or would replace a checkpoint or the like.
+
+    A file with a zero byte near its beginning is no text.
+    """
+    check_writable(path, option)
+    with reported(path, option):
+        if path.is_file():
+            with path.open("rb") as file:
+                if b"\0" in file.read(4096):
+                    raise refusal(path, "it holds no text, and is not replaced", option)
+
+
 def reason_of(error: OSError) -> str:
     """Return the reason of an error, for a message: "no space left on device"."""
     return safe_text(error.strerror.lower() if error.strerror else str(error))
