@@ -77,7 +77,8 @@ def test_a_confident_argmax_is_warned_about_and_a_given_target_is_not(share: flo
     x = torch.tensor([[math.log(share), math.log(1 - share)]])
     warnings = loss_of(x, loss).warnings
     assert len(warnings) == warned
-    assert not warned or "1 of 1 inputs of a batch, the network is more than 90% sure" in warnings[0]
+    assert not warned or warnings[0].startswith(f"The network is more than 90% sure of the class that {loss}")
+    assert not warned or loss_of(x.expand(2, 2), loss).warnings[0].startswith("For 2 of 2 inputs of a batch, the")
     assert loss_of(x, loss, target=0).warnings == ()
 
 
