@@ -199,8 +199,6 @@ def _takers(
 def _with_repeats(rows: Sequence[GradientRow], activations: Sequence[LayerRow]) -> tuple[GradientRow, ...]:
     """Mark the rows of pass-through modules whose gradient an earlier row of the same tensor also has."""
     repeated = {(row.layer, row.call, row.slot): row.duplicate_of for row in activations if row.duplicate_of}
-    if not repeated:
-        return tuple(rows)
     outputs = [row for row in rows if row.role == "output"]
     of_one_tensor = {row.label: [row] for row in outputs}
     of_calls: dict[tuple[str, int], GradientRow] = {}

@@ -341,9 +341,6 @@ def _groups(values: Tensor) -> list[tuple[tuple[int, ...], int]]:
     return [(name, count) for name, count in counts.items() if count >= _MIN_GROUP and values.numel()]
 
 
-# --- What there is ---------------------------------------------------------------------------------------------------
-
-
 OF_ONE: dict[str, Callable[[Output, Task], LossValue]] = {
     "ce": _cross_entropy,
     "bce": _binary_cross_entropy,
