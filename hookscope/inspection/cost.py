@@ -33,7 +33,6 @@ from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.running import unfused
 from hookscope.hooks.selection import module_index, unwrap
 from hookscope.inputs.batches import copied
-from hookscope.inspection.device import placement
 from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.multiply_adds import formula_of, name_of
 from hookscope.inspection.receptive_fields import ReceptiveFields
@@ -76,7 +75,7 @@ def network_cost(call: Call, shapes: Call | None = None, *, timed: bool = True) 
     counts, notes = _counted(call, modules)
     fields, remark = receptive_fields(call if shapes is None else shapes._replace(network=unwrap(shapes.network)))
     notes += [remark] if remark else []
-    device, _ = placement(call.network)
+    device = next((parameter.device for parameter in call.network.parameters()), torch.device("cpu"))
     timed = timed and device.type != "meta"
     times = _times(call, modules, device) if timed else {}
     if any(isinstance(module, nn.TransformerEncoderLayer) for module in modules.values()) and timed:
