@@ -163,7 +163,6 @@ def _first_pass(run: GradientRun, batch: Batch) -> _Pass:
 
 def undo_batch(run: GradientRun) -> None:
     """Undo what a batch that is left out has changed."""
-    run.recorder.forget()
     run.gradient_recorder.maps.forget()
     run.state.rewind()
     for parameter in run.inspected.parameters():
@@ -216,7 +215,6 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     output, value, broken = _forward(run, batch)
     # Reading the loss waits for an accelerator, so that the time below is that of the pass.
     amount = math.nan if value is None else _loss_number(value)
-    run.recorder.settle()
     run.seconds["forward"] += time.perf_counter() - began
     run.gradient_recorder.axes = {seen.place: _axis(seen.value) for seen in run.captured.observations}
     if value is None:
@@ -226,7 +224,6 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     run.differentiated = value.value
     began = time.perf_counter()
     broken = _backward(run, value.value)
-    run.recorder.settle()
     _loss_number(value)  # waits, as above
     run.seconds["backward"] += time.perf_counter() - began
     if broken is not None and broken.overwritten:
@@ -285,7 +282,6 @@ def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
         _, value, again = _forward(run, batch)
         if value is not None and again is None:
             _backward(run, value.value)
-    run.recorder.settle()
     if write is None or broken.failure is None:
         return broken
     failure = replace(broken.failure, layer=write.saved_by, kind=type(run.inspected.modules[write.saved_by]).__name__)

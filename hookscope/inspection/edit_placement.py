@@ -19,6 +19,7 @@ from hookscope.hooks.patterns import OperationPattern, is_operation_pattern, par
 from hookscope.hooks.selection import parameters_by_name, unwrap
 from hookscope.inspection.edits import Edit, bind_edits, parsed_edits
 from hookscope.statistics.channel_axis import AxisReader
+from hookscope.statistics.storage import is_dense
 from hookscope.text import safe_text, some_of
 
 
@@ -174,8 +175,10 @@ def bound_to_parameters(network: nn.Module, bound: Sequence[tuple[str, Edit]]) -
     edits, parameters = [], parameters_by_name(network)
     for name, edit in bound:
         parameter, layer = parameters[name]
-        if missing := missing_memory(parameter):
-            raise UsageError(f"{edit.text!r} cannot change '{safe_text(name)}': {missing}.")
+        is_expanded = is_dense(parameter) and torch._debug_has_internal_overlap(parameter) == 1
+        shared = "its elements share memory" if edit.place == "value" and is_expanded else ""
+        if problem := missing_memory(parameter) or shared:
+            raise UsageError(f"{edit.text!r} cannot change '{safe_text(name)}': {problem}.")
         edits.append(BoundEdit(edit, name, parameter, parameter_channel_axis(layer, parameter)))
     return tuple(edits)
 

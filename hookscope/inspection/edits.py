@@ -187,9 +187,8 @@ def _noise(values: Tensor, edit: Edit) -> Tensor:
     """Add normal noise, drawn on the CPU in float32, so that it is the same everywhere."""
 
     def add(part: Tensor, turn: int) -> Tensor:
-        seed = (edit.seed + turn * 0x9E3779B9) % 2**63  # far from what people give as seeds
-        drawn: Any = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float32, "device": "cpu"}
-        noise = torch.randn(part.shape, **drawn)  # whatever the user's defaults are
+        generator = torch.Generator().manual_seed((edit.seed + turn * 0x9E3779B9) % 2**63)  # far from people's seeds
+        noise = torch.randn(part.shape, generator=generator, dtype=torch.float32, device="cpu")
         return part + noise.to(part) * edit.arguments["std"]
 
     return _by_turn(values, edit, add)
@@ -315,7 +314,6 @@ def _refuse_place(text: str) -> NoReturn:
 
 
 def _read_call(text: str, start: int) -> tuple[str, dict[str, Any]]:
-    """Parse the call that begins at `start`: return the name of the operation, and its arguments by name."""
     call = _OPERATION.match(text, start)
     if call is None or not call["name"]:
         at = start if call is None else call.start("opens")

@@ -12,7 +12,7 @@ from torch.autograd.graph import Node
 from hookscope.hooks.autograd import consumers, plain_arithmetic
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, RowKey, SiteKey
-from hookscope.hooks.selection import module_index, name_of_part
+from hookscope.hooks.selection import parameters_by_name
 from hookscope.hooks.step_gradients import StepGradient, by_layer
 from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.losses.formulas import LossValue
@@ -199,8 +199,6 @@ def _takers(
 def _with_repeats(rows: Sequence[GradientRow], activations: Sequence[LayerRow]) -> tuple[GradientRow, ...]:
     """Mark the rows of pass-through modules whose gradient an earlier row of the same tensor also has."""
     repeated = {(row.layer, row.call, row.slot): row.duplicate_of for row in activations if row.duplicate_of}
-    if not repeated:
-        return tuple(rows)
     outputs = [row for row in rows if row.role == "output"]
     of_one_tensor = {row.label: [row] for row in outputs}
     of_calls: dict[tuple[str, int], GradientRow] = {}
@@ -230,21 +228,16 @@ class NamedParameter:
 
     parameter: nn.Parameter
     names: list[str]
-    kind: str  # class name of the first module that owns it
+    kind: str  # class name of the first layer that it belongs to
     gradient: Tensor | None  # what `.grad` holds, before that is restored
 
 
 def named_parameters(network: nn.Module) -> list[NamedParameter]:
     """List each parameter once, those that the forward pass has registered among them."""
     by_id: dict[int, NamedParameter] = {}
-    modules, aliases = module_index(network)
-    for name, module in modules.items():
-        held = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
-        for key, parameter in held.items():
-            entry = NamedParameter(parameter, [], type(module).__name__, parameter.grad)
-            part = name_of_part(key, module._modules)
-            paths = [f"{prefix}.{part}" if prefix else part for prefix in (name, *aliases.get(name, ()))]
-            by_id.setdefault(id(parameter), entry).names.extend(paths)
+    for name, (parameter, layer) in parameters_by_name(network).items():
+        entry = NamedParameter(parameter, [], type(layer).__name__, parameter.grad)
+        by_id.setdefault(id(parameter), entry).names.append(name)
     return [*by_id.values()]
 
 

@@ -177,8 +177,6 @@ def _combined(maps: Tensor, over_channels: OverChannels) -> tuple[Tensor, Tensor
 
 def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tuple[MapSummary, ...]:
     """Return summaries by row and input."""
-    if not saved:
-        return ()
     by_key = {(row.layer, row.call, row.slot): row for row in rows}
     result = []
     fetched = [_fetched([getattr(chunk, name) for chunk in saved]) for name in ("combined", "strongest", "channels")]

@@ -32,7 +32,6 @@ _IN_PLACE = re.compile(
     r"Alias|Identity|Expand|Detach)Backward\d*|CopySlices"
 )
 _BATCH_AND_CHANNELS = 2  # axes of a picture besides its own
-_PICTURE_AXES = 2  # rows and columns
 
 
 class _Line(NamedTuple):
@@ -115,7 +114,7 @@ class ReceptiveFields:
         by_weights: As of `ReceptiveField`; without it no weight is read.
     """
 
-    axis_count: int = _PICTURE_AXES
+    axis_count: int = 2
     by_weights: bool = True
     channel_axis: int | None = 1
     _fields: dict[Any, _NodeField] = field(default_factory=dict)

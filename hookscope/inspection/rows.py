@@ -344,8 +344,6 @@ def fast_path_warning(
 
 def feature_maps(rows: Iterable[LayerRow | GradientRow], kept: Sequence[SavedActivation]) -> tuple[FeatureMaps, ...]:
     """Arrange the kept maps of the rows for drawing."""
-    if not kept:
-        return ()
     by_key = {(row.layer, row.call, row.slot): row for row in rows}
     pairs = [(item, by_key[item.key]) for item in kept]
     result = [arranged(item, row.index, row.label, row.kind) for item, row in pairs]

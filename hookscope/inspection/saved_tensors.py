@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from tempfile import gettempdir
@@ -152,11 +152,9 @@ class TensorCollector:
         Where other axes differ, batches are numbered instead.
         """
         joined: dict[str, SpooledTensor] = {}
-        wanted = frozenset(labels)
-        for label, parts in self._parts.items():
-            if label not in wanted:
-                continue
-            dtype, shape = parts[0].dtype, parts[0].shape
+        for label in filter(frozenset(labels).__contains__, self._parts):
+            parts = self._parts[label]
+            shape = parts[0].shape
             # Tensors that came in rows have several pieces, and the inputs on axis 0.
             axis = (self._shapes[label].batch_axis or 0) if all(len(part.pieces) == 1 for part in parts) else 0
             alike = {(part.dtype, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
@@ -164,14 +162,10 @@ class TensorCollector:
                 joined[label] = parts[0]
             elif shape and len(alike) == 1:
                 whole = (*shape[:axis], sum(part.shape[axis] for part in parts), *shape[axis + 1 :])
-                joined[label] = SpooledTensor(dtype, whole, _along(axis, parts))
+                count = math.prod(shape[:axis]) or 1
+                sizes = [(piece, piece.size // count) for part in parts for piece in part.pieces]
+                pieces = tuple(Piece(piece.begin + at * size, size) for at in range(count) for piece, size in sizes)
+                joined[label] = SpooledTensor(parts[0].dtype, whole, pieces)
             else:
                 joined.update({f"{label}@{number}": part for number, part in enumerate(parts)})
         return SavedTensors(self._spool, joined)
-
-
-def _along(axis: int, parts: Sequence[SpooledTensor]) -> tuple[Piece, ...]:
-    """Return the pieces of tensors that are joined along an axis; with more than one piece each, that is axis 0."""
-    count = math.prod(parts[0].shape[:axis]) or 1
-    pieces = [(piece, piece.size // count) for part in parts for piece in part.pieces]
-    return tuple(Piece(piece.begin + at * size, size) for at in range(count) for piece, size in pieces)

@@ -179,6 +179,15 @@ def test_what_cannot_be_edited_is_refused_and_nothing_is_changed(
     assert all(torch.equal(values, before[key]) for key, values in model.state_dict().items())
 
 
+def test_a_parameter_that_is_one_number_for_several_elements_is_refused_before_others_are_changed() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.PReLU())
+    model[1].weight = nn.Parameter(torch.ones(()).expand(3))
+    before = model[0].weight.detach().clone()
+    with pytest.raises(UsageError, match=r"cannot change '1\.weight': its elements share memory\."):
+        hookscope.activations(model, normal(2, 3), edit="param:weight:value:scale(2)")
+    assert torch.equal(model[0].weight, before)
+
+
 def test_values_come_back_when_the_network_raises() -> None:
     model = nn.Sequential(nn.Linear(3, 3), Apply(failing))
     before = model[0].weight.detach().clone()

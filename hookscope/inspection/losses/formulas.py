@@ -189,10 +189,10 @@ def _confidence_warning(log_p: Tensor, task: Task) -> tuple[str, ...]:
     shares = log_p.detach().exp().amax(1, keepdim=True).flatten(1).mean(1)  # (N,)
     sure = int((shares > _CONFIDENT_SHARE).sum())
     rows = "inputs" if len(shares) == len(task.indices) else "rows of the output"
+    subject = f"For {sure} of {len(shares)} {rows} of a batch, the" if len(shares) > 1 else "The"
     warning = (
-        f"For {sure} of {len(shares)} {rows} of a batch, the network is more than {_CONFIDENT_SHARE:.0%} sure of "
-        f"the class that {task.loss} takes as its target, so gradients are small: give a target, or take "
-        f"{arg('loss')} logit."
+        f"{subject} network is more than {_CONFIDENT_SHARE:.0%} sure of the class that {task.loss} takes as its "
+        f"target, so gradients are small: give a target, or take {arg('loss')} logit."
     )
     return (warning,) if sure else ()
 
@@ -339,9 +339,6 @@ def _groups(values: Tensor) -> list[tuple[tuple[int, ...], int]]:
     sets = {axes[1:], (*axes[:1], *axes[2:])} - {()}
     counts = {group: math.prod(values.shape[axis] for axis in group) for group in sets}
     return [(name, count) for name, count in counts.items() if count >= _MIN_GROUP and values.numel()]
-
-
-# --- What there is ---------------------------------------------------------------------------------------------------
 
 
 OF_ONE: dict[str, Callable[[Output, Task], LossValue]] = {

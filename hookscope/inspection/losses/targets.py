@@ -81,8 +81,8 @@ def read_target(
         values = requested.detach()
         values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values  # like outputs
         target = Target("tensor", tensor=values, name=safe_text(name) or f"tensor {shape_text(requested.shape)}")
-    elif requested in ("zeros", "noise", "self"):
-        target = Target(requested)  # type: ignore[arg-type] # one of the kinds, by the line above
+    elif text in ("zeros", "noise", "self"):
+        target = Target(text)  # type: ignore[arg-type] # one of the kinds, by the line above
     elif "class" in kinds:
         classes = tuple(required_class(part, categories) for part in split_at_commas(text, categories))
         target = Target("class", classes=classes)
@@ -274,8 +274,9 @@ def fit(tensor: Tensor, shape: tuple[int, ...], output: Output, task: Task) -> T
             if row_count == task.input_count:
                 return tensor[list(task.indices)]
             raise UsageError(
-                f"{task.loss} cannot compare {output.label} with {task.target.name}: it is {shape_text(tensor.shape)}, "
-                f"with {counted(row_count, 'row')} for {counted(task.input_count, 'input')}. Give 1 row, or as many."
+                f"{task.loss} cannot compare {output.label} with {task.target.name}, of shape "
+                f"{shape_text(tensor.shape)}, with {counted(row_count, 'row')} for "
+                f"{counted(task.input_count, 'input')}: give 1 row, or as many."
             )
     elif tensor.shape == shape:
         return tensor

@@ -20,7 +20,6 @@ _JOINED_DTYPES = frozenset({torch.float32, torch.int64})
 _JOINED_ELEMENTS = 2**14
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_dtype, _device = attrgetter("dtype"), attrgetter("device")
 
 
 class HeldValues:
@@ -62,7 +61,7 @@ class HeldValues:
             self.storage_bytes = [*map(_storage_bytes, self.tensors)]
             self.versions = _versions(self.tensors)
             alike: defaultdict[tuple[torch.dtype, torch.device, int], list[int]] = defaultdict(list)
-            keys = zip(*(map(read, self.aliases) for read in (_dtype, _device, Tensor.dim)), strict=True)
+            keys = [(alias.dtype, alias.device, alias.dim()) for alias in self.aliases]
             for place, (tensor, key, address) in enumerate(zip(self.tensors, keys, self.addresses, strict=True)):
                 if not address or missing_memory(tensor):  # it holds nothing that could be read
                     continue

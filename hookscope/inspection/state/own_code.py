@@ -122,9 +122,6 @@ def functions_behind(value: Any) -> Iterator[FunctionType]:
             return
 
 
-# --- What it does ---
-
-
 class Overwritten(NamedTuple):
     """The tensors that a network may overwrite while it runs."""
 

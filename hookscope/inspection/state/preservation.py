@@ -227,7 +227,6 @@ def _switch(network: nn.Module, mode: Mode, modules: Sequence[nn.Module]) -> Non
 
 
 def _switch_back(modules: Sequence[nn.Module], modes: Sequence[bool | None]) -> list[Problem]:
-    """Switch each module by its own method, outer modules first."""
     problems: list[Problem] = []
     with _fixed_modes_left(modules):
         for module, training in zip(modules, modes, strict=True):

@@ -271,9 +271,6 @@ def _byte_count(tensor: Tensor) -> int:
         return 0
 
 
-# --- What belongs to it ---
-
-
 @dataclass(slots=True)
 class _Reachable:
     """The objects reachable from modules, each once; tensors by identity."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,7 +78,8 @@ def test_a_confident_argmax_is_warned_about_and_a_given_target_is_not(share: flo
     x = torch.tensor([[math.log(share), math.log(1 - share)]])
     warnings = loss_of(x, loss).warnings
     assert len(warnings) == warned
-    assert not warned or "1 of 1 inputs of a batch, the network is more than 90% sure" in warnings[0]
+    assert not warned or warnings[0].startswith(f"The network is more than 90% sure of the class that {loss}")
+    assert not warned or loss_of(x.expand(2, 2), loss).warnings[0].startswith("For 2 of 2 inputs of a batch, the")
     assert loss_of(x, loss, target=0).warnings == ()
 
 
@@ -385,6 +387,7 @@ def test_each_input_takes_its_own_class_in_whatever_batch_it_comes() -> None:
             "Several classes are named 'crane': give one of 0, 3",
         ),
         ("zeros", {}, "ce does not take 'zeros' as its target. Give a class index or name or a tensor file"),
+        (np.array([1, 2]), {}, r"Target class '\[1 2\]' is not an index from 0"),
         (torch.tensor([0, 9]), {"target_name": "t.pt"}, "Target class 9 is out of range"),
         (torch.zeros(3, dtype=torch.long), {}, "with 3 rows for 2 inputs"),
         (torch.zeros(2, 3, dtype=torch.long), {"target_name": "t.pt"}, "shape 2 for .* of shape 2x4, but t.pt is 2x3"),
@@ -419,7 +422,7 @@ def test_a_value_target_goes_with_its_inputs(count: int, extra: int, one_for_all
     ("shape", "message"),
     [
         ((5,), r"mse needs a target of shape 2x6 for \(model\) of shape 2x6, but tensor 5 is 5"),
-        ((3, 6), "it is 3x6, with 3 rows for 2 inputs. Give 1 row, or as many"),
+        ((3, 6), "of shape 3x6, with 3 rows for 2 inputs: give 1 row, or as many"),
         ((2, 6, 1), "shape 2x6 .* is 2x6x1"),
         ((), "shape 2x6 .* is scalar"),
     ],
