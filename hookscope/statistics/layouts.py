@@ -142,10 +142,9 @@ def layout_of(
     is_sequence = len(shape) == _SEQUENCE_AXES and (channel_axis != 1 or (tokens is not None and axes > 1))
     if is_sequence:
         return _of_tokens(shape[1], grids, axes, prefix, tokens, size)
-    if len(shape) != axes + 2:
-        seen = counted(len(shape) - 2, "axis", "axes")
-        return f"has {seen} of place where the input has {axes}" if math.prod(shape[2:]) > 1 else _FLAT
     grid = tuple(size for axis, size in enumerate(shape) if axis not in (0, channel_axis))
+    if math.prod(grid) > 1 and len(grid) != axes:
+        return f"has {counted(len(grid), 'axis', 'axes')} of place where the input has {axes}"
     return Layout(grid, channel_axis) if math.prod(grid) > 1 else _FLAT
 
 

@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from hookscope.commands.diff.alignment import Pairing, containers_of
 from hookscope.commands.diff.first_differences import exceeds, origin_of, rounding_limit
 from hookscope.commands.diff.hooked_network import HookedNetwork
-from hookscope.commands.diff.measures import Sums, sums_of
+from hookscope.commands.diff.measures import Sums, coarser, sums_of
 from hookscope.commands.diff.row_pairs import RowPair, pair_gradients, pair_parameters
 from hookscope.commands.diff.values import A, Spool, Value, Versions, compared
 from hookscope.inputs.batches import Batch
@@ -49,7 +50,7 @@ class GradientComparison:
     """The gradients of outputs, compared batch by batch, and of parameters, compared as sums over batches.
 
     Gradients of outputs are paired after both passes of a batch, and wait in a spool until then. Sums of gradients of
-    parameters stay in memory.
+    parameters stay in memory, at least in float32: in half precision, sums over many batches stop growing.
 
     Attributes:
         networks: A, B and the optional reference.
@@ -92,7 +93,8 @@ class GradientComparison:
         for total, (_, gradients) in zip(self._totals, passes, strict=False):
             for label, gradient in gradients.items():
                 if label.endswith(" grad"):
-                    total[label] = total[label] + gradient.read() if label in total else gradient.read()
+                    added, wide = gradient.read(), torch.promote_types(gradient.dtype, torch.float32)
+                    total[label] = total[label].to(wide) + added if label in total else added
         for letter, seen in (("A", first), ("B", other)):
             self.notes |= {f"{letter}: {text}": None for text in seen.warnings}
 
@@ -114,6 +116,7 @@ class GradientComparison:
             labels = pair.label, pair.label_b, pair.label
             gradients = [self._totals[at].get(labels[at]) for at in range(len(self.networks))]
             _add(pair, pair, [None if gradient is None else Value(gradient) for gradient in gradients])
+            pair.compared.dtype = coarser(getattr(torch, pair.a.dtype), getattr(torch, pair.b.dtype))
         activations, pairs = _largest_difference(forward), [*self._pairs.values()]
         limit = rounding_limit(eps, 2 * len(self._rows_of_a))
         limit = max(limit, math.sqrt(_CASES_PER_TURNED_SIGN * activations)) if activations < math.inf else limit

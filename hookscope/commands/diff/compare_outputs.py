@@ -164,8 +164,6 @@ def with_classes(
 
 def _form_text(tensors: Sequence[tuple[str, Tensor]]) -> str:
     shapes = [f"{tensor.size(0)} nested" if tensor.is_nested else str(tuple(tensor.shape)) for _, tensor in tensors]
-    if len(shapes) == 1:
-        return shapes[0]
-    return (
-        f"{len(shapes)} tensors: {', '.join(shapes[:4])}{', …' if len(shapes) > 4 else ''}" if shapes else "no tensor"
-    )
+    if len(shapes) < 2:
+        return shapes[0] if shapes else "no tensor"
+    return f"{len(shapes)} tensors: {', '.join(shapes[:4])}{', …' if len(shapes) > 4 else ''}"

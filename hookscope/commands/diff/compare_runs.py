@@ -36,7 +36,6 @@ from hookscope.text import printable
 
 _TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
 
-
 # Sums of equal values, by different numbers of threads, differ by less than this share.
 _ROUNDING_OF_SUMS = 1e-7
 

@@ -57,8 +57,8 @@ def read_weights(path: Path, options: FileOptions = FileOptions()) -> Weights:  
     """
     read = read_checkpoint(path, options)
     tensors = dict(named_tensors(read.state))
-    counted_names = [name for name in tensors if name.rpartition(".")[2] not in _BATCH_STATISTICS]
-    count = sum(tensors[name].numel() for name in counted_names if tensors[name].is_floating_point())
+    parameters = [tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in _BATCH_STATISTICS]
+    count = sum(parameter.numel() for parameter in parameters if parameter.is_floating_point())
     info = ModelInfo(read.name, "(no network)", read.name, random=False, sha256=read.sha256, parameter_count=count)
     return Weights(info, tensors, read.warnings, read.notes)
 

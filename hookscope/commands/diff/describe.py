@@ -380,10 +380,9 @@ def _inputs_text(row: DifferenceRow) -> str:
     before = row.input_relative_l2
     if before == 0:
         return ", its inputs are equal"
-    by = (
-        f" by {number_text(before, 3)}" if before is not None and math.isfinite(before) else ""
-    )  # else in shape, or NaN
-    return "" if before is None else f", its inputs differ{by}"
+    if before is None:
+        return ""
+    return f", its inputs differ by {number_text(before, 3)}" if math.isfinite(before) else ", its inputs differ"
 
 
 def _called_on_one_side(layer: str, result: Differences) -> str:
@@ -403,7 +402,7 @@ def _not_compared_parts(result: Differences) -> str:
     """Return which layers were not compared, because one run only has rows of their parts."""
     left_out = [row for row in result.unmatched if row.reason.endswith(PARTS_ALONE)]
     names = some_of([row.label for row in left_out], _FEW_ALONE)
-    return f" {names} not compared: {left_out[0].reason}." if left_out else ""
+    return f" {names} {are(len(left_out))} not compared: {left_out[0].reason}." if left_out else ""
 
 
 def _callers(label: str) -> tuple[str, ...]:
@@ -617,8 +616,8 @@ def gradients_answer(result: Differences) -> str:
     if result.reference and errors:
         error, label = max(errors)
         of_a = next(row.error for row in result.gradients if row.label == label)
-        largest = f"B's largest error is relative L2 {number_text(error, 3)}, at {layer_words(label)}, and A's there"
-        sentences.append(f"Beside {result.reference} {largest} {number_text(of_a, 3)}.")
+        largest = f"B's largest error is relative L2 {number_text(error, 3)}, at {layer_words(label)}"
+        sentences.append(f"Compared with {result.reference}, {largest}; A's error there is {number_text(of_a, 3)}.")
     return " ".join(sentences)
 
 

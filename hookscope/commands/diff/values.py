@@ -60,10 +60,8 @@ class Value:
         if self.number in other.sums and (cached is None or channel_axis is None or cached.squares is not None):
             return cached
         a, b = self.read(), other.read()
-        sums = None
-        if a is not None and b is not None:
-            sums = sums_of(a, b, first_input if length_of(a) == count else 0, channel_axis)
-        other.sums[self.number] = sums
+        first = first_input if a is not None and length_of(a) == count else 0
+        other.sums[self.number] = sums = None if a is None or b is None else sums_of(a, b, first, channel_axis)
         return sums
 
 

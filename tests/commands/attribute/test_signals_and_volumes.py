@@ -396,6 +396,6 @@ def test_a_layer_whose_places_are_not_the_inputs_is_refused_with_the_reason() ->
             return output
 
     with pytest.raises(UsageError, match="returns 1x4x6x6, which has 2 axes of place where the input has 1"):
-        hookscope.attribute(Spectrum(), torch.randn(1, 1, 64), layer="conv")
+        hookscope.attribute(Spectrum(), torch.randn(1, 1, 64), layer="conv", batch_axis=0)
     with pytest.raises(UsageError, match="returns a map of the signal with more than one place"):
-        hookscope.attribute(Spectrum(), torch.randn(1, 1, 64))
+        hookscope.attribute(Spectrum(), torch.randn(1, 1, 64), batch_axis=0)

@@ -410,7 +410,7 @@ def test_stored_runs_say_that_a_wrapped_layer_was_not_compared(tmp_path: Path) -
     result = hookscope.diff(*folders)
     assert [row.label for row in result.rows] == ["1", "2", "3", "4"]
     assert [row.label for row in result.unmatched] == ["0", "0.base", "0.down", "0.up"]
-    assert answer(result)[0].endswith(" 0 not compared: B's run only has rows of its parts.")
+    assert answer(result)[0].endswith(" 0 is not compared: B's run only has rows of its parts.")
 
 
 def test_a_network_that_is_given_compiled_is_said_to_run_as_written() -> None:

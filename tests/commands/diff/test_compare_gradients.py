@@ -79,6 +79,19 @@ def test_errors_of_gradients_are_those_beside_the_weights_in_float64() -> None:
     assert hookscope.diff(network, "same", x, **options).gradients[0].error is None
 
 
+def test_sums_over_many_batches_are_not_rounded_to_half_precision() -> None:
+    torch.manual_seed(0)
+    network, x = nn.Linear(4, 3), torch.randn(600, 4)
+    other = copy.deepcopy(network).bfloat16()
+    options: dict[str, Any] = {"batch_axis": 0, "grads": True, "loss": "ce", "target": 0}
+    many, one = (hookscope.diff(network, other, x, batch_size=size, **options) for size in (1, 600))
+    for row, whole in zip(many.gradients, one.gradients, strict=True):
+        assert row.measures is not None
+        assert whole.measures is not None
+        assert row.measures.relative_l2 < 0.005  # 2^-8 is the rounding of bfloat16
+        assert (row.dtype_b, row.measures.ulps) == ("bfloat16", pytest.approx(whole.measures.ulps, abs=0.9))
+
+
 def test_gradients_that_are_nan_on_one_side_are_said() -> None:
     one, other = small(), small()
     with torch.no_grad():
