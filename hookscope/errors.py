@@ -137,7 +137,7 @@ _BY_SEVERITY = (EXIT_BUG, 4, 3, 6, 5, 2, EXIT_CHECK_FAILED, EXIT_DONE)
 
 
 def severity_rank(exit_code: int) -> int:
-    """Return the place of an exit code among all, the most severe first, as unknown codes are."""
+    """Return the place of an exit code, 0 for the most severe, and for an unknown code."""
     return _BY_SEVERITY.index(exit_code) if exit_code in _BY_SEVERITY else 0
 
 

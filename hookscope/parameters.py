@@ -13,7 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_python_calls = 0  # active calls in this process, counted here because they also have threads that read inputs
+_python_calls = 0  # active calls in this process; not per thread, because a call has threads that read inputs
 
 
 def arg(name: str) -> str:

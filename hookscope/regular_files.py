@@ -1,4 +1,4 @@
-"""Open the files that a user names or has lying about: regular files only, and no more of them than a limit.
+"""Open the files that a user names or has lying about: only regular files, read up to a limit.
 
 Opening a named pipe waits for a writer, and a device may never end. Every file that hookscope has not written itself is
 opened here.
@@ -26,7 +26,7 @@ def open_regular(path: Path, *, follow_links: bool = True) -> BufferedReader:
     Raises:
         IsADirectoryError: For a folder.
         NotRegularError: For a pipe, a socket or a device.
-        OSError: For whatever the system refuses, a link too unless `follow_links`, and for what cannot be a path.
+        OSError: If the system refuses, for a link without `follow_links`, and for a text that cannot be a path.
     """
     try:
         _check_regular(path.stat(follow_symlinks=follow_links), path)  # to open a device can do things of its own

@@ -93,11 +93,9 @@ def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     record = parameter.get_help_record(ctx)
     if record is None:
         return None
-    name = record[0].removeprefix(" / ")  # click writes " / --no-grids" where there is no --grids
-    if not name.startswith("-"):
-        name = name.partition(" <")[0]  # typer adds the type of an argument: "MODEL <str>"
     text = _BETWEEN.sub(lambda match: f"{_bound(match[1])} to {_bound(match[2])}", record[1])
-    return name, _AT_LEAST.sub(lambda match: f"{_bound(match[1])} or more", text)
+    # click writes " / --no-grids" where there is no --grids, typer the type of an argument: "MODEL <str>".
+    return re.sub("^ / |(?<=[A-Z]) .*", "", record[0]), _AT_LEAST.sub(lambda match: f"{_bound(match[1])} or more", text)
 
 
 def _bound(digits: str) -> str:

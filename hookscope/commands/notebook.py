@@ -1,7 +1,7 @@
 """Results as HTML for notebooks: the answer and the terminal's tables in full; where a map is the answer, its picture.
 
-A notebook keeps what it shows, so the pictures of other results are left to `run.show()`. Without a script or anything
-loaded from elsewhere: a notebook shows it however little it trusts the file.
+A notebook keeps what it shows, so the pictures of other results are left to `run.show()`. The HTML has no script and
+loads nothing, so a notebook shows it even in a file that it does not trust.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -36,8 +36,8 @@ _EVERYTHING = 1_000_000
 
 _MOST_PICTURES = 6  # pictures of inputs
 
-# Long tables scroll inside their frame. Histograms of block characters need a font of one width, and their blanks, as
-# trees do: each cell has the style, because JupyterLab's style sheet wraps cells. Not every notebook pads cells.
+# Long tables scroll inside their frame. Histograms and trees need a monospaced font, and all of their blanks: every
+# cell has a style for that, because JupyterLab's style sheet wraps cells. Not every notebook pads cells.
 _FRAME = "max-height:36em;overflow:auto;margin-bottom:1em"
 _TABLE = "font-family:monospace;border-collapse:separate;border-spacing:0.8em 0;text-align:right"
 

@@ -170,8 +170,7 @@ def _combined(maps: Tensor, over_channels: OverChannels) -> tuple[Tensor, Tensor
     else:
         combined = maps.mean(1, dtype=wide)
         typical = torch.linalg.vector_norm(strength, 2, 1) / math.sqrt(channel_count * math.prod(size))  # (n,)
-        rounding = _ROUNDING * typical.nan_to_num(posinf=0)[:, None, None]
-        combined = torch.where(combined.abs() <= rounding, 0, combined)
+        combined = torch.where(combined.abs() <= _ROUNDING * typical[:, None, None].nan_to_num(posinf=0), 0, combined)
     return combined.float(), strongest.float(), channels
 
 

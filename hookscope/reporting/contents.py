@@ -13,7 +13,7 @@ from hookscope.text import counted, percent_text, printable, scaled_text
 
 
 def describe_contents(contents: CheckpointContents) -> Document:
-    """Describe a weights file; of tensors outside its weights, a terminal lists only unusual ones."""
+    """Describe a weights file; a terminal lists tensors outside its weights only if they are unusual."""
     weights = [part for part in contents.parts if part.is_weights]
     facts = [f"{contents.kind} · {contents.producer}" if contents.producer else contents.kind]
     facts += [f"metadata {printable(key)}: {printable(value)}" for key, value in contents.metadata.items() if value]

@@ -181,16 +181,15 @@ def token_table_of(rows: Sequence[LayerRow], inputs: Sequence[InputRecord]) -> t
     def value(pair: Any) -> float:
         return pair[1].norm if isinstance(pair[1], HighToken) else pair[1].value
 
-    def name(pair: Any) -> Any:
-        return inputs[pair[1].input_index].name
-
     def number(key: str, meaning: str, text: Callable[[Any], str] | None = None) -> Column:
         return Column(key, key, meaning, 3, text, lambda pair: getattr(pair[1], key, None), usual="-")
 
     columns = (
         Column("label").on(itemgetter(0)),
         Column("what", "what", "why it stands out", 1, value=kind, words=True),
-        Column("input", "input", "input", 2, value=name, words=True, varies=True),
+        Column(
+            "input", "input", "input", 2, None, lambda pair: inputs[pair[1].input_index].name, words=True, varies=True
+        ),
         Column("token").on(itemgetter(1)),
         Column("place", "token", "where it is", 0, value=lambda pair: pair[0].tokens.place(pair[1].token), words=True),
         number("channel", "channel of the value", str),

@@ -22,7 +22,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import Photograph, Region
 from hookscope.text import figure
 
-# By eye: at the top of the scale a little of the photograph still shows; a tenth of it is hardly tinted.
+# By eye: at the top of the scale, a little of the photograph still shows; at a tenth of the scale, it is hardly tinted.
 _STRONGEST = 0.82
 _RISE = 0.75  # power of the share of the scale
 _LEVELS = 255  # on each side of zero
@@ -60,7 +60,7 @@ class ColourScale:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels at the ends of the colour bar, and at zero between them if it is signed; why there is no bar."""
+        """Labels at the ends of the colour bar, and at zero if it is signed; without a bar, the reason."""
         if not self.top > 0:
             return ("no finite value" if math.isnan(self.top) else "0 everywhere",)
         top = figure(self.top, 3)

@@ -37,11 +37,6 @@ class Plot:
     letters: Sequence[tuple[str, int]] = ()
     names: Sequence[tuple[int, str]]
 
-    @property
-    def values(self) -> list[float]:
-        """All values of the lines."""
-        return _values(self.lines)
-
 
 def depth_plot(chart: DepthChart) -> Plot | None:
     """Return what a chart over depth draws; None without a value."""
@@ -49,7 +44,7 @@ def depth_plot(chart: DepthChart) -> Plot | None:
     lines = [
         (series, runs_of(series.values, 0.0 if is_log else -math.inf)) for series in chart.series if any(series.values)
     ]
-    values = _values(lines)
+    values = values_of(lines)
     if not values:
         return None
     meaning, pointed_at = chart.ground
@@ -103,7 +98,8 @@ def step_plot(part: StepCharts, chart: StepChart) -> Plot | None:
     )
 
 
-def _values(lines: Sequence[tuple[Series, Sequence[Run]]]) -> list[float]:
+def values_of(lines: Sequence[tuple[Series, Sequence[Run]]]) -> list[float]:
+    """Return all values of the lines of a plot."""
     return [value for _, runs in lines for run in runs for _, value in run]
 
 

@@ -237,11 +237,10 @@ def _cells(heat: HeatMap, row: int, status: str) -> list[tuple[str, str, str | f
 
 def _making(record: RunRecord, making: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return terms and words that reproduce a run; `making` comes after the entries of the record."""
-    command = [("Command", record.command)] if record.command else []
-    layers = [("Layers", " ".join(record.patterns))] if record.patterns else []
     versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
-    threads = [("Threads", str(record.threads))] if record.threads else []
-    return [*command, *layers, *making, *threads, ("Versions", versions), ("Platform", record.platform)]
+    first = (("Command", record.command), ("Layers", " ".join(record.patterns)))
+    last = (("Threads", str(record.threads or "")), ("Versions", versions), ("Platform", record.platform))
+    return [(term, words) for term, words in (*first, *making, *last) if words]
 
 
 def _visible(value: Any) -> Any:

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from hookscope.reporting.axes import Axis, Run, placed_names
 from hookscope.reporting.columns import fold_name, number_text
 from hookscope.reporting.document import DepthChart, Series, StepChart, StepCharts
-from hookscope.reporting.plots import MOST_COLUMNS, Plot, depth_plot, step_plot
+from hookscope.reporting.plots import MOST_COLUMNS, Plot, depth_plot, step_plot, values_of
 from hookscope.reporting.steps import Floats, columns_of, span_text
 from hookscope.text import counted, figure, percent_text, safe_text
 
@@ -61,7 +61,8 @@ def over_depth(chart: DepthChart) -> Figure | None:
     if plot is None:
         return None
     text, scale = (number_text, ", on a logarithmic axis") if chart.axis == "log" else (percent_text, "")
-    extent = f"from {text(min(plot.values))} to {text(max(plot.values))}{scale}"
+    values = values_of(plot.lines)
+    extent = f"from {text(min(values))} to {text(max(values))}{scale}"
     summary = f"{chart.title} over {counted(plot.count, 'place')}, {extent}. The tables have the numbers."
     return _figure(plot, summary, chart.labels)
 

@@ -26,7 +26,7 @@ Shown = dict[str, Any]
 # Bytes of all pictures together, before base64 makes 4 of 3: a page of 161 layers stays under 6 MB.
 BUDGET = 3_500_000
 
-# Of a picture that is read: a grid has 64 million pixels at most, and a caption.
+# Limit for a picture that is read: a grid has at most 64 million pixels, and a caption.
 _MAX_PIXELS = 100_000_000
 _STRIP_GAP = 3
 

@@ -40,7 +40,7 @@ _LARGE_ENOUGH = 4  # values a side: smaller maps are shown where there are few o
 _STRIP = 40  # pixels: the height of a sequence
 _TALLEST = 1.4  # a map is drawn at most this many times as high as wide
 
-# Of small maps.
+# Limits of small maps.
 _MOST_ROWS = 24  # the first, the last, and others evenly spaced
 _MOST_COLUMNS = 24
 
