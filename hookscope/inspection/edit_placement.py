@@ -123,12 +123,8 @@ def place_edits(
     of_operations = [(parse_operation_pattern(edit.pattern), intervention(edit)) for edit in about_operations]
     for pattern, _ in of_operations:
         if pattern.call is not None:
-            call = pattern.text.rpartition("#")[2]
-            raise UsageError(f"An edit changes every call of an operation: leave out #{call}.")
+            raise UsageError(f"An edit changes every call of an operation: leave out #{pattern.call}.")
     return PlacedEdits(by_name, of_operations, applications, layers)
-
-
-# --- Values of parameters ---
 
 
 @dataclass(frozen=True, slots=True)

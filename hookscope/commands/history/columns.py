@@ -10,8 +10,7 @@ from hookscope.reporting.columns import Column, classes_text, machine_columns, n
 from hookscope.results.history import History, HistoryFile, HistoryFinding, LayerPoint, WeightPoint, by_layer
 from hookscope.text import counted, percent_text, shape_text
 
-OF_OPTIMISERS = ("optimizer-reset", "optimizer-state")
-"""Rules whose places are the states of optimisers, not layers or tensors."""
+OF_OPTIMISERS = ("optimizer-reset", "optimizer-state")  # rules whose places are no layers or tensors
 
 _MOST_COUNTERS = 2
 _COUNTERS = attrgetter("counters")

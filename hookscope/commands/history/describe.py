@@ -258,25 +258,20 @@ def answer(result: History) -> list[str]:
     """Return the answer in sentences: what happened and since when, what could not be read, what was looked at."""
     most = decisive(result)
     others = [verdict.rule for verdict in result.verdicts if verdict is not most]
-    order = f"Files are in the order of {result.order}."
+    rules = some_of(list(dict.fromkeys(others)), _FEW_RULES)
     return [
         headline(result),
-        *(
-            [f"{counted(len(others), 'other problem')}: {some_of(list(dict.fromkeys(others)), _FEW_RULES)}."]
-            if others
-            else []
-        ),
+        *([f"{counted(len(others), 'other problem')}: {rules}."] if others else []),
         *_failures(result),
         *_equal_files(result),
         *_steps(result),
         *_best_classes(result),
-        order,
+        f"Files are in the order of {result.order}.",
         result.scope,
     ]
 
 
 def _equal_files(result: History) -> Iterator[str]:
-    """Yield a sentence for each run of files with the same parameters."""
     drifts: dict[int, dict[str, float | None]] = {}
     for row in result.rows:
         if row.role == "parameter":

@@ -1,6 +1,6 @@
 """Find since which file a rule fails: among files that were all read, or by halving a series."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Literal
 
@@ -41,7 +41,8 @@ def verdicts(findings: Mapping[int, ByKey], *, fading: AbstractSet[str] = frozen
     for key, files in held.items():
         if key[0] in fading:
             held[key] = tuple(at for at in order if at in began_at[key[0], files[0]])
-    begun = {key: (_before(order, files[0]), files) for key, files in held.items()}
+    before = dict(zip(order, [None, *order], strict=False))
+    begun = {key: (before[files[0]], files) for key, files in held.items()}
     return _grouped(begun, findings, lambda files: [*files] == order[order.index(files[0]) :])
 
 
@@ -78,11 +79,6 @@ def _between(low: int, high: int, look: Callable[[int], ByKey | None]) -> int | 
     middle = (low + high) / 2
     candidates = sorted(range(low + 1, high), key=lambda at: abs(at - middle))
     return next((at for at in candidates if look(at) is not None), None)
-
-
-def _before(order: Sequence[int], first: int) -> int | None:
-    at = order.index(first)
-    return order[at - 1] if at else None
 
 
 def _grouped(

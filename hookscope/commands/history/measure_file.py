@@ -23,6 +23,7 @@ from hookscope.results.check import CheckMeasurements, CheckReport, StoredValues
 from hookscope.results.findings import Finding
 from hookscope.results.history import ActivationPoint, HistoryFile, OptimiserPoint, WeightPoint
 from hookscope.results.inputs import InputRecord
+from hookscope.results.training_state import OptimiserValues
 from hookscope.rules.judging import judge, refused
 from hookscope.rules.settings import NO_NETWORK, CheckSettings
 
@@ -127,7 +128,7 @@ def measure_history_file(
         status="read",
         counters=counters,
         sha256=read.sha256,
-        optimisers=tuple(_optimisers(measured)),
+        optimisers=tuple(map(_optimiser, measured.optimisers)),
         warnings=tuple(warnings),
         notes=tuple(dict.fromkeys(note for note in notes if note not in warnings)),
     )
@@ -214,10 +215,9 @@ def _dead_channels(values: StoredValues) -> tuple[int | None, int | None]:
     return (None, None) if values.filter_count is None else (len(values.zero_filters), values.filter_count)
 
 
-def _optimisers(measured: CheckMeasurements) -> Iterator[OptimiserPoint]:
-    for state in measured.optimisers:
-        steps = max(state.steps, default=None)
-        yield OptimiserPoint(state.key, state.tensor_count, steps, state.rates, len(state.non_finite), state.live_count)
+def _optimiser(state: OptimiserValues) -> OptimiserPoint:
+    steps = max(state.steps, default=None)
+    return OptimiserPoint(state.key, state.tensor_count, steps, state.rates, len(state.non_finite), state.live_count)
 
 
 def _activations(index: int, rows: tuple[LayerRow, ...]) -> Iterator[ActivationPoint]:
