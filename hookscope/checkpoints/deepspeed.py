@@ -8,7 +8,7 @@ from typing import Any
 
 from hookscope.checkpoints.nested import TensorLike
 from hookscope.checkpoints.unpickler import StandIn
-from hookscope.text import counted
+from hookscope.text import are, counted
 
 _CONSOLIDATE = (
     "put the parts together with DeepSpeed's `python zero_to_fp32.py CHECKPOINT_FOLDER OUTPUT_FOLDER`, and give what "
@@ -38,7 +38,7 @@ def part_of_zero(content: object) -> str:
         return ""
     return (
         f"is the part of one process of a DeepSpeed ZeRO-3 checkpoint: {empty} of its {counted(total, 'tensor')} "
-        f"are empty, and their values are in the files *_optim_states.pt; {_CONSOLIDATE}"
+        f"{are(empty)} empty, and the values are in the files *_optim_states.pt; {_CONSOLIDATE}"
     )
 
 

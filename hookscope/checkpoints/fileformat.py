@@ -514,7 +514,7 @@ def _check_sizes(members: list[zipfile.ZipInfo], file: BinaryIO, name: str) -> N
         limit = f"{PICKLE_BYTES_LIMIT // 2**20} MiB"
         raise CheckpointError(f"{name} has a data.pkl of more than {limit}, which no state dict needs; refused.")
     if sum(member.file_size for member in members) > file.seek(0, 2):
-        raise CheckpointError(f"{name} claims to hold more bytes than the file has; it is damaged, or made to be.")
+        raise CheckpointError(f"{name} claims to hold more bytes than the file has: damaged, or made to be misread.")
 
 
 def check_checksums(opened: Opened, name: str) -> None:

@@ -235,10 +235,9 @@ def _with_ties(candidates: Sequence[Candidate], library: str) -> tuple[Candidate
     annotated = []
     for candidate in candidates:
         others = [other.model for other in candidates if other is not candidate]
-        alone = f"no other {library} network's do"
-        also = f"so do those of {listed(others, 3)}"
+        also = f"so do those of {listed(others, 3)}" if others else f"no other {library} network's do"
         fits, *rest = candidate.remarks
-        annotated.append(replace(candidate, remarks=(f"{fits}; {also if others else alone}", *rest)))
+        annotated.append(replace(candidate, remarks=(f"{fits}; {also}", *rest)))
     return tuple(annotated)
 
 

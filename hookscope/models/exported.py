@@ -83,7 +83,7 @@ def _class_names(packed: Mapping[str, tuple[str, ...]], script: nn.Module) -> tu
         if "num_classes" not in candidate.arguments and candidate.model in list_models():
             categories = get_model_weights(candidate.model).DEFAULT.meta.get("categories", ())
             if len(categories) == IMAGENET_CLASSES:
-                said = "as many classes as ImageNet, and takes their names."
+                said = "as many classes as ImageNet, and takes ImageNet's class names."
                 return tuple(categories), f"has names and shapes of {candidate.model}, {said}"
     return (), ""
 

@@ -118,14 +118,16 @@ def merged(loaded: LoadedModel, checkpoint: Checkpoint, settings: AdapterSetting
     module, state, name = loaded.module, checkpoint.state, checkpoint.name
     if odd := next((key for key, value in state.items() if _is_odd(key, value)), None):
         raise CheckpointError(f"{name} holds '{printable(odd, 80)}', which is not plain LoRA; merge it with peft.")
-    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+    held = (*module.named_parameters(remove_duplicate=False), *module.named_buffers())
+    tensors = {key: tensor for key, tensor in held if not nn.parameter.is_lazy(tensor)}
     pairs, whole = _pairs_and_whole(state)
     for layer, halves in pairs.items():
         weight = tensors.get(f"{layer}.weight")
         if halves.keys() != {"A", "B"}:
             raise MisfitError(f"{name} lacks lora_A or lora_B for '{printable(layer, 80)}'.")
         if weight is None:
-            raise MisfitError(f"{name} is for '{printable(layer, 80)}', which {type(module).__name__} does not have.")
+            shown, kind = printable(layer, 80), type(module).__name__
+            raise MisfitError(f"{name} is for '{shown}', but {kind} has no weight of that layer.")
         # peft goes by the class as well: Conv1D of transformers keeps its weight as (inputs, outputs).
         owner = module.get_submodule(layer)
         is_transposed = isinstance(owner, nn.Embedding) or type(owner).__name__ == "Conv1D"

@@ -118,8 +118,7 @@ class _Nodes:
     """The names of all networks as trees of their parts: each distinct node is stored once, after its children."""
 
     def __init__(self, parts: Sequence[Sequence[str]], nodes: Sequence[Any]) -> None:
-        self._parts = parts
-        self._nodes = nodes
+        self._parts, self._nodes = parts, nodes
         self._counts: dict[int, int] = {}
 
     def children(self, at: int) -> Iterator[tuple[str, int]]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.checkpoints.checkpoint import FileOptions
+from hookscope.checkpoints.stand_ins import kind_of
 from hookscope.checkpoints.weight_sets import COUNTER, is_averaged, listed
 from hookscope.checkpoints.wrapped_names import stripped_forms
 from hookscope.errors import MisfitError
@@ -73,15 +74,17 @@ def load_into(
     # A state dict without module versions, such as one from safetensors, is loaded as one of torch's first versions,
     # which BatchNorm and others convert. It gets the versions of the network instead.
     vars(fitting)["_metadata"] = _versions(state, removed, added) or getattr(target, "_metadata", None)
+    absent, surplus = [key for key in target if key not in fitting], [key for key in fitting if key not in target]
+    failure: Exception | None = None
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # only the fit is checked
-            result = module.load_state_dict(fitting, strict=False)
-    except Exception as error:  # torch raises RuntimeError, ValueError and more for what it cannot copy
-        raise MisfitError(f"{misfit}: {type(error).__name__}.") from error
-    not_given = [key for key in result.missing_keys if key not in reshaped and not key.endswith(COUNTER)]
-    filled = memory.filled(not_given, fitting.keys() - set(result.unexpected_keys))
-    unexpected = [original.get(key, key) for key in result.unexpected_keys]
+            absent, surplus = module.load_state_dict(fitting, strict=False)
+    except Exception as error:  # noqa: BLE001 - torch raises RuntimeError, ValueError and more for what it cannot copy
+        failure = error
+    not_given = [key for key in absent if key not in reshaped and not key.endswith(COUNTER)]
+    filled = memory.filled(not_given, fitting.keys() - set(surplus))
+    unexpected = [original.get(key, key) for key in surplus]
     shapes = {
         key: f"{printable(key, 80)}: file {_shown_form(value, target[key])}, network {_shown_form(target[key], value)}"
         for key, value in reshaped.items()
@@ -97,13 +100,12 @@ def load_into(
         # `n_averaged` counts the steps of torch's AveragedModel.
         unread=[key for key in state if key not in mapping and key != "n_averaged"],
     )
+    if failure is not None:  # though all names and shapes fit
+        raise MisfitError(f"{misfit}: {type(failure).__name__}.") from failure
     notes = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
     notes += [f"{origin}: its names fit with the prefix '{printable(added, 80)}' in front."] if added else []
-    tensors = (
-        (key, value) for key, value in fitting.items() if isinstance(value, Tensor) and not key.endswith(COUNTER)
-    )
-    dtypes = ((value.dtype, target[key].dtype) for key, value in tensors if key in formed)
-    notes += converted(origin, dtypes)
+    own = ((key, value) for key, value in formed.items() if isinstance(value, Tensor) and not key.endswith(COUNTER))
+    notes += converted(origin, ((fitting[key].dtype, value.dtype) for key, value in own if key in fitting))
     warned = [*unfit, *_twice_given(memory, fitting, original, origin)]
     warned += _unneeded(options.allow_missing, [*not_given, *reshaped], arg("allow_missing"), "no name that is missing")
     nothing, there = "no name that the network does not know", unexpected + [original[key] for key in reshaped]
@@ -365,7 +367,7 @@ def _shown_form(value: object, other: object) -> str:
 
 
 def _shape_or_type(value: object) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else kind_of(value)
 
 
 def _group(phrase: str, members: Sequence[str]) -> str:

@@ -50,8 +50,8 @@ def _facts_of(shown: str, content: object, named: list[tuple[str, TensorLike]]) 
         for tensor, layout, view in zip(tensors, layouts, views, strict=True)
     ]
     absent = sum(tensor.is_meta for tensor in tensors)
-    subject = "1 tensor has" if absent == 1 else f"{absent} tensors have"
-    warnings = [f"{shown}: {subject} no data, only a shape (saved on the meta device)."] * bool(absent)
+    without = f"{shown}: {counted(absent, 'tensor')} without data, only a shape (saved on the meta device)."
+    warnings = [without] * bool(absent)
     if skipped := skipped_objects(content):
         warnings.append(f"{shown}: skipped: {skipped}.")
     if repeating := [name for (name, _), tensor in zip(named, tensors, strict=True) if claims_too_much(tensor)]:

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,15 +61,12 @@ def imported(source: str, name: str) -> object:
     such module, or no such name in it.
     """
     home = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
-    with user_code(f"{printable(source)} raised while its '{printable(name)}' was looked up"):
-        try:
-            return operator.attrgetter(name)(home)  # a module's own __getattr__ may import more
-        except AttributeError as error:
-            missing = error
+    with user_code(f"{printable(source)} raised while its '{printable(name)}' was looked up"), suppress(AttributeError):
+        return operator.attrgetter(name)(home)  # a module's own __getattr__ may import more
     offered = [key for key, value in vars(home).items() if callable(value) and not key.startswith("_")]
     defined = [key for key in offered if getattr(vars(home)[key], "__module__", "") == home.__name__]
     hint = nearest(name, offered) or (f" It defines {some_of(defined[::-1], 6)}." if defined else "")
-    raise ModelNotFoundError(f"{printable(source)} has no '{printable(name)}'.{hint}") from missing
+    raise ModelNotFoundError(f"{printable(source)} has no '{printable(name)}'.{hint}")
 
 
 def load_function(path: Path, name: str) -> Callable[..., Any]:

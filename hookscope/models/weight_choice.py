@@ -163,7 +163,7 @@ def load_named(
     elif categories and chosen.is_file and chosen.published is None and options.file.allow_missing:
         categories = ()  # the head may be random
     elif categories and chosen.is_file and chosen.published is None:
-        notes.append(f"{chosen.origin}: has as many classes as ImageNet, and takes their names.")
+        notes.append(f"{chosen.origin}: has as many classes as ImageNet, and takes ImageNet's class names.")
     if options.input_channels is not None:
         preprocessing = with_channels(preprocessing, options.input_channels)
     warnings = (*misfits, *warnings)

@@ -178,7 +178,7 @@ def test_a_recognised_checkpoint_is_good_news_and_no_warning(run: Run, tmp_path:
     notes = record_of(tmp_path / "out")["notes"]
     assert [note.split(":")[0] for note in notes] == ["m.pt"] * 4
     shown = " ".join(ended.stdout.split())
-    message = ("recognised as mnasnet0_5", "its key 'state_dict'", "'module.'", "takes their names")
+    message = ("recognised as mnasnet0_5", "its key 'state_dict'", "'module.'", "takes ImageNet's class names")
     for note, about in zip(notes, message, strict=True):
         assert about in note
         assert shown.count(f"note: {note}") == 1

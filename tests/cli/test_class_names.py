@@ -18,7 +18,7 @@ def test_predictions_of_a_state_dict_have_names_from_the_network_the_file_or_the
     recognised = run("activations", tmp_path / "demo.pt", CAT, *quick)
     assert recognised.code == 0
     assert "Egyptian cat" in recognised.stdout
-    assert "takes their names" in " ".join(recognised.stdout.split())
+    assert "takes ImageNet's class names" in " ".join(recognised.stdout.split())
     (tmp_path / "names.txt").write_text("\n".join(f"number {index}" for index in range(1000)), encoding="utf-8")
     named = run("activations", tmp_path / "demo.pt", CAT, *quick, "--classes", tmp_path / "names.txt")
     assert "number 285" in named.stdout

@@ -143,7 +143,7 @@ def test_a_recognised_network_with_imagenets_classes_has_their_names(tmp_path: P
     expected = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
     actual = loaded(tmp_path, resnet(1000))
     assert actual.info.categories == expected
-    assert any("takes their names" in note for note in actual.notes)
+    assert any("takes ImageNet's class names" in note for note in actual.notes)
     assert loaded(tmp_path, resnet(1000), arch="resnet18").info.categories == expected
     assert loaded(tmp_path, resnet(999)).info.categories == ()
     assert load_model("resnet18", weights="none").info.categories == ()

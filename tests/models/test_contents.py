@@ -215,7 +215,7 @@ def test_a_tensor_without_data_and_one_that_is_expanded_are_listed(tmp_path: Pat
         ("w", 8, 0, 0),
     ]
     without_data, repeating = contents.warnings
-    assert without_data == "odd.pt: 1 tensor has no data, only a shape (saved on the meta device)."
+    assert without_data == "odd.pt: 1 tensor without data, only a shape (saved on the meta device)."
     assert repeating.startswith("odd.pt: 1 tensor with more elements than stored, such as 'wide'")
 
 

@@ -157,6 +157,14 @@ def test_an_adapter_changes_its_own_layer_and_none_that_is_tied_to_it(tmp_path: 
         assert loaded.info.parameter_count == sum(map(torch.numel, base.parameters())) + 120
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+def test_an_adapter_of_a_lazy_layer_says_that_there_is_no_weight(tmp_path: Path) -> None:
+    adapted(tmp_path, CASES["linear"])
+    (tmp_path / "net.py").write_text(NETWORK.replace("self.q = nn.Linear(12, 6)", "self.q = nn.LazyLinear(6)"))
+    with pytest.raises(MisfitError, match="is for 'q', but Net has no weight of that layer"):
+        load_model(str(tmp_path / "adapter"), arch=f"{tmp_path / 'net.py'}:build")
+
+
 def _settings(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / "adapter_config.json"
@@ -199,7 +207,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         _tensors(
             lambda state: state.update({f"base_model.model.x.lora_{part}.weight": torch.ones(4, 4) for part in "AB"})
         ),
-        "is for 'x', which Net does not have",
+        "is for 'x', but Net has no weight of that layer",
     ),
     "another shape": (_tensors(lambda state: state.update({f"{Q}A.weight": torch.ones(4, 13)})), "for a weight of"),
     "magnitudes": (

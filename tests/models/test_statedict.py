@@ -36,6 +36,13 @@ def test_misfits_are_listed_on_one_line_with_counts() -> None:
     assert r"1 unknown to the network (head\n::error::)" in message
 
 
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+def test_a_network_that_raises_for_names_of_another_has_them_listed() -> None:
+    dynamic = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 2)), {nn.Linear})
+    with pytest.raises(MisfitError, match=r"4 missing \(0\.scale, .*, 2 unknown to the network \(0\.weight, 0\.bias\)"):
+        load_into(dynamic, nn.Sequential(nn.Linear(3, 2)).state_dict(), "model.pt")
+
+
 def test_missing_batch_counter_is_no_misfit() -> None:
     source, target = network(), network()
     state = {key: tensor for key, tensor in source.state_dict().items() if not key.endswith("num_batches_tracked")}
