@@ -11,6 +11,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO, Literal
 
 from hookscope.errors import OutputError
+from hookscope.regular_files import read_bounded
 from hookscope.text import safe_text
 
 Kind = Literal["file", "folder"]
@@ -99,10 +100,8 @@ def check_text_target(path: Path, option: str) -> None:
     """
     check_writable(path, option)
     with reported(path, option):
-        if path.is_file():
-            with path.open("rb") as file:
-                if b"\0" in file.read(4096):
-                    raise refusal(path, "it holds no text, and is not replaced", option)
+        if path.is_file() and b"\0" in read_bounded(path, 4096):
+            raise refusal(path, "it holds no text, and is not replaced", option)
 
 
 def reason_of(error: OSError) -> str:
