@@ -165,6 +165,8 @@ def read_training(folder: Path) -> TrainingLog:
             record = _record(line, names, is_first=number == 1)
         except (ValueError, RecursionError) as error:
             raise _misfit(folder, number, error) from error
+        if isinstance(record, TrainingStart) and records and not isinstance(records[-1], TrainingEnd):  # was killed
+            records.append(TrainingEnd(record.step - 1, "not recorded"))
         if record is not None:
             records.append(record)
     if not records:

@@ -376,7 +376,7 @@ class Watch:
         """Edit and read the gradients now, or after the closure of the step has run."""
         if os.getpid() != self._process:
             return None
-        state.depth = torch_calls.steps_under_way(optimizer) or state.depth + 1
+        state.depth = torch_calls.calls_under_way(torch_calls.STEP, optimizer) or state.depth + 1
         if state.depth > 1:  # a subclass calls its base's `step`
             return None
         state.repeats = closure_of(args, kwargs) is None and bool(self._repeats_last_step(state))
