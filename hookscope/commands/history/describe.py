@@ -59,8 +59,6 @@ _MOST_INPUTS = 3
 _MOST_POINTS = 24  # files in a row's table; digests listed
 _FEW_RULES = 4  # rules listed in the answer
 
-_NO_WEIGHTS = ("bool", "int64")
-
 # What is wrong, for one place and for several.
 _WORDS: dict[str, tuple[str, str]] = {
     "dead-filters-appear": ("has dead filters", "have dead filters"),
@@ -276,9 +274,9 @@ def answer(result: History) -> list[str]:
 
 def _not_compared(result: History) -> Iterator[str]:
     """Yield a sentence on integer and sparse matrices, which have no norm; int64 holds indices, not weights."""
-    matrices = (row for row in result.rows if sum(size > 1 for size in row.shape) > 1)
-    unknown = (row for row in matrices if row.norm is None and row.nonfinite_count < row.element_count)
-    names = dict.fromkeys(f"'{printable(row.name, _MOST_NAME)}'" for row in unknown if row.dtype not in _NO_WEIGHTS)
+    unknown = (row for row in result.rows if row.norm is None and row.nonfinite_count < row.element_count)
+    weights = (row for row in unknown if sum(size > 1 for size in row.shape) > 1 and row.dtype not in ("bool", "int64"))
+    names = dict.fromkeys(f"'{printable(row.name, _MOST_NAME)}'" for row in weights)
     if names:
         tensors = counted(len(names), "tensor of integers or sparse values", "tensors of integers or sparse values")
         yield f"Changes were not looked for in {tensors}: {some_of([*names], _MOST_PLACES)}."

@@ -262,8 +262,6 @@ def _process_count() -> int:
 
 
 _FUSED_IN_EVAL = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
-
-
 _UNMEASURED = Reducer().reduce(torch.empty(0))
 
 

@@ -192,7 +192,6 @@ _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def _document(record: TrainingRecord, position: Callable[[str], int]) -> dict[str, Any]:
-    """Return the content of a record's line; `position` returns the position of a name in "names"."""
     document: dict[str, Any] = {"type": next(name for name, kind in _TYPES.items() if isinstance(record, kind))}
     if isinstance(record, TrainingStart):
         document |= {"tool": "hookscope", "schema_version": SCHEMA_VERSION}
