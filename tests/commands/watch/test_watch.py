@@ -234,7 +234,7 @@ def test_no_activation_of_a_later_forward_pass_is_taken_for_that_of_a_step_that_
     assert [(step.step, step.layers) for step in watch.log.watched] == [(2, ()), (4, ()), (6, ())]
     (line,) = lines
     cause = "because the step before it ended only when an optimizer stepped again"
-    assert line.startswith(f"The forward pass of Sequential was over when step 2 began, {cause}: at such steps")
+    assert line.startswith(f"The forward pass of Sequential[0] was over when step 2 began, {cause}: at such steps")
 
 
 def test_the_forward_pass_of_the_network_whose_turn_comes_later_is_measured() -> None:
