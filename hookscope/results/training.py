@@ -168,7 +168,7 @@ class TrainingLog:
     """The contents of a folder of `hookscope.watch`, in order.
 
     Attributes:
-        ends: One for each start, unless the training was killed.
+        ends: One for each start; none for the last if it still runs, or was killed.
         cut_short: Whether the last line is incomplete, because the process was killed while it wrote.
     """
 

@@ -263,12 +263,23 @@ def answer(result: History) -> list[str]:
         headline(result),
         *([f"{counted(len(others), 'other problem')}: {rules}."] if others else []),
         *_failures(result),
+        *_not_compared(result),
         *_equal_files(result),
         *_steps(result),
         *_best_classes(result),
         f"Files are in the order of {result.order}.",
         result.scope,
     ]
+
+
+def _not_compared(result: History) -> Iterator[str]:
+    """Yield a sentence on integer and sparse matrices, which have no norm; int64 holds indices, not weights."""
+    unknown = (row for row in result.rows if row.norm is None and row.nonfinite_count < row.element_count)
+    weights = (row for row in unknown if sum(size > 1 for size in row.shape) > 1 and row.dtype not in ("bool", "int64"))
+    names = dict.fromkeys(f"'{printable(row.name, _MOST_NAME)}'" for row in weights)
+    if names:
+        tensors = counted(len(names), "tensor of integers or sparse values", "tensors of integers or sparse values")
+        yield f"Changes were not looked for in {tensors}: {some_of([*names], _MOST_PLACES)}."
 
 
 def _equal_files(result: History) -> Iterator[str]:
@@ -318,7 +329,7 @@ def headline(result: History) -> str:
         return sentence_of(most, result)
     if not any(file.judged for file in result.read):
         return f"No rule could be judged in any of {count}."
-    if any(file.error for file in result.read):
+    if any(file.error for file in result.read) or any(_not_compared(result)):
         return f"No problems in what could be checked of {count}."
     if read == len(result.files):
         return f"No problems in any of {count}."

@@ -226,7 +226,6 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, searches: b
 
 
 def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, WeightPoint]]) -> list[str]:
-    """Return the warnings of reading the files, and a warning if they hold several networks."""
     warnings = once_per_file([(file.label, text) for file in files for text in file.warnings])
     networks = _networks([file for file in files if file.index in rows], rows)
     if len(networks) > 1:

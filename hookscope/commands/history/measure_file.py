@@ -115,12 +115,8 @@ def measure_history_file(
     else:
         report = check_checkpoint(file.name, settings, wanted, trust=None, device=device)
     warnings = [warning for warning in measured.warnings if warning not in read.notes]
-    notes = (*read.notes, *report.warnings)
-    if renamed:
-        notes = (
-            f"{file.label}: names have other prefixes than in the first file, and are compared without them.",
-            *notes,
-        )
+    prefixes = f"{file.label}: names have other prefixes than in the first file, and are compared without them."
+    notes = [*([prefixes] if renamed else []), *read.notes, *report.warnings]
     outcome = _judged(
         file,
         report,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hookscope.commands.watch.networks import WatchedNetwork
+from hookscope.commands.watch.torch_calls import FORWARD, calls_under_way
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows, merge_rows
 from hookscope.hooks.forward_hooks import Capture, observed
@@ -133,7 +134,7 @@ class ForwardPasses:
     def _pass_begins(self, _module: nn.Module, _args: object) -> None:
         if torch._C._current_graph_task_id() != -1:  # activation checkpointing recomputes
             return
-        self._depth += 1
+        self._depth = calls_under_way(FORWARD, self.watched.network) or self._depth + 1
         if self._depth == 1:
             self._counts = self.counts_without_gradients or torch.is_grad_enabled()
             try:
@@ -261,8 +262,6 @@ def _process_count() -> int:
 
 
 _FUSED_IN_EVAL = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
-
-
 _UNMEASURED = Reducer().reduce(torch.empty(0))
 
 

@@ -162,16 +162,9 @@ def _edits(log: TrainingLog) -> list[str]:
     return sentences
 
 
-def _has_ended(log: TrainingLog) -> bool:
-    """Tell whether the last start has an end; an earlier one that was killed has none."""
-    if len(log.ends) >= len(log.starts):
-        return True
-    return bool(log.ends) and log.ends[-1].step >= log.starts[-1].step
-
-
 def _ending(log: TrainingLog) -> list[str]:
     last = f"step {last_step(log):,}"
-    if not _has_ended(log):
+    if len(log.ends) < len(log.starts):
         cut = " Its last line is incomplete." if log.cut_short else ""
         return [f"The record stops at {last} without an end: the training still runs, or was killed.{cut}"]
     if log.ends and log.ends[-1].reason == PROCESS_ENDED:
@@ -391,7 +384,7 @@ def _facts(log: TrainingLog) -> Facts:
     skipped = sum(step.skipped for step in steps)
     if skipped:
         facts.append(("Skipped", counted(skipped, "step"), True))
-    ended = log.ends[-1].reason if log.ends and _has_ended(log) else ""
+    ended = log.ends[-1].reason if log.ends and len(log.ends) >= len(log.starts) else ""
     if ended:
         facts.append(("Ended", ended, ended not in (CLOSED, PROCESS_ENDED)))
     return facts

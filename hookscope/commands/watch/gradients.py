@@ -217,7 +217,6 @@ def number_of(value: float | Tensor) -> float | Tensor:
 
 @cache
 def _has_events(device: torch.device) -> bool:
-    """Tell whether events of a device can be recorded, queried and waited for."""
     try:
         event = _recorded(device)
         event.query()

@@ -136,7 +136,6 @@ class Judge:
         }
 
     def _about_steps(self, arrived: ArrivedStep) -> dict[str, list[TrainingFinding]]:
-        """Return the findings about the last steps in a row, by rule."""
         by_rule = {
             "skipped-steps": self._skipped_steps(arrived),
             "repeated-step": [],  # `judge_repeat` judges it
@@ -153,7 +152,6 @@ class Judge:
         self._skips = others | {key: self._skips.get(key, 0) + 1 for key in arrived.skipped}
 
     def _skipped_steps(self, arrived: ArrivedStep) -> list[TrainingFinding]:
-        """Return the finding about the optimiser that has skipped the most steps in a row."""
         key = max(self._skips, key=self._skips.__getitem__, default=0)
         overflowing = self._names.in_order(not_finite(arrived.skipped.get(key, {})))
         return rules.skipped_steps(self._skips.get(key, 0), overflowing[-1] if overflowing else "")
@@ -174,7 +172,6 @@ class Judge:
         return {rule: findings} if findings or value is not None else {}
 
     def _still_stepped(self) -> dict[str, str]:
-        """Return why frozen parameters still move, by name."""
         held = self._idle.still_stepped
         sentences: dict[str, str] = {}
         for optimizer in self._optimizers if held else ():
@@ -231,7 +228,6 @@ class Judge:
         return is_asked and self._minimises_one_loss and bool(self._networks)
 
     def _loss_below_zero(self, arrived: ArrivedStep) -> list[TrainingFinding]:
-        """Count the steps in a row with a loss below 0; return the finding about them."""
         loss = arrived.record.loss
         # With several losses or optimisers, one may raise the loss of another, as in a GAN.
         if loss is None or loss > -_ROUNDING or arrived.record.losses:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -62,7 +63,7 @@ def watched_networks(model: Networks, patterns: Sequence[str], *, sharded: bool 
     """Return the networks that were passed, named if there are several; sharded networks need `sharded=True`.
 
     Raises:
-        UsageError: If an argument is not a network, or cannot be watched.
+        UsageError: If an argument is not a network, or cannot be watched, or if networks would share a name.
         LayerNotFoundError: If a pattern selects nothing in any of them.
     """
     named = _named(model)
@@ -74,6 +75,12 @@ def watched_networks(model: Networks, patterns: Sequence[str], *, sharded: bool 
         WatchedNetwork(prefix, module, unwrap(module), tuple(patterns), is_compiled(module))
         for prefix, module in zip(prefixes, named.values(), strict=True)
     )
+    named_parts: dict[str, object] = {}
+    for entry in watched:
+        for name, part in chain(entry.network.named_modules(), entry.network.named_parameters()):
+            full_name = f"{entry.prefix}{name}"
+            if name and named_parts.setdefault(full_name, part) is not part:
+                raise UsageError(f"'{full_name}' is a name in two of the networks: give them other keys.")
     if patterns:
         in_any([entry.network for entry in watched], lambda network: select_layers(network, patterns))
     return watched

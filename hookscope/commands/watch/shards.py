@@ -118,7 +118,7 @@ class ShardedNorms:
         Returns:
             False for a call inside another step of the same optimiser.
         """
-        self._depth = torch_calls.steps_under_way(optimizer) or self._depth + 1
+        self._depth = torch_calls.calls_under_way(torch_calls.STEP, optimizer) or self._depth + 1
         if self._depth > 1:
             return False
         self.count()

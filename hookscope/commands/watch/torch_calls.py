@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import CellType, FrameType, GeneratorType
+from types import CellType, CodeType, FrameType, GeneratorType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -43,7 +43,8 @@ _MOST_NODES = 8
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _HOOKSCOPE = f"{Path(__file__).parents[2]}{os.sep}"
-_STEP = Optimizer.profile_hook_step(Optimizer.step).__code__  # torch's wrapper around every `step`
+STEP = Optimizer.profile_hook_step(Optimizer.step).__code__  # torch's wrapper around every `step`
+FORWARD = nn.Module._call_impl.__code__
 _RUNS_SCRIPTS = str(Path(__file__).with_name("script.py"))
 _STANDARD = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -317,15 +318,15 @@ def nodes_of(loss: Node | None, most: int = 100_000) -> Iterator[Node]:
             todo += below
 
 
-def steps_under_way(optimizer: Optimizer) -> int:
-    """Return how many calls of an optimiser's `step` are on the stack, where a compiled one is not found.
+def calls_under_way(code: CodeType, owner: object) -> int:
+    """Return how many calls of a method, `STEP` or `FORWARD`, are on the stack; compiled calls are not found.
 
-    A counter alone would stay too high after a `step` that raised.
+    A counter alone would stay too high after a call that was interrupted.
     """
     frame: FrameType | None = sys._getframe()
     count = 0
     while frame is not None:
-        count += frame.f_code is _STEP and frame.f_locals.get("self") is optimizer
+        count += frame.f_code is code and frame.f_locals.get("self") is owner
         frame = frame.f_back
     return count
 

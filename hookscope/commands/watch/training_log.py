@@ -165,6 +165,8 @@ def read_training(folder: Path) -> TrainingLog:
             record = _record(line, names, is_first=number == 1)
         except (ValueError, RecursionError) as error:
             raise _misfit(folder, number, error) from error
+        if isinstance(record, TrainingStart) and records and not isinstance(records[-1], TrainingEnd):  # was killed
+            records.append(TrainingEnd(record.step - 1, "not recorded"))
         if record is not None:
             records.append(record)
     if not records:
@@ -190,7 +192,6 @@ _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def _document(record: TrainingRecord, position: Callable[[str], int]) -> dict[str, Any]:
-    """Return the content of a record's line; `position` returns the position of a name in "names"."""
     document: dict[str, Any] = {"type": next(name for name, kind in _TYPES.items() if isinstance(record, kind))}
     if isinstance(record, TrainingStart):
         document |= {"tool": "hookscope", "schema_version": SCHEMA_VERSION}

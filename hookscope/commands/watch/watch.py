@@ -349,7 +349,6 @@ class Watch:
         self._failure = self._failure or error
 
     def _failed_eagerly(self, network: WatchedNetwork, error: Exception) -> None:
-        """Go on without the activations of a compiled network whose eager forward pass fails."""
         self._passes = [passes for passes in self._passes if passes.watched is not network]
         why = f"its eager forward pass fails: {exception_line(error)}"
         self._journal.say_unseen(f"Activations of {network.name} are not watched, because {why}.")
@@ -376,7 +375,7 @@ class Watch:
         """Edit and read the gradients now, or after the closure of the step has run."""
         if os.getpid() != self._process:
             return None
-        state.depth = torch_calls.steps_under_way(optimizer) or state.depth + 1
+        state.depth = torch_calls.calls_under_way(torch_calls.STEP, optimizer) or state.depth + 1
         if state.depth > 1:  # a subclass calls its base's `step`
             return None
         state.repeats = closure_of(args, kwargs) is None and bool(self._repeats_last_step(state))
@@ -469,7 +468,6 @@ class Watch:
         self._graphs.clear()
 
     def _shared_norms(self, optimizers: Sequence[Optimizer]) -> list[ShardedNorms]:
-        """Return the norms summed over processes, for optimisers with sharded parameters."""
         summed = [] if self._shards is None else map(self._shards.norms_of, optimizers)
         return [norms for norms in summed if norms is not None]
 
@@ -717,15 +715,15 @@ class Watch:
             layers += [watched_layer(row, passes.watched.prefix) for row in layer_rows if passes.is_listed(row)]
             # The other network of a GAN may not run in a step.
             if not layer_rows and any(id(parameter) in trained for _, parameter in passes.watched.parameters()):
-                name = passes.watched.name
+                name = passes.watched.prefix.removesuffix(".") or passes.watched.name
                 again = "the step before it ended only when an optimizer stepped again"
                 cause = "step() comes before optimizer.step()" if step.is_called_early else again
                 line = (
                     f"The forward pass of {name} was over when step {step.number} began, because {cause}: at such "
                     "steps its activations are not watched."
                     if step.is_belated
-                    else f"No forward pass of {name} was seen at step {step.number}: it is compiled, or not called as "
-                    "a module. Its activations are not watched."
+                    else f"No forward pass of {name} was seen at step {step.number}: it is compiled, not called as a "
+                    "module, or ran before the step began. At such steps its activations are not watched."
                 )
                 self._journal.say_unseen(line, f"no forward {name} {step.is_belated}")
         watched = WatchedStep(step.number, step.reason, rows, tuple(layers), tuple(tables))

@@ -50,6 +50,23 @@ def save(folder: Path, states: Mapping[str, Any]) -> str:
     return str(folder / "*.pt")
 
 
+def test_integers_and_sparse_weights_are_said_to_be_left_out(tmp_path: Path) -> None:
+    states = {
+        f"{at}.pt": {
+            "packed": torch.randint(-8, 8, (4, 4), dtype=torch.int8),
+            "sparse.weight": torch.eye(4).to_sparse() * at,
+            "dense.weight": torch.randn(4, 4),
+            "dense.index": torch.arange(16).view(4, 4),
+        }
+        for at in (1, 2)
+    }
+    words = answer(hookscope.history(save(tmp_path, states)))
+    assert words[:2] == [
+        "No problems in what could be checked of 2 files.",
+        "Changes were not looked for in 2 tensors of integers or sparse values: 'packed', 'sparse.weight'.",
+    ]
+
+
 @pytest.mark.exhaustive
 def test_drift_and_norms_are_those_of_torch(tmp_path: Path) -> None:
     torch.manual_seed(0)

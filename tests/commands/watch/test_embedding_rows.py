@@ -1,5 +1,6 @@
 """How many rows of embeddings and codebooks a step watched in full looks up, from the indices that were planted."""
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -180,6 +181,27 @@ class Frozen(Quantised):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.encoder(self.words(x)))
+
+
+def test_a_forward_pass_that_is_interrupted_is_no_part_of_the_next() -> None:
+    network = nn.Sequential(Quantised(), nn.Identity())
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4)
+    inputs = torch.zeros(2, 3, dtype=torch.long)
+    with hookscope.watch(network, optimizer, every=2) as watch:
+        for step in (1, 2):
+            if step == 2:
+                handle = network[1].register_forward_pre_hook(lambda *_: signal.raise_signal(signal.SIGINT))
+                with pytest.raises(KeyboardInterrupt):
+                    network(inputs)
+                handle.remove()
+            loss = network(inputs).square().mean()
+            assert not _get_current_function_mode_stack()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss)
+    labels = [row.label for row in watch.log.watched[0].layers]
+    assert "1" in labels
+    assert not [label for label in labels if "#" in label]
 
 
 def test_nothing_is_counted_where_a_mode_would_change_kernels() -> None:

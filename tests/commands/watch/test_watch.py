@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.commands.watch import ring, training_log
+from hookscope.commands.watch.describe import answer
 from hookscope.commands.watch.discovery import found_text
 from hookscope.commands.watch.ring import Ring
 from hookscope.commands.watch.training_log import read_training
@@ -138,6 +139,10 @@ REFUSED: dict[str, tuple[Callable[[nn.Module, Any], Any], str]] = {
     "lazy": (lambda network, _: ((nn.Sequential(network, nn.LazyLinear(3)), _), {}), "run the network once"),
     "no network": (lambda _, optimizer: ((3, optimizer), {}), "model=int is not a network"),
     "no networks": (lambda _, optimizer: (([], optimizer), {}), "is not a network"),
+    "a name twice": (
+        lambda network, optimizer: (({"a": nn.Sequential(network), "a.0": nn.Sequential(nn.ReLU())}, optimizer), {}),
+        "'a.0.0' is a name in two",
+    ),
     "no optimiser": (lambda network, _: ((network, network), {}), "is not a torch.optim.Optimizer"),
     "another's optimiser": (lambda _, optimizer: ((nn.Linear(1, 1), optimizer), {}), "belongs to the network"),
     "every 0": (lambda *both: (both, {"every": 0}), "`every` 0 is not possible: give 1 or more."),
@@ -229,7 +234,7 @@ def test_no_activation_of_a_later_forward_pass_is_taken_for_that_of_a_step_that_
     assert [(step.step, step.layers) for step in watch.log.watched] == [(2, ()), (4, ()), (6, ())]
     (line,) = lines
     cause = "because the step before it ended only when an optimizer stepped again"
-    assert line.startswith(f"The forward pass of Sequential was over when step 2 began, {cause}: at such steps")
+    assert line.startswith(f"The forward pass of Sequential[0] was over when step 2 began, {cause}: at such steps")
 
 
 def test_the_forward_pass_of_the_network_whose_turn_comes_later_is_measured() -> None:
@@ -334,6 +339,19 @@ def test_a_killed_training_leaves_a_file_that_is_read_and_resumed(tmp_path: Path
     with hookscope.watch(network, optimizer, out=tmp_path, resume=True) as watch:
         turns(network, optimizer, watch, 1)
     assert [step.step for step in read_training(tmp_path).steps] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_training_that_ended_after_one_that_was_killed_is_not_said_to_run(tmp_path: Path) -> None:
+    network, optimizer = small()
+    with hookscope.watch(network, optimizer, out=tmp_path) as watch:
+        turns(network, optimizer, watch, 3)
+    file = tmp_path / "watch.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))  # as if it had been killed
+    assert "the training still runs, or was killed" in answer(read_training(tmp_path))[-1]
+    hookscope.watch(network, optimizer, out=tmp_path, resume=True).close()
+    log = read_training(tmp_path)
+    assert [(end.step, end.reason) for end in log.ends] == [(3, "not recorded"), (3, "closed")]
+    assert not any("still runs" in sentence for sentence in answer(log))
 
 
 @pytest.mark.exhaustive
