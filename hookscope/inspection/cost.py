@@ -11,7 +11,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from statistics import median
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookscope.errors import ModelError
 from hookscope.hooks.autograd import history_is_lost
-from hookscope.hooks.memory import parts_of
+from hookscope.hooks.memory import parts_of, storages_of
 from hookscope.hooks.module_scopes import module_scopes
 from hookscope.hooks.observed import shape_of
 from hookscope.hooks.operations import forwards, run_networks
@@ -284,13 +283,13 @@ class _SavedStorages:
         self._counts = counts
         self._known: dict[int, StorageWeakRef] = {}  # weak references keep addresses from being used again
         for tensor in (*network.parameters(), *network.buffers()):
-            for storage in _storages_of(tensor):
+            for storage in storages_of(tensor):
                 self._is_new(storage)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Count the storages of a tensor that autograd is about to save."""
         with torch._C.DisableTorchFunctionSubclass():
-            size = sum(storage.nbytes() for storage in _storages_of(tensor) if self._is_new(storage))
+            size = sum(storage.nbytes() for storage in storages_of(tensor) if self._is_new(storage))
             if size:
                 self._counts.add("saved", size)
             return tensor.detach()  # without its graph, which would keep itself alive
@@ -298,17 +297,6 @@ class _SavedStorages:
     def _is_new(self, storage: torch.UntypedStorage) -> bool:
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return self._known.setdefault(reference.cdata, reference) is reference
-
-
-def _storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    parts = parts_of(tensor)
-    if parts is not None:
-        yield from chain.from_iterable(map(_storages_of, parts))
-        return
-    try:
-        yield tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # inside a `torch.func` transform for one
-        return
 
 
 # --- Receptive fields ---
