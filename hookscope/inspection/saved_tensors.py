@@ -157,7 +157,7 @@ class TensorCollector:
             shape = parts[0].shape
             # Tensors that came in rows have several pieces, and the inputs on axis 0.
             axis = (self._shapes[label].batch_axis or 0) if all(len(part.pieces) == 1 for part in parts) else 0
-            alike = {(part.dtype, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
+            alike = {(part.dtype, len(part.shape), part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
             if len(parts) == 1:
                 joined[label] = parts[0]
             elif shape and len(alike) == 1:
