@@ -244,7 +244,8 @@ class Run:
                 reason = f"{type(parent).__name__} uses its weight directly; select that module instead"
             else:
                 outside = traced and f" outside {traced}"
-                reason = f"the forward pass did not call it in {mode} mode{outside}, or used its weight directly"
+                used = ", or used its weight directly" if self.inspected.parameter_counts[name] else ""
+                reason = f"the forward pass did not call it in {mode} mode{outside}{used}"
             result.append(UncalledLayer(name, kind, self.inspected.parameter_counts[name], reason))
         return tuple(result)
 
