@@ -74,7 +74,8 @@ def network_cost(call: Call, shapes: Call | None = None, *, timed: bool = True) 
     counts, notes = _counted(call, modules)
     fields, remark = receptive_fields(call if shapes is None else shapes._replace(network=unwrap(shapes.network)))
     notes += [remark] if remark else []
-    device = next((parameter.device for parameter in call.network.parameters()), torch.device("cpu"))
+    tensors = (*call.network.parameters(), *call.network.buffers())
+    device = tensors[0].device if tensors else torch.device("cpu")
     timed = timed and device.type != "meta"
     times = _times(call, modules, device) if timed else {}
     if any(isinstance(module, nn.TransformerEncoderLayer) for module in modules.values()) and timed:
