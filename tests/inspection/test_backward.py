@@ -561,6 +561,10 @@ def test_a_forward_pass_that_runs_out_of_memory_says_where_and_what_to_do() -> N
     assert caught.value.inspection.failure is not None
     assert caught.value.inspection.loss is None
     assert [row.layer for row in caught.value.inspection.rows] == ["0"]
+    assert "the forward pass raised" in str(caught.value.inspection)
+    with pytest.raises(PassError, match="The loss of Linear ran out of memory") as caught:
+        hookscope.grads(nn.Linear(2, 2), torch.ones(4, 2), loss=hungry)
+    assert str(caught.value.inspection).startswith("No loss and no gradients: the loss raised.")
 
 
 @pytest.mark.parametrize(("run", "label"), [(inspect, "0"), (inspect_gradients, "0 grad_output")])
