@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -63,18 +62,6 @@ def parts_of(tensor: Tensor) -> tuple[Tensor, ...] | None:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return None
-
-
-def storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    """Yield the memory of a tensor, or of each of its parts."""
-    parts = parts_of(tensor)
-    if parts is not None:
-        yield from chain.from_iterable(map(storages_of, parts))
-        return
-    try:
-        yield tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # inside a `torch.func` transform for one
-        return
 
 
 def _lacking_in_parts(tensor: Tensor) -> Iterator[str]:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookscope.errors import ModelError
 from hookscope.hooks.autograd import history_is_lost
-from hookscope.hooks.memory import parts_of, storages_of
+from hookscope.hooks.memory import parts_of
 from hookscope.hooks.module_scopes import module_scopes
 from hookscope.hooks.observed import shape_of
 from hookscope.hooks.operations import forwards, run_networks
@@ -35,6 +35,7 @@ from hookscope.inputs.batches import copied
 from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.multiply_adds import formula_of, name_of
 from hookscope.inspection.receptive_fields import ReceptiveFields
+from hookscope.inspection.state.held_values import storages_of
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField, UncountedOperation
 from hookscope.text import exception_line

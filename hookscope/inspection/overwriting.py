@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hookscope.hooks.attributes import argument
 from hookscope.hooks.autograd import graph_leaves, graph_nodes
 from hookscope.hooks.callers import CALL, code_of, frames_around, source_line, whose_code
-from hookscope.hooks.memory import storages_of
+from hookscope.inspection.state.held_values import storages_of
 
 
 class Overwriting(NamedTuple):

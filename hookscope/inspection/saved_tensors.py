@@ -147,9 +147,9 @@ class TensorCollector:
         self._begin = self._spool.end
 
     def joined(self, labels: Iterable[str]) -> SavedTensors:
-        """Join each label's tensors over the batches along the axis that counts inputs, which is axis 0 if none shows.
+        """Join each label's tensors over the batches along the axis that counts inputs; axis 0 if shapes do not tell.
 
-        Where other axes differ, batches are numbered instead.
+        Tensors that differ in other axes stay apart, with the number of the batch in their label.
         """
         joined: dict[str, SpooledTensor] = {}
         for label in filter(frozenset(labels).__contains__, self._parts):
