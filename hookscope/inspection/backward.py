@@ -99,7 +99,9 @@ def inspect_gradients(
     ):
         parameters = inspected.parameters()
         trainable = [parameter.requires_grad for parameter in parameters if differentiable(parameter)]
-        ends_at_outputs = not any(trainable) and not _has_floating_inputs(queue.peek())
+        first = queue.peek()
+        inputs_of_first = () if first is None else tensors_given(first.args, first.kwargs)
+        ends_at_outputs = not any(trainable) and not any(differentiable(tensor) for _, tensor in inputs_of_first)
         for parameter in parameters:
             parameter.grad = None
         with capture(
@@ -142,10 +144,6 @@ def inspect_gradients(
     if broken is not None:
         raise PassError(broken.message, inspection) from broken.error
     return inspection
-
-
-def _has_floating_inputs(batch: Batch | None) -> bool:
-    return batch is not None and any(differentiable(tensor) for _, tensor in tensors_given(batch.args, batch.kwargs))
 
 
 def _result(run: GradientRun, broken: Break | None, named: Sequence[NamedParameter]) -> Gradients:

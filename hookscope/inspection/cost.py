@@ -11,7 +11,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from statistics import median
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -36,6 +35,7 @@ from hookscope.inputs.batches import copied
 from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.multiply_adds import formula_of, name_of
 from hookscope.inspection.receptive_fields import ReceptiveFields
+from hookscope.inspection.state.held_values import storages_of
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField, UncountedOperation
 from hookscope.text import exception_line
@@ -75,7 +75,8 @@ def network_cost(call: Call, shapes: Call | None = None, *, timed: bool = True) 
     counts, notes = _counted(call, modules)
     fields, remark = receptive_fields(call if shapes is None else shapes._replace(network=unwrap(shapes.network)))
     notes += [remark] if remark else []
-    device = next((parameter.device for parameter in call.network.parameters()), torch.device("cpu"))
+    tensors = (*call.network.parameters(), *call.network.buffers())
+    device = tensors[0].device if tensors else torch.device("cpu")
     timed = timed and device.type != "meta"
     times = _times(call, modules, device) if timed else {}
     if any(isinstance(module, nn.TransformerEncoderLayer) for module in modules.values()) and timed:
@@ -284,13 +285,13 @@ class _SavedStorages:
         self._counts = counts
         self._known: dict[int, StorageWeakRef] = {}  # weak references keep addresses from being used again
         for tensor in (*network.parameters(), *network.buffers()):
-            for storage in _storages_of(tensor):
+            for storage in storages_of(tensor):
                 self._is_new(storage)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Count the storages of a tensor that autograd is about to save."""
         with torch._C.DisableTorchFunctionSubclass():
-            size = sum(storage.nbytes() for storage in _storages_of(tensor) if self._is_new(storage))
+            size = sum(storage.nbytes() for storage in storages_of(tensor) if self._is_new(storage))
             if size:
                 self._counts.add("saved", size)
             return tensor.detach()  # without its graph, which would keep itself alive
@@ -298,17 +299,6 @@ class _SavedStorages:
     def _is_new(self, storage: torch.UntypedStorage) -> bool:
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return self._known.setdefault(reference.cdata, reference) is reference
-
-
-def _storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    parts = parts_of(tensor)
-    if parts is not None:
-        yield from chain.from_iterable(map(_storages_of, parts))
-        return
-    try:
-        yield tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # inside a `torch.func` transform for one
-        return
 
 
 # --- Receptive fields ---

@@ -51,10 +51,10 @@ def choose_device(name: str, option: str = "device") -> torch.device:
 
 
 def placement(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return the device and the floating dtype that inputs need: those of its parameters, else CPU and float32."""
-    devices = (parameter.device for parameter in module.parameters())
-    dtypes = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
-    return next(devices, torch.device("cpu")), next(dtypes, torch.float32)
+    """Return the device and the floating dtype that inputs need: of parameters, else buffers, else CPU and float32."""
+    tensors = (*module.parameters(), *module.buffers())
+    dtypes = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
+    return tensors[0].device if tensors else torch.device("cpu"), next(dtypes, torch.float32)
 
 
 def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None = None) -> None:

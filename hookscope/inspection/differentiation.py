@@ -189,7 +189,7 @@ def _fails_without_hooks(run: GradientRun, batch: Batch) -> bool:
 
 
 def _give_up(run: GradientRun) -> bool:
-    """Give up tracked inputs or, without any, aliases, which may change results; return whether there were any."""
+    """Give up what may change results, tracked inputs before aliases; return whether there was any of it."""
     if run.track_inputs and run.ends_at_parameters:  # parameters inside an operator may get another gradient
         run.track_inputs = False
         return True
@@ -327,7 +327,9 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
             raise
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
             reraise_of_own_loss(raised, output)
-            return output, None, Break(_loss_failed(run.inspected.info.name, raised), None, raised)
+            remedy = "ran out of memory: give fewer inputs at a time (a smaller batch)."
+            problem = f"{remedy if is_out_of_memory(raised) else 'raised'} {exception_line(raised)}"
+            return output, None, Break(f"The loss of {run.inspected.info.name} {problem}", None, raised)
         if not math.isnan(expected) and not math.isclose(expected, _loss_number(value), rel_tol=_SAME_LOSS):
             # The copies have changed what the network computes.
             run.captured.watch.give_up_copies()
@@ -388,11 +390,6 @@ def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
     if value.value.is_complex():
         raise UsageError("The loss is a complex number, which has no gradient to descend: take .real or .abs().")
     return replace(value, value=value.value.reshape(()))
-
-
-def _loss_failed(model: str, error: BaseException) -> str:
-    memory = "ran out of memory: give fewer inputs at a time (a smaller batch)."
-    return f"The loss of {model} {memory if is_out_of_memory(error) else 'raised'} {exception_line(error)}"
 
 
 def _backward(run: GradientRun, loss: Tensor) -> Break | None:

@@ -217,7 +217,6 @@ def _outcome(run: Run, batch: Batch) -> tuple[object, Break | None]:
 
 
 def _verified(run: Run, batch: Batch, output: object) -> Verification:
-
     def forward() -> Outcome:
         copied = copy_of(batch)
         with torch.no_grad():

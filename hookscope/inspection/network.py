@@ -51,8 +51,9 @@ class InspectedNetwork:
 
     @property
     def placed(self) -> tuple[str, str]:
-        """Device and dtype of the first floating parameter: ("cuda:0", "float32"); ("cpu", "none") without one."""
-        first = next((parameter for parameter in self.parameters() if parameter.is_floating_point()), None)
+        """Device and dtype of the first floating parameter, else buffer: ("cuda:0", "float32"), or ("cpu", "none")."""
+        held = chain(self.parameters(), self.network.buffers())
+        first = next((tensor for tensor in held if tensor.is_floating_point()), None)
         return ("cpu", "none") if first is None else (str(first.device), str(first.dtype).removeprefix("torch."))
 
 

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hookscope.hooks.attributes import argument
 from hookscope.hooks.autograd import graph_leaves, graph_nodes
 from hookscope.hooks.callers import CALL, code_of, frames_around, source_line, whose_code
+from hookscope.inspection.state.held_values import storages_of
 
 
 class Overwriting(NamedTuple):
@@ -51,7 +52,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
         forwards = (code_of(module.forward) for module in modules.values())
         self.names = {id(module): name for name, module in modules.items()}
         self.codes = {CALL, *(code for code in forwards if code is not None)}
-        self.writes: list[tuple[int, str, str, str]] = []  # storage, module, operation, line
+        self.writes: list[tuple[set[int], str, str, str]] = []  # storages, module, operation, line
         self.overwriting: Overwriting | None = None
 
     def pack(self, tensor: Tensor) -> _Saved:
@@ -73,8 +74,8 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
     def unpack(self, saved: _Saved) -> Tensor:
         if saved.tensor._version == saved.version:
             return saved.tensor
-        storage = _storage(saved.tensor)
-        later = (write[1:] for write in self.writes[saved.write_count :] if write[0] == storage)
+        storages = _storages(saved.tensor)
+        later = (write[1:] for write in self.writes[saved.write_count :] if write[0] & storages)
         node = torch._C._current_autograd_node()
         name = node.name() if node is not None else ""
         self.overwriting = Overwriting(saved.module, name, saved.line, *next(later, (None, "", "")))
@@ -90,12 +91,12 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in 
                 written = [value] if isinstance(value, Tensor) else [item for item in value or () if item is not None]
                 name = function._schema.name.rpartition("::")[2]
                 module, line = self.place(sys._getframe(1))
-                self.writes += [(_storage(tensor), module, name, line) for tensor in written]
+                self.writes += [(_storages(tensor), module, name, line) for tensor in written]
         return function(*args, **(kwargs or {}))
 
 
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _storages(tensor: Tensor) -> set[int]:
+    return {storage._cdata for storage in storages_of(tensor)}
 
 
 def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor]) -> Overwriting | None:

@@ -236,15 +236,16 @@ class Run:
             kind, parent = type(module).__name__, self.inspected.modules[name.rpartition(".")[0]]
             if name in self.silent:
                 reason = self.silent[name]
-            elif failure is not None:
-                reason = "the forward pass raised before it"
             elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
                 reason = f"{an(kind)} is not called itself, its items are"
             elif isinstance(parent, nn.MultiheadAttention):
                 reason = f"{type(parent).__name__} uses its weight directly; select that module instead"
+            elif failure is not None:
+                reason = "the forward pass raised before it"
             else:
                 outside = traced and f" outside {traced}"
-                reason = f"the forward pass did not call it in {mode} mode{outside}, or used its weight directly"
+                used = ", or used its weight directly" if self.inspected.parameter_counts[name] else ""
+                reason = f"the forward pass did not call it in {mode} mode{outside}{used}"
             result.append(UncalledLayer(name, kind, self.inspected.parameter_counts[name], reason))
         return tuple(result)
 

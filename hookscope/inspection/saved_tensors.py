@@ -147,9 +147,9 @@ class TensorCollector:
         self._begin = self._spool.end
 
     def joined(self, labels: Iterable[str]) -> SavedTensors:
-        """Join each label's tensors over the batches along the axis that counts inputs, which is axis 0 if none shows.
+        """Join each label's tensors over the batches along the axis that counts inputs; axis 0 if shapes do not tell.
 
-        Where other axes differ, batches are numbered instead.
+        Tensors that differ in other axes stay apart, with the number of the batch in their label.
         """
         joined: dict[str, SpooledTensor] = {}
         for label in filter(frozenset(labels).__contains__, self._parts):
@@ -157,7 +157,7 @@ class TensorCollector:
             shape = parts[0].shape
             # Tensors that came in rows have several pieces, and the inputs on axis 0.
             axis = (self._shapes[label].batch_axis or 0) if all(len(part.pieces) == 1 for part in parts) else 0
-            alike = {(part.dtype, part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
+            alike = {(part.dtype, len(part.shape), part.shape[:axis], part.shape[axis + 1 :]) for part in parts}
             if len(parts) == 1:
                 joined[label] = parts[0]
             elif shape and len(alike) == 1:

@@ -56,8 +56,8 @@ class _Row:
 class _Seen:
     """The norms of one output, (N, T), taken once for all rows of the same tensor.
 
-    `largest` are the values of largest magnitude, (N, T), their channels, (N, T), and the median magnitudes of inputs,
-    (N,); None where no value can be massive.
+    `largest` has each token's value of largest magnitude, (N, T), that value's channel, (N, T), and each input's median
+    magnitude, (N,). It is None where no value can be massive.
     """
 
     keys: list[RowKey]
@@ -249,7 +249,7 @@ def _massive(several: Sequence[_Seen]) -> dict[int, list[MassiveActivation]]:
 def _drawn_rows(rows: Sequence[LayerRow]) -> list[LayerRow]:
     """Return the rows to draw, each tensor once: some with high tokens, evenly over depth, or the last block.
 
-    Behind a norm all tokens are about equally long, so that a block which ends in one comes last.
+    A norm makes all tokens about equally long, so a block that ends in one is drawn only if there is no other.
     """
     placed = [row for row in rows if not row.duplicate_of and row.tokens is not None and _picture_grid(row.tokens)]
     high = [row for row in placed if row.tokens is not None and row.tokens.high_count]

@@ -114,7 +114,8 @@ def _difference_of_gradients(first: Outcome, second: Outcome) -> str:
 def _same_but_for_order(first: Tensor, second: Tensor, others: Mapping[str, Tensor | None]) -> bool:
     """Tell whether two gradients of a parameter differ by no more than another order of summation explains.
 
-    That is half of the digits of their dtype or, where terms cancel, some last digits of the greatest gradient. Ours.
+    The limit is ours: half of the digits of their dtype and, because terms may cancel, 64 times the rounding of the
+    greatest gradient.
     """
     epsilon = torch.finfo(first.dtype).eps
     greatest = max(_norm(tensor) for tensor in others.values() if tensor is not None and not missing_memory(tensor))

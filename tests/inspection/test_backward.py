@@ -536,13 +536,16 @@ def test_a_backward_pass_that_raises_says_where_and_keeps_what_was_seen(error: E
 
 
 def test_a_layer_that_the_forward_pass_left_out_is_not_explained_by_an_error_of_the_backward_pass() -> None:
-    model = Written(lambda net, x: net.breaks(net.used(x)), used=nn.Linear(2, 2), spare=nn.Linear(2, 2))
+    parts = {"used": nn.Linear(2, 2), "spare": nn.Linear(2, 2), "drop": nn.Dropout()}
+    model = Written(lambda net, x: net.breaks(net.used(x)), **parts)
     model.breaks = exploding(ValueError("boom"))
     with pytest.raises(PassError, match="raised in its backward pass") as caught:
         inspect_gradients(model, torch.ones(1, 2), total)
-    ((layer, reason),) = [(row.layer, row.reason) for row in caught.value.inspection.uncalled]
-    assert layer == "spare"
-    assert reason == "the forward pass did not call it in eval mode, or used its weight directly"
+    reason = "the forward pass did not call it in eval mode"
+    assert {row.layer: row.reason for row in caught.value.inspection.uncalled} == {
+        "spare": f"{reason}, or used its weight directly",
+        "drop": reason,  # which has no weight
+    }
 
 
 def test_a_forward_pass_that_runs_out_of_memory_says_where_and_what_to_do() -> None:
@@ -558,6 +561,10 @@ def test_a_forward_pass_that_runs_out_of_memory_says_where_and_what_to_do() -> N
     assert caught.value.inspection.failure is not None
     assert caught.value.inspection.loss is None
     assert [row.layer for row in caught.value.inspection.rows] == ["0"]
+    assert "the forward pass raised" in str(caught.value.inspection)
+    with pytest.raises(PassError, match="The loss of Linear ran out of memory") as caught:
+        hookscope.grads(nn.Linear(2, 2), torch.ones(4, 2), loss=hungry)
+    assert str(caught.value.inspection).startswith("No loss and no gradients: the loss raised.")
 
 
 @pytest.mark.parametrize(("run", "label"), [(inspect, "0"), (inspect_gradients, "0 grad_output")])

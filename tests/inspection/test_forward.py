@@ -161,6 +161,11 @@ def test_says_why_a_module_was_never_called() -> None:
     assert "uses its weight directly" in reasons["attention.out_proj"]
     assert "did not call it" in reasons["spare"]
     assert {layer.layer: layer.parameter_count for layer in inspection.uncalled}["spare"] == 9
+    model.items[0] = Apply(lambda _: 1 / 0)
+    with pytest.raises(ForwardError) as caught:  # after the attention
+        inspect(model, torch.randn(1, 5, 4), ["*"])
+    before = {layer.layer: layer.reason for layer in caught.value.inspection.uncalled}
+    assert before == {**reasons, "spare": "the forward pass raised before it"}
 
 
 def test_predictions_name_the_best_classes_with_softmax_probabilities() -> None:

@@ -385,9 +385,17 @@ def beside_an_operator(net: Any, x: Tensor) -> Tensor:
     return either * hidden.mul_(2)
 
 
+def beside_a_sparse_tensor(net: Any, x: Tensor) -> Tensor:
+    hidden = net.linear(x).sigmoid()
+    mixing = torch.eye(len(x)).to_sparse().mul_(2)
+    hidden.mul_(2)
+    return torch.sparse.mm(mixing, hidden)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which torch's own tracing reads
 @pytest.mark.parametrize(
-    ("forward", "operation", "saved_at"), [(written_by_keyword, "mul", 1), (beside_an_operator, "mul_", 2)]
+    ("forward", "operation", "saved_at"),
+    [(written_by_keyword, "mul", 1), (beside_an_operator, "mul_", 2), (beside_a_sparse_tensor, "mul_", 1)],
 )
 def test_a_write_is_named_however_it_is_called_and_whatever_runs_beside_it(
     forward: Any, operation: str, saved_at: int

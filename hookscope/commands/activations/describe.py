@@ -86,9 +86,9 @@ def _answer(result: Activations) -> tuple[list[str], Level]:
 
 
 def no_findings(result: Activations) -> list[str]:
-    """Return what the rules looked for without finding it, and their limit, which is another one on noise.
+    """Return two sentences: what the rules did not find, and from where on a ReLU is dead, which is later on noise.
 
-    The rules let pass Inf that no later output holds, such as a mask's, and dead channels of a convolution.
+    Inf that no later output holds, such as a mask's, and dead channels of a convolution are no findings.
     """
     flags = {flag for row in result.rows for flag in row.flags}
     constant = "" if {"constant", "all zero"} & flags else "no constant outputs, "

@@ -69,7 +69,8 @@ def _answer(result: Gradients) -> tuple[list[str], Level]:
     """Return the first finding or that there is none, what was differentiated, and the level."""
     loss = [] if result.loss is None else [loss_words(result.loss)]
     if result.loss is None:
-        return ["No loss and no gradients: the forward pass raised.", "Gradients were not checked."], "fail"
+        where = "the loss" if result.failure is None else "the forward pass"
+        return [f"No loss and no gradients: {where} raised.", "Gradients were not checked."], "fail"
     if result.verdicts:
         headline, level = headline_of(result.verdicts)
         return [headline, *loss], level

@@ -172,6 +172,16 @@ def _plainly() -> Iterator[None]:
         yield
 
 
+def storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
+    """Yield the memory of a tensor, or of each of its parts."""
+    parts = parts_of(tensor)
+    for part in parts or ():
+        yield from storages_of(part)
+    if parts is None:
+        with suppress(NotImplementedError, RuntimeError):  # inside a `torch.func` transform for one
+            yield tensor.untyped_storage()
+
+
 def _storage_bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 

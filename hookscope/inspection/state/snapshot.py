@@ -112,8 +112,7 @@ class Snapshot:
         self.owners: list[Any] = reached.owners + tensors if own_code else reached.owners
         with torch._C.DisableTorchFunction():
             self.leaves = [tensor for tensor in reached.tensors.values() if tensor.requires_grad and is_leaf(tensor)]
-            # A forward pass of torch's layers changes nothing of a parameter that is noted of leaves. A backward pass
-            # may, and so may code of the network's own.
+            # What is noted of leaves is changed by a backward pass or by code of the network's own.
             self.leaves += reached.parameters.values() if own_code or differentiates else ()
             self._attributes = [vars(owner) for owner in self.owners]
             self.histories = [*_histories(tensors)]
@@ -289,9 +288,10 @@ def _reachable(modules: Sequence[nn.Module], *, closely: bool) -> _Reachable:
     """Find the objects reachable from the modules of a network.
 
     The search enters attributes of modules, of objects whose class comes from the package of a module, of dataclasses
-    and optimisers; and standard containers. Other objects are not the network's own, or cannot be put back. Not
-    `closely`, there are neither hooks nor code but that of torch, torchvision and timm, so of torch's own modules only
-    those change that are in train mode or keep more than constants.
+    and optimisers; and standard containers. Other objects are not the network's own, or cannot be put back.
+
+    Unless `closely`, the network has no hooks, and no code but that of torch, torchvision and timm. Modules of torch's
+    own are then left out if they are in eval mode and hold only constants.
     """
     reached = _Reachable()
     kinds = {*map(type, modules)}
@@ -357,7 +357,7 @@ def _add_modules(reached: _Reachable, modules: Sequence[nn.Module], *, closely: 
 
 
 def _keeps_still(module: nn.Module) -> bool:
-    """Tell whether a module is one of torch's that changes nothing while it runs, as BatchNorm does in train mode."""
+    """Tell whether a module is one of torch's and changes nothing while it runs; BatchNorm does in train mode."""
     attributes = vars(module)
     key = (type(module), len(attributes))
     if key not in _constant:

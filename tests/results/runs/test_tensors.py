@@ -18,6 +18,7 @@ import hookscope
 from hookscope.errors import OutputError
 from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.results.runs.tensors import DTYPES, write_tensors
+from tests.networks import Apply
 
 
 def every_kind() -> dict[str, Tensor]:
@@ -112,6 +113,12 @@ def test_outputs_that_a_file_cannot_hold_are_left_out(tmp_path: Path) -> None:
     assert torch.equal(stored["(model)['conjugate']"], expected["conjugate"].resolve_conj())
     assert torch.equal(stored["(model)['negative']"], -(values + 1))
     assert run["(model)['meta']"].activation.unmeasured
+
+
+def test_an_output_that_loses_an_axis_in_the_last_batch_is_kept_by_batch() -> None:
+    network, values = nn.Sequential(Apply(torch.squeeze), nn.Identity()), torch.arange(3.0)[:, None]
+    saved = hookscope.activations(network, values, save_tensors=True, batch_size=2).tensors
+    assert {label: tensor.tolist() for label, tensor in saved.items()} == {"0@0": [0, 1], "0@1": 2}
 
 
 def test_no_room_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
