@@ -126,6 +126,7 @@ class MapLayers:
     chosen: dict[RowKey, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     _worked: set[str] = field(default_factory=set)
+    _cut_off: set[RowKey] = field(default_factory=set)
     _fields: dict[tuple[RowKey, tuple[int, ...] | None], ReceptiveField | None] = field(default_factory=dict)
     _captured: MapCapture | None = None
 
@@ -141,7 +142,10 @@ class MapLayers:
         if tokens is not None and len(tokens.grid) > 1:  # along one axis, they are words
             check_token_axes(tokens, place_axes(batch))
         targets, layers = self._given(batch) if self.groups else self._chosen(batch)
-        return targets, [layer._replace(extents=self._extents(layer, batch)) for layer in layers]
+        return targets, [
+            layer._replace(extents=self._extents(layer, batch), leads_to_input=layer.place not in self._cut_off)
+            for layer in layers
+        ]
 
     # --- Where the cells of a map lie ---
 
@@ -185,6 +189,7 @@ class MapLayers:
             if self._is_looked_at(place):
                 self._fields[place, shape] = self._field(output, single)
                 if is_tracked and output.edge is None and isinstance(output.layout, Layout):
+                    self._cut_off.add(place)
                     self.notes[
                         f"{layer_words(row_label(*place))}: no gradient leads from it to the input that maps are "
                         "drawn over. It may show another input, or come after a detach()."
