@@ -304,7 +304,7 @@ def _nan_warning(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[
 
 
 def _check_blocks(blocks: Sequence[int | str], labels: Sequence[str], modules: Collection[str] = ()) -> None:
-    """Raise an error if a wanted block was not seen; a further input may call one that is among `modules`."""
+    """Raise an error if a wanted block was not seen, unless it is in `modules`: a later input may run it."""
     for block in blocks:
         if isinstance(block, int):
             if not -len(labels) <= block < len(labels):
@@ -316,7 +316,6 @@ def _check_blocks(blocks: Sequence[int | str], labels: Sequence[str], modules: C
 
 
 def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:
-    """Return the positions of the wanted blocks that ran in a pass."""
     places: dict[int | str, int] = {}
     for at, label in enumerate(labels):
         places |= {label: at, at: at, at - len(labels): at}

@@ -44,17 +44,12 @@ _FLOATING = ("FloatFunctional", "FXFloatFunctional")
 
 @dataclass(slots=True)
 class _Gathered:
-    """The results of a run so far.
-
-    Attributes:
-        asked: What the user calls each target; () for the best ones.
-        without: Inputs in which a detector found no box of a target, by position, and the target in words.
-    """
+    """The results of a run so far; `without` has the inputs, by position, in which a detector found no such box."""
 
     network: nn.Module
     method: Method
     checking: Checking
-    asked: Sequence[str]
+    asked: Sequence[str]  # targets in the words of the user; [] for the best ones
     records: list[InputRecord] = field(default_factory=list)
     maps: list[AttributionMap] = field(default_factory=list)
     layers: dict[str, LayerChoice] = field(default_factory=dict)
