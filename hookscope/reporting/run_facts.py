@@ -96,7 +96,8 @@ def all_facts(result: Inspected | Survey, *more: tuple[str, str, bool]) -> list[
 def making_of(result: Inspected) -> list[tuple[str, str]]:
     """Return the checksums and the seed that reproduce a run."""
     weights = [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
-    inputs = [(f"SHA-256 of {short_name(record)}", record.sha256) for record in result.inputs[:8] if record.sha256]
+    named = [*zip(input_names(result.inputs), result.inputs, strict=True)][:8]
+    inputs = [(f"SHA-256 of {name}", record.sha256) for name, record in named if record.sha256]
     return [*weights, *inputs, ("Seed", str(result.seed))]
 
 

@@ -192,6 +192,20 @@ def test_a_class_with_nan_on_one_side_is_a_changed_class() -> None:
     assert listing.lines == ["cat.jpg: probabilities that are NaN → class 1 0.50 · class 2 0.25 (softmax)"]
 
 
+def test_inputs_of_one_name_are_told_apart_by_their_folders() -> None:
+    inputs = tuple(replace(RESULT.inputs[0], name=f"{folder}/cat.jpg") for folder in ("day", "night"))
+    later = replace(best(2, 1), input_index=1)
+    pairs = ((best(1, 2), replace(best(1, 2), input_index=1)), (best(1, 2), later))
+    output = replace(RESULT.outputs[0], predictions=pairs)
+    document = describe_differences(replace(RESULT, inputs=inputs, outputs=(output,)))
+    (listing,) = (part for section in document.sections if section.key == "classes" for part in section.parts)
+    assert [line.partition(":")[0] for line in listing.lines] == ["night/cat.jpg"]
+    assert [name for name, _ in document.making if "jpg" in name] == [
+        "SHA-256 of day/cat.jpg",
+        "SHA-256 of night/cat.jpg",
+    ]
+
+
 @needs_chromium
 def test_a_phone_shows_where_the_difference_begins(open_html: Callable[..., Opened], tmp_path: Path) -> None:
     differing = next(row for row in RESULT.rows if row.measures and row.measures.relative_l2 > 0)

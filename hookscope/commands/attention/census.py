@@ -68,7 +68,8 @@ def unseen_blocks(
         reason = next((refused[block].reason for block in refused if _is_part(name, block)), CANNOT_BE_SEEN)
         unseen[name] = UnseenBlock(row_label(name, 0, ""), type(candidates[name]).__name__, reason)
     for name, (kind, reason, calls_attention) in refused.items():  # such as DaViT's over channels
-        is_attention = calls_attention or _ATTENTION.search(kind) or name.rpartition(".")[2] in _NAMES
+        is_called_so = _ATTENTION.search(kind) or name.rpartition(".")[2] in _NAMES
+        is_attention = calls_attention or (is_called_so and (name or not seen))  # a network may end in a softmax
         if is_attention and not _GATES.search(kind) and not any(_is_part(name, block) for block in (*unseen, *seen)):
             unseen[name] = UnseenBlock(row_label(name, 0, ""), kind, reason)
     return tuple(unseen.values())

@@ -200,7 +200,6 @@ def _sizes(block: AttentionBlock) -> str:
 
 
 def _range(rows: Mapping[str, Sequence[HeadRow]], column: Column, block: AttentionBlock) -> str:
-    """Return the least and the greatest value over heads."""
     values = [number for number in map(column.read, rows[block.label]) if number is not None]
     text = column.text or partial(number_text, digits=3)
     return " to ".join(dict.fromkeys((text(float(np.min(values))), text(float(np.max(values)))))) if values else "-"

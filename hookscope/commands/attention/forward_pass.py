@@ -142,7 +142,6 @@ class ForwardPass:
         self._free_matrices()
 
     def _refuse_rollout(self, block: AttentionBlock, queries: Places | None, keys: Places | None) -> None:
-        """Raise an error if a block attends within windows, pools, or has other tokens than the block before it."""
         before = self.blocks[-1] if self.blocks else None
         reason = ""
         if block.windows > 1:
@@ -162,7 +161,6 @@ class ForwardPass:
             )
 
     def _chosen(self, queries: Places | None, keys: Places | None, query_count: int) -> list[list[Chosen | None]]:
-        """Return the token of each query, by input."""
         return [
             [self.chosen(query, place, queries, keys, query_count) for place in range(len(self.records))]
             for query in self.wanted.queries

@@ -22,6 +22,9 @@ from hookscope.text import counted
 NOWHERE = -1
 """The cell of a token that has no place on the picture."""
 
+_CHANNELS = "its softmax is over {}, not over tokens"
+_UNPLACED = "it is not known where its windows lie on the picture"
+
 
 class Axes(NamedTuple):
     """How the axes in front of queries and keys count inputs, windows and heads.
@@ -141,9 +144,6 @@ def arranged(rows: Tensor, axes: Axes) -> Tensor:
 # --- Whether it is attention over tokens ---
 
 
-_CHANNELS = "its softmax is over {}, not over tokens"
-
-
 def not_over_tokens(call: AttentionCall, rows: AttentionRows, axes: Axes) -> str:
     """Return in a few words why the keys are no tokens; "" where they are.
 
@@ -212,7 +212,7 @@ def _for_each_channel(call: AttentionCall, rows: AttentionRows, axes: Axes, coun
 
 
 def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
-    """Yield the possible numbers of tokens of all inputs together, by the inputs of the nearest modules."""
+    """Yield how many tokens all inputs may have together, for each tensor that the nearest modules were given."""
     for frame in running[:3]:
         arguments = [*frame.args, *frame.kwargs.values()]
         for tensor in arguments:
@@ -234,16 +234,13 @@ def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
 # --- Where they lie ---
 
 
-_UNROLLED = "its tokens lie in the order of unrolled windows, not of the picture's rows"
-
-
 def places_of(
     call: AttentionCall, rows: AttentionRows, axes: Axes, tokens: TokenLayout
 ) -> tuple[Places | None, Places | None, str]:
     """Return where queries and keys lie, and in words why keys have no place where they have none."""
     *_, queries, keys = rows.shape
     if tokens.stated is None and tokens.halvings:
-        return None, None, _UNROLLED
+        return None, None, "its tokens lie in the order of unrolled windows, not of the picture's rows"
     if axes.windows > 1 or any(cuts_windows(frame.module) for frame in call.running):
         windows = _windows_of(call, rows, axes)
         return (None, None, windows) if isinstance(windows, str) else (windows, windows, "")
@@ -267,7 +264,7 @@ def _appended_keys(call: AttentionCall) -> int:
 
 
 def _no_place(keys: int, reason: str) -> str:
-    """Return a block's remark that keys have no place; `reason` is from `TokenLayout.of_attention`."""
+    """Return in words why keys have no place; `reason` is from `TokenLayout.of_attention`."""
     if keys == 1:
         return "it has one token"
     if reason.startswith("has "):
@@ -286,9 +283,6 @@ def _row_by_row(height: int, width: int, prefix: int, suffix: int, *, has_words:
     in_front, behind = (torch.full((count,), NOWHERE, device="cpu") for count in (prefix, suffix))
     cells = torch.cat([in_front, torch.arange(height * width, device="cpu"), behind])
     return Places(cells[None], (height, width), 0 if has_words else prefix)
-
-
-_UNPLACED = "it is not known where its windows lie on the picture"
 
 
 def _windows_of(call: AttentionCall, rows: AttentionRows, axes: Axes) -> Places | str:

@@ -127,7 +127,7 @@ class _Run:
     """The state of a run: the hooked network, the options, and the results so far.
 
     Attributes:
-        sums: By block and name of a number, its sum over inputs and the number of inputs: a block may not run for all.
+        sums: By block and name of a number, its sum over the inputs that have it, and their number, both by head.
     """
 
     inspected: InspectedNetwork
@@ -139,7 +139,7 @@ class _Run:
     records: list[InputRecord] = field(default_factory=list)
     blocks: dict[str, AttentionBlock] = field(default_factory=dict)
     drawn: dict[str, None] = field(default_factory=dict)
-    sums: dict[str, dict[str, tuple[Tensor, int]]] = field(default_factory=dict)
+    sums: dict[str, dict[str, tuple[Tensor, Tensor]]] = field(default_factory=dict)
     top_tokens: dict[str, Tensor | None] = field(default_factory=dict)
     maps: list[AttentionMap] = field(default_factory=list)
     head_maps: list[HeadMaps] = field(default_factory=list)
@@ -221,7 +221,8 @@ class _Run:
         sums = self.sums.setdefault(label, {})
         for name, value in numbers.heads.items():
             before, count = sums.get(name, (0, 0))
-            sums[name] = before + value.double().sum(0), count + len(value)
+            has_it = ~value.isnan() | (name != "distance")  # NaN: no query of that input looks at patches
+            sums[name] = before + value.double().where(has_it, 0).sum(0), count + has_it.sum(0)
         self.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
 
     def _note_drawn(self, block: AttentionBlock) -> None:
@@ -303,7 +304,7 @@ def _nan_warning(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[
 
 
 def _check_blocks(blocks: Sequence[int | str], labels: Sequence[str], modules: Collection[str] = ()) -> None:
-    """Raise an error if a wanted block was not seen; a further input may call one that is among `modules`."""
+    """Raise an error if a wanted block was not seen, unless it is in `modules`: a later input may run it."""
     for block in blocks:
         if isinstance(block, int):
             if not -len(labels) <= block < len(labels):
@@ -315,7 +316,6 @@ def _check_blocks(blocks: Sequence[int | str], labels: Sequence[str], modules: C
 
 
 def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:
-    """Return the positions of the wanted blocks that ran in a pass."""
     places: dict[int | str, int] = {}
     for at, label in enumerate(labels):
         places |= {label: at, at: at, at - len(labels): at}

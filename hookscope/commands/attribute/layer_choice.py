@@ -136,6 +136,7 @@ class MapLayer(NamedTuple):
     Attributes:
         reason: Why it was chosen, in a few words.
         extents: The area that the map covers, of each input.
+        leads_to_input: Whether a gradient leads from it to the input that maps are drawn over.
     """
 
     place: RowKey
@@ -144,6 +145,7 @@ class MapLayer(NamedTuple):
     values: Tensor
     gradients: Sequence[Tensor]
     extents: Sequence[Extent] = ()
+    leads_to_input: bool = True
 
     @property
     def label(self) -> str:

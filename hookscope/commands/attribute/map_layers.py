@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from hookscope.commands.attribute.forward_backward import (
     ForwardBackward,
@@ -117,7 +117,7 @@ class MapLayers:
         groups: Layers that the user gave; () to choose one.
         hooks: The hooks on the layers.
         chosen: Layers that were chosen so far, with the reason.
-        notes: Sentences about layers that were left out.
+        notes: Sentences about layers.
     """
 
     passes: ForwardBackward
@@ -126,6 +126,7 @@ class MapLayers:
     chosen: dict[RowKey, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     _worked: set[str] = field(default_factory=set)
+    _cut_off: set[RowKey] = field(default_factory=set)
     _fields: dict[tuple[RowKey, tuple[int, ...] | None], ReceptiveField | None] = field(default_factory=dict)
     _captured: MapCapture | None = None
 
@@ -141,7 +142,10 @@ class MapLayers:
         if tokens is not None and len(tokens.grid) > 1:  # along one axis, they are words
             check_token_axes(tokens, place_axes(batch))
         targets, layers = self._given(batch) if self.groups else self._chosen(batch)
-        return targets, [layer._replace(extents=self._extents(layer, batch)) for layer in layers]
+        return targets, [
+            layer._replace(extents=self._extents(layer, batch), leads_to_input=layer.place not in self._cut_off)
+            for layer in layers
+        ]
 
     # --- Where the cells of a map lie ---
 
@@ -185,6 +189,7 @@ class MapLayers:
             if self._is_looked_at(place):
                 self._fields[place, shape] = self._field(output, single)
                 if is_tracked and output.edge is None and isinstance(output.layout, Layout):
+                    self._cut_off.add(place)
                     self.notes[
                         f"{layer_words(row_label(*place))}: no gradient leads from it to the input that maps are "
                         "drawn over. It may show another input, or come after a detach()."
@@ -226,7 +231,8 @@ class MapLayers:
             if bool(reaches(choice.gradients, targets).all()) and not choice.output.is_overwritten:
                 return targets, [choice]
             passes.state.rewind()
-        raise NotReachedError(targets, [row_label(*place) for place in self.chosen])
+        marks = [reaches(outputs[place].gradients, targets) for place in self.chosen if place in outputs]
+        raise NotReachedError(_unreached(targets, marks) or targets, [row_label(*place) for place in self.chosen])
 
     def _nowhere(self, targets: Sequence[BatchTarget]) -> str:
         name, seen = self.passes.inspected.info.name, self.passes.outputs.by_place
@@ -274,34 +280,40 @@ class MapLayers:
         if operations is not None and (missing := operations.missing()):
             raise LayerNotFoundError(missing)
         reached = {place: reaches(outputs[place].gradients, targets) for place in outputs if self._is_looked_at(place)}
-        zero = [place for place, marks in reached.items() if not bool(marks.all(0).any())]
+        zero = {place: _unreached(targets, [marks]) for place, marks in reached.items() if not bool(marks.all(0).any())}
         layers = [outputs[place] for place in reached if place not in zero]
         for group in self.groups:
             if group.text not in self._worked:
-                self._check(group, batch, layers, zero, targets)
-        partly = [layer.label for layer in layers if not bool(reached[layer.place].all())]
-        if len(partly) == len(layers) or (partly and len(batch.indices) > 1):
-            raise NotReachedError(targets, partly or [row_label(*place) for place in zero])
-        return targets, [layer for layer in layers if layer.label not in partly]
+                self._check(group, batch, layers, zero)
+        partly = [layer.place for layer in layers if not bool(reached[layer.place].all())]
+        if partly or not layers:
+            places = partly or [*zero]
+            unreached = _unreached(targets, [reached[place] for place in places])
+            raise NotReachedError(unreached, [row_label(*place) for place in places])
+        for place in zero:
+            label = layer_words(row_label(*place))
+            self.notes[f"{label}: inputs for which the gradient of a target is zero everywhere have no map."] = None
+        return targets, layers
 
     def _check(
         self,
         group: LayerGroup,
         batch: Batch,
         layers: Sequence[MapLayer],
-        zero: Sequence[RowKey],
-        targets: Sequence[BatchTarget],
+        unreached: Mapping[RowKey, Sequence[BatchTarget]],
     ) -> None:
-        """Raise an error if no layer of a group can be explained; if some can, note the others."""
+        """Raise an error if no layer of a group can be explained; if some can, note those without a place.
+
+        `unreached` has the layers with a gradient that is zero everywhere, and its targets.
+        """
         seen = {place: output for place, output in self.passes.outputs.by_place.items() if group.means(place)}
         flat = [place for place, output in seen.items() if isinstance(output.layout, str)]
-        zero = [place for place in zero if place in seen]
+        zero = [place for place in unreached if place in seen]
         if any(layer.place in seen for layer in layers):
-            for places, why in ((flat, "no place for the picture"), (zero, "a gradient that is zero everywhere")):
-                if places:
-                    labels = [row_label(*place) for place in places]
-                    shown = some_of(labels, _NAMED)
-                    self.notes[f"{arg('layer')} {group.text}: layers with {why} are left out: {shown}."] = None
+            if flat:
+                shown = some_of([row_label(*place) for place in flat], _NAMED)
+                why = "layers with no place for the picture are left out"
+                self.notes[f"{arg('layer')} {group.text}: {why}: {shown}."] = None
             self._worked.add(group.text)
             return
         text = safe_text(group.text)
@@ -319,7 +331,7 @@ class MapLayers:
         if zero:
             others = output.layout.others if isinstance(output.layout, Layout) else ""
             why = f"after it only {others} reaches the target" if others else "nothing leads from there to the target"
-            problem = f"The gradient of {_names(targets)} is zero everywhere at {label}: {why}."
+            problem = f"The gradient of {_names(unreached[place])} is zero everywhere at {label}: {why}."
         else:
             problem = f"{label} returns {shape_text(output.shape)}, which {output.layout}."
         raise UsageError(f"{problem}{self._nearest(batch, place[0])}")
@@ -331,7 +343,9 @@ class MapLayers:
             for before in (layer, None):
                 self.passes.state.rewind()
                 if choice is None:
-                    choice = run_and_choose(self.passes, batch, before=before)[1]
+                    targets, choice = run_and_choose(self.passes, batch, before=before)
+                    if choice is not None and not bool(reaches(choice.gradients, targets).all(0).any()):
+                        choice = None
         except ModelRaisedError:
             return ""
         if choice is None:
@@ -345,6 +359,11 @@ def _input_shape(batch: Batch) -> tuple[int, ...] | None:
     tensor = main_input(batch)
     places = {item.shape[2:] if item.dim() > _SEQUENCE_AXES else item.shape[1:] for item in alike_inputs(batch)}
     return tuple(tensor.shape[1:]) if tensor is not None and len(places) == 1 else None
+
+
+def _unreached(targets: Sequence[BatchTarget], reached: Sequence[Tensor]) -> list[BatchTarget]:
+    """Return the targets whose gradient is zero at some layer for some input; `reached` is by layer, from `reaches`."""
+    return [target for at, target in enumerate(targets) if not all(bool(marks[at].all()) for marks in reached)]
 
 
 def _names(targets: Sequence[BatchTarget]) -> str:

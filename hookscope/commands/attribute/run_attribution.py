@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import cast, get_args
 
 import numpy as np
@@ -44,16 +44,17 @@ _FLOATING = ("FloatFunctional", "FXFloatFunctional")
 
 @dataclass(slots=True)
 class _Gathered:
-    """The results of a run so far."""
+    """The results of a run so far; `without` has the inputs, by position, in which a detector found no such box."""
 
     network: nn.Module
     method: Method
     checking: Checking
+    asked: Sequence[str]  # targets in the words of the user; [] for the best ones
     records: list[InputRecord] = field(default_factory=list)
     maps: list[AttributionMap] = field(default_factory=list)
     layers: dict[str, LayerChoice] = field(default_factory=dict)
     unchanged: dict[str, str] = field(default_factory=dict)
-    without: dict[int, None] = field(default_factory=dict)
+    without: dict[tuple[int, str], None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     input_values: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     no_box: NoBoxError | None = None
@@ -79,10 +80,11 @@ class _Gathered:
         if axes != PICTURE_AXES and len(size) == axes:
             self.input_values |= _first_inputs(self.network, batch, first)
         for place in range(len(batch.records)):
-            for target, by_layer, pixels in zip_longest(targets, explained.maps, explained.pixels):
+            for at, (target, by_layer, pixels) in enumerate(zip_longest(targets, explained.maps, explained.pixels)):
                 wanted = target.targets[place]
                 if wanted is None:
-                    self.without[first + place] = None
+                    if self.asked or not at:  # of the best boxes, an input may have fewer
+                        self.without[first + place, self.asked[at] if self.asked else "box"] = None
                     continue
                 is_shown = pixels is not None and first + place < SHOWN_INPUTS
                 for (label, extents), maps in zip(explained.extents, by_layer, strict=True):
@@ -95,7 +97,9 @@ class _Gathered:
     def warnings(self) -> list[str]:
         """Return sentences about inputs without a target, and about maps that show nothing."""
         names = [*map(safe_text, input_names(tuple(self.records)))]
-        lacking = [f"{names[index]} has no such target: it is left out there." for index in self.without]
+        lacking = [
+            f"The network found no {words} in {names[index]}, so there is no such map." for index, words in self.without
+        ]
         return lacking + [words for shown in self.maps if (words := _suspicious(shown, names[shown.input_index]))]
 
 
@@ -113,7 +117,8 @@ def run_attribution(
     queue = session_batches(session, option.batch_size, on_error)
     groups = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
     checking = Checking(sanity=option.sanity, method=option.method, output_key=option.output_key, seed=session.seed)
-    gathered = _Gathered(inspected.network, option.method, checking)
+    asked = [f"'{safe_text(query.text)}'" for query in wanted]
+    gathered = _Gathered(inspected.network, option.method, checking, asked)
     finished = batch_progress(session, on_progress)
     targets_of = partial(
         batch_targets,
@@ -193,7 +198,8 @@ def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, gathered: _
     except NoBoxError as error:  # other batches may have the target
         first = len(gathered.records)
         gathered.records.extend(batch.records)
-        gathered.without |= dict.fromkeys(range(first, len(gathered.records)))
+        lacking = product(range(first, len(gathered.records)), gathered.asked or ["box"])
+        gathered.without |= dict.fromkeys(lacking)
         gathered.no_box = gathered.no_box or error
         return
     except NotReachedError as error:

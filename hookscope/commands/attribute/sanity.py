@@ -60,13 +60,13 @@ _BLUR_PARTS = 8
 _LEAST_PROBABILITY = 0.05
 # One map of these methods takes dozens of passes or more, and the first two checks need seven maps.
 _SLOW: frozenset[Method] = frozenset({"integrated-gradients", "smoothgrad", "occlusion"})
-_NO_ORDER = "Sanity: no tests of maps that are the same everywhere, or hold NaN or Inf."
+_NO_ORDER = "Sanity: no tests of maps that are the same everywhere, hold NaN or Inf, or have under 4 cells."
 
 
 def rank_correlation(first: Map, second: Map) -> float:
     """Return Spearman's correlation of two maps: Pearson's of their ranks, where equal values share the mean rank.
 
-    A map that is the same everywhere or not finite puts no place before another: 0 if only the second is, else NaN.
+    Where only the second map ranks no places, they correlate by 0; where the first ranks none, by NaN.
     """
     if not (puts_places_in_order(first) and puts_places_in_order(second)):
         return 0.0 if puts_places_in_order(first) else math.nan
@@ -74,8 +74,9 @@ def rank_correlation(first: Map, second: Map) -> float:
 
 
 def puts_places_in_order(values: Map) -> bool:
-    """Tell whether a map ranks places: one that is the same everywhere, or not finite, does not."""
-    return bool(np.isfinite(values).all()) and values.size > 0 and bool((values != values.flat[0]).any())
+    """Tell whether a map ranks places: not if it is the same everywhere, or not finite, or has too few cells."""
+    # The ranks of two or three cells correlate by 1 too often by chance.
+    return values.size > 3 and bool(np.isfinite(values).all()) and bool((values != values.flat[0]).any())
 
 
 def _ranks(values: Map) -> NDArray[np.float64]:
@@ -344,7 +345,6 @@ class Checking:
         return tuple(judges[name](np.concatenate(parts, -1)) for name, parts in measured.items())
 
     def _check(self, passes: ForwardBackward, batch: Batch, explained: Explained, at: int) -> None:
-        """Check the maps of one target at all layers, of the inputs that have the target."""
         target, network = explained.targets[at], passes.inspected.network
         places = [place for place, share in enumerate(target.targets) if share is not None]
         if not places:
@@ -401,11 +401,14 @@ class Checking:
             output = self._output(passes, copied, batch, (layout.as_given(changed), *batch.args[1:]))
             return probabilities(output, target, self.output_key)
 
-        for (_, extents), maps in zip(explained.extents, explained.maps[at], strict=True):
+        elsewhere = {layer.label for layer in explained.layers if not layer.leads_to_input}
+        for (label, extents), maps in zip(explained.extents, explained.maps[at], strict=True):
             ranking = [place for place in places if puts_places_in_order(maps[place].numpy())]
             if len(ranking) < len(places):
                 self.notes[_NO_ORDER] = None
-            if maps[0].dim() < len(layout.size):  # inputs are words
+            if label in elsewhere:
+                self.notes["Sanity: no deletion test of layers from which no gradient leads to the input."] = None
+            elif maps[0].dim() < len(layout.size):  # inputs are words
                 self.notes["Sanity: no deletion test of maps that rank no places of the input."] = None
             elif ranking:
                 whole = resized(maps, layout.size, extents)

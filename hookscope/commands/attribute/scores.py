@@ -271,9 +271,10 @@ def _box_targets(
     sizes: Sequence[tuple[int, int]],
 ) -> list[BatchTarget]:
     if not wanted:
-        if not any(len(box["scores"]) for box in boxes):
+        most = max(len(box["scores"]) for box in boxes)
+        if not most:
             raise NoBoxError("The network found no box, so there is none to explain: give another picture.")
-        return [_box_target(boxes, [rank] * len(boxes), categories, sizes) for rank in range(top)]
+        return [_box_target(boxes, [rank] * len(boxes), categories, sizes) for rank in range(min(top, most))]
     targets = []
     for query in wanted:
         if query.function is not None:

@@ -193,7 +193,7 @@ def matching_names(a: Sequence[str], b: Sequence[str]) -> list[int | None]:
 
 
 def _pairs_without_prefixes(a: Collection[str], b: Collection[str]) -> Iterator[list[tuple[str, str]]]:
-    """Yield the pairs of names that are equal without a prefix of a wrapper, for each prefix in A or B."""
+    """For each prefix of a wrapper in A or B, yield the pairs of names that are equal without it."""
     for _, form in stripped_forms(a):
         names = {read: name for name, read in form.items()}
         yield [(names[name], name) for name in b if name in names]

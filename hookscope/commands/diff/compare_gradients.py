@@ -28,7 +28,7 @@ _CASES_PER_TURNED_SIGN = 1000
 
 
 def _add(pair: RowPair, batch: RowPair, values: Sequence[Value | None], first_input: int = 0, count: int = -1) -> None:
-    """Add the gradients of A, B and the reference over a batch, in which they have the rows of `batch`."""
+    """Add the gradients that A, B and the reference have in a batch; `batch` has the rows of that batch."""
     present = [value for value in values if value is not None]
     if None not in values[:2]:
         pair.compared.merge(compared(present, first_input, count))

@@ -62,11 +62,7 @@ class _BatchPair(Batch):
 
 
 def _paired_inputs(a: InputPipeline, b: InputPipeline, report: OnError | None) -> Iterator[_BatchPair]:
-    """Yield A's inputs one by one, with B's; `report` gets the errors of unusable inputs, whose pairs are left out.
-
-    Raises:
-        UsageError: If A and B have different numbers of inputs.
-    """
+    """Yield A's inputs one by one, each with B's; pairs with an unusable input are left out and reported."""
     count, count_b = a.input_count(), b.input_count()
     if count != count_b:
         raise UsageError(
@@ -194,10 +190,7 @@ def _ways_of_b(option: options.Diff) -> list[str]:
 def _hooked_networks(
     session: Session, other: LoadedModel, option: options.Diff, queue: BatchQueue, *, same_inputs: bool
 ) -> tuple[list[HookedNetwork], ParameterEdits]:
-    """Return A, B and, with the option `reference`, A with its weights in float64; and edits of B's parameters.
-
-    B is copied if its parameters are edited, or if it shares modules with A.
-    """
+    """Return A, B and the optional reference, A in float64; and the edits of B's parameters."""
     values, edits = split_edits(option.edit_b)
     modules_a = {id(module) for module in session.loaded.module.modules()}
     if values or any(id(module) in modules_a for module in other.module.modules()):
@@ -221,12 +214,7 @@ def _hooked_networks(
 
 
 def _selected_rows(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetwork]) -> tuple[DifferenceRow, ...]:
-    """Return the rows of layers that are selected in A.
-
-    Raises:
-        LayerNotFoundError: If a pattern of operations has selected nothing.
-        NothingMatchedError: If there are no such rows.
-    """
+    """Return the rows of layers that are selected in A; raise an error if there are none, or a pattern selects none."""
     operations = networks[A].operations
     if operations is not None and (missing := operations.missing()):
         raise LayerNotFoundError(missing)

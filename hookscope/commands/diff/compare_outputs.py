@@ -107,7 +107,6 @@ class Outputs:
         ]
 
     def _add_scores(self, output: _ComparedOutput, a: Tensor, b: Tensor, first_input: int) -> None:
-        """Compare class scores, (N, K)."""
         places = range(first_input, first_input + len(a))
         multi = self.networks[0].inspected.multi_label
         output.divergence += float((_divergence_of_labels if multi else _divergence)(a.double(), b.double()).sum())

@@ -158,11 +158,7 @@ def _read(folder: Path, files: ExitStack) -> _OpenRun:
 
 
 def _check_inputs(a: _OpenRun, b: _OpenRun) -> tuple[str, ...]:
-    """Return warnings about the inputs of both runs.
-
-    Raises:
-        UsageError: If the runs used different inputs.
-    """
+    """Return warnings about the inputs of both runs; raise a UsageError if these are different inputs."""
     remedy = "Make both runs over the same inputs."
     inputs_a, inputs_b = a.run.result.inputs, b.run.result.inputs
     for number, (ref, other) in enumerate(zip(inputs_a, inputs_b, strict=False), 1):

@@ -119,7 +119,6 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
 
 
 def _calls(shapes: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Call]:
-    """Return tensors as calls to align; the kind is the last part of the name."""
     return [Call((name, 0), name.rpartition(".")[2], shape, ()) for name, shape in shapes.items()]
 
 
@@ -151,7 +150,6 @@ def _unmatched(side: Literal["A", "B"], weights: Weights, paired: Collection[str
 
 
 def _main_dtype(weights: Weights) -> str:
-    """Return the floating dtype of most elements; "none" without one."""
     counts: Counter[str] = Counter()
     for tensor in weights.tensors.values():
         if tensor.is_floating_point():

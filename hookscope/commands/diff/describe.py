@@ -28,7 +28,7 @@ from hookscope.reporting.document import (
 from hookscope.reporting.grids import block_means
 from hookscope.reporting.overlays import input_picture
 from hookscope.reporting.overviews.maps import MOST_STAGES
-from hookscope.reporting.run_facts import short_name
+from hookscope.reporting.run_facts import input_names, short_name
 from hookscope.reporting.terminal import model_words
 from hookscope.results.activations import FeatureMaps, MapSummary
 from hookscope.results.check import CheckReport, RuleOutcome
@@ -116,9 +116,8 @@ def _making(result: Differences) -> list[tuple[str, str]]:
     for letter, side in (("A", result.a), ("B", result.b)):
         made.append((f"Weights of {letter}", side.model.weights))
         made += [(f"SHA-256 of {letter}", side.model.sha256)] if side.model.sha256 else []
-    made += [
-        (f"SHA-256 of {short_name(record)}", record.sha256) for record in result.inputs[:_MOST_DIGESTS] if record.sha256
-    ]
+    named = [*zip(input_names(result.inputs), result.inputs, strict=True)][:_MOST_DIGESTS]
+    made += [(f"SHA-256 of {name}", record.sha256) for name, record in named if record.sha256]
     return [*made, ("Seed", str(result.seed))]
 
 
@@ -127,9 +126,9 @@ def _best_classes(result: Differences) -> Listing:
     all_pairs = [pair for output in result.outputs for pair in zip(*output.predictions, strict=True)]
     pairs = [(a, b) for a, b in all_pairs if not (a.is_nan and b.is_nan)]
     changed = [(a, b) for a, b in pairs if a.is_nan or b.is_nan or a.class_indices[:1] != b.class_indices[:1]]
+    names = input_names(result.inputs)
     lines = [
-        f"{short_name(result.inputs[a.input_index])}: "
-        f"{prediction_text(a, _FEW_CLASSES)} → {prediction_text(b, _FEW_CLASSES)}"
+        f"{names[a.input_index]}: {prediction_text(a, _FEW_CLASSES)} → {prediction_text(b, _FEW_CLASSES)}"
         for a, b in changed or pairs[:1]
     ]
     return Listing(title="Best classes, A → B", lines=lines)

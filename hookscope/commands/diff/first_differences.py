@@ -160,7 +160,7 @@ def _first_difference(rows: Sequence[DifferenceRow], at: int) -> FirstDifference
 def _with_ends(
     rows: Sequence[DifferenceRow], begins: Sequence[FirstDifference], *, stays: bool
 ) -> tuple[FirstDifference, ...]:
-    """Fill in where differences are gone again before the next one begins, and put these last.
+    """Note which differences are gone again before the next one begins, and put these last.
 
     If a difference `stays` in the outputs of the networks, the last difference is not gone, and no layer without a
     partner undoes one.

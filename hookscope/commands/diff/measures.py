@@ -207,7 +207,6 @@ def comparable(a: Tensor, b: Tensor) -> str:
 
 
 def _sizes(tensor: Tensor) -> list[torch.Size]:
-    """Return the shape of a tensor, or the shapes of the parts of a nested tensor."""
     return [part.shape for part in tensor.unbind()] if tensor.is_nested else [tensor.shape]
 
 

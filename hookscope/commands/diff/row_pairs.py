@@ -222,7 +222,7 @@ def _unmatched(
 
 
 def _counts_differ(row: Output, rows: Iterable[Output], others: Iterable[Output], partner: str, title: str) -> str:
-    """Return how many calls of a row's layer, or tensors of its call, `partner` has more or fewer; "" if as many."""
+    """Return in words that `partner` is called more or less often, or returns fewer tensors; "" if neither."""
     calls, theirs = (
         Counter(_call(other) for other in side if other.layer == name)
         for side, name in ((rows, row.layer), (others, partner))

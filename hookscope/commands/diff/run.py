@@ -104,9 +104,6 @@ def _options_by_side(a: str | None, b: str | None, option: options.Diff) -> tupl
     """Return the options of A and of B; a weights file and a network get only the options that fit them.
 
     `a` is MODEL, or None for a module; `b` is MODEL, None or "same".
-
-    Raises:
-        UsageError: If `weights_b` is given and B is a weights file.
     """
     from hookscope.checkpoints.fileformat import looks_like_file
 

@@ -496,6 +496,40 @@ def test_an_input_that_does_not_run_the_wanted_block_has_no_map_and_the_others_h
         hookscope.attention(Skips(), dark[None], block="blocks.1")
 
 
+def test_an_input_whose_queries_look_at_no_patch_does_not_hide_the_distances_of_others() -> None:
+    class LooksAway(nn.Module):
+        """On dark pictures, all tokens look at the class token alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = nn.Conv2d(3, 4, 8, 8)
+
+        def forward(self, pictures: Tensor) -> Tensor:
+            tokens = self.patches(pictures).flatten(2).transpose(1, 2)
+            tokens = torch.cat([torch.zeros_like(tokens[:, :1]), tokens], 1)[:, None]
+            mask = torch.zeros(len(pictures), 1, 17, 17)
+            mask[pictures.amax((1, 2, 3)) == 0, :, :, 1:] = -1e9
+            return F.scaled_dot_product_attention(tokens, tokens, tokens, attn_mask=mask)[:, 0, 0]
+
+    network, picture = LooksAway(), torch.rand(1, 3, 32, 32)
+    ((alone,), (both,)) = (
+        hookscope.attention(network, inputs).rows
+        for inputs in (picture, torch.cat([picture, torch.zeros_like(picture)]))
+    )
+    assert alone.distance is not None
+    assert both.distance == pytest.approx(alone.distance)
+    assert both.entropy == pytest.approx(alone.entropy / 2)
+
+
+def test_the_softmax_that_a_network_ends_in_is_no_attention_whatever_the_network_is_called(pictures: Tensor) -> None:
+    class AttentionNet(SmallTransformer):
+        def forward(self, pictures: Tensor) -> Tensor:
+            scores: Tensor = super().forward(pictures).softmax(-1)
+            return scores
+
+    assert hookscope.attention(AttentionNet(), pictures, rollout=True).census == "2 of 2 blocks seen"
+
+
 @pytest.mark.parametrize("empty", ["queries", "keys"])
 def test_a_block_without_queries_or_keys_is_not_seen_and_the_others_are(pictures: Tensor, empty: str) -> None:
     class Crosses(SmallTransformer):

@@ -96,8 +96,29 @@ class Broken(Small):
 def test_maps_that_rank_no_place_are_not_said_to_pass(network: type[Small], method: str) -> None:
     run = hookscope.attribute(network(), pictures(), method=method)
     assert names(run) == []
-    assert "Sanity: no tests of maps that are the same everywhere, or hold NaN or Inf." in run.notes
+    assert "Sanity: no tests of maps that are the same everywhere, hold NaN or Inf, or have under 4 cells." in run.notes
     assert run.warnings
+
+
+def test_maps_of_three_cells_agree_too_often_by_chance_to_be_tested() -> None:
+    network = nn.Sequential(nn.Conv1d(1, 4, 4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
+    run = hookscope.attribute(network, torch.randn(2, 1, 12), layer="0")
+    assert names(run) == []
+    assert any(note.endswith("or have under 4 cells.") for note in run.notes)
+
+
+def test_a_map_of_another_input_is_not_tested_by_blurring_the_first() -> None:
+    class Pair(Small):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            output: Tensor = self.head(self.first(x).amax((2, 3)) + self.second(y).amax((2, 3)))
+            return output
+
+    y = torch.rand(2, 8, 16, 16)
+    for layer, checks in (("first", ["weights", "class", "deletion"]), ("second", ["weights", "class"])):
+        run = hookscope.attribute(Pair(), pictures(), input={"y": y}, layer=layer)
+        assert names(run) == checks
+        reason = "Sanity: no deletion test of layers from which no gradient leads to the input."
+        assert (reason in run.notes) == (layer == "second")
 
 
 def test_none_makes_no_check_but_completeness_is_always_known() -> None:

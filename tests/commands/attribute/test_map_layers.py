@@ -368,6 +368,32 @@ def test_an_exported_vit_has_the_map_of_its_original(vit: nn.Module, tmp_path: P
     assert attribute(str(path), tmp_path / "picture.pt", trust=True).layers[0].label == "blocks.2.norm1"
 
 
+def test_a_layer_that_one_input_does_not_reach_is_said_to_have_no_map_of_it() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        is_dark = (x.amax((1, 2, 3)) < 5)[:, None, None, None]
+        return net.head(net.near(x).amax((2, 3)) + (net.far(x) * is_dark).amax((2, 3)))
+
+    layers = {"near": nn.Conv2d(3, 4, 3), "far": nn.Conv2d(3, 4, 3), "head": nn.Linear(4, 3)}
+    pictures = torch.rand(3, 3, 8, 8)
+    pictures[1] += 10
+    for batch_size in (1, 3):
+        looks = attribute(small.Written(forward, **layers), pictures, layer=["near", "far"], batch_size=batch_size)
+        places = [(heat_map.input_index, heat_map.layer) for heat_map in looks.maps]
+        assert places == [(0, "near"), (0, "far"), (1, "near"), (2, "near"), (2, "far")]
+        assert "far: inputs for which the gradient of a target is zero everywhere have no map." in looks.notes
+
+
+def test_only_the_target_that_a_layer_does_not_reach_is_named() -> None:
+    layers = {name: nn.Conv2d(3, 4, 3) for name in ("one", "two")}
+    network = small.Written(
+        lambda net, x: torch.stack([net.one(x).sum((1, 2, 3)), net.two(x).sum((1, 2, 3))], 1), **layers
+    )
+    with pytest.raises(UsageError, match=r"^The gradient of 'class 1' is zero everywhere at one: .* No layer works"):
+        attribute(network, torch.rand(1, 3, 8, 8), layer="one", target=[0, 1])
+    with pytest.raises(HookscopeError, match="the gradient of 'class 0' is zero everywhere at two"):
+        attribute(network, torch.rand(1, 3, 8, 8), target=[0, 1])
+
+
 # --- Detectors ---
 
 

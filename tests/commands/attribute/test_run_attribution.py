@@ -304,6 +304,35 @@ def test_checks_come_with_the_maps() -> None:
     assert looks.timings["sanity"] > 0
 
 
+class FindsFewer(nn.Module):
+    """Finds two boxes of class 1 in the first input of a batch, one of class 2 in the second, none in the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
+        features = self.backbone(x).exp().mean((1, 2, 3))
+        labels = [torch.tensor(kinds, dtype=torch.long) for kinds in ([1, 1], [2], [])]
+        return [
+            {"boxes": torch.ones(len(kinds), 4), "labels": kinds, "scores": feature.expand(len(kinds))}
+            for kinds, feature in zip(labels, features, strict=True)
+        ]
+
+
+def test_which_boxes_an_input_lacks_is_said_and_fewer_than_the_best_five_are_all() -> None:
+    best = hookscope.attribute(FindsFewer(), torch.rand(3, 3, 8, 8), top=5, sanity="none")
+    assert [heat_map.input_index for heat_map in best.maps] == [0, 0, 1]
+    assert best.warnings == ("The network found no box in tensor[2], so there is no such map.",)
+    classes = hookscope.attribute(FindsFewer(), torch.rand(3, 3, 8, 8), target=[1, 2], sanity="none")
+    assert [warning.split(",")[0] for warning in classes.warnings] == [
+        "The network found no '2' in tensor[0]",
+        "The network found no '1' in tensor[1]",
+        "The network found no '1' in tensor[2]",
+        "The network found no '2' in tensor[2]",
+    ]
+
+
 @pytest.mark.exhaustive
 def test_checks_that_a_network_has_nothing_for_are_left_out() -> None:
     torch.manual_seed(0)

@@ -319,6 +319,7 @@ def test_without_a_target_the_best_boxes_count() -> None:
         ["dog in box 0", "cat in box 0"],
         ["cat in box 1", None],
     ]
+    assert len(batch_targets(DETECTED, inputs(2), (), 5, KINDS, None)) == 3  # no input has more boxes
 
 
 @pytest.mark.parametrize(
