@@ -76,6 +76,7 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
     """
     passing = ("bias", "pos") if is_untrained(measured) else ("bias",)
     varied = {values.name: values.shape for values in measured.stored if values.min != values.max}
+    used = masks_or_values(measured.stored)
     idle = measured.idle_adapters
     if idle:
         message = f"The adapters change nothing: each has a tensor of zeros, as before training ({listed(idle)})."
@@ -85,9 +86,10 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
             continue
         bias = f"{values.name.removesuffix('weight')}bias"
         is_checked = is_weight(values) or values.filter_count or varied.get(bias) == values.shape
-        if is_checked and is_zero(values) and not any(word in leaf_of(values) for word in passing):
+        zeros = values if is_zero(values) else used[values.name]
+        if is_checked and is_zero(zeros) and not any(word in leaf_of(values) for word in passing):
             all_values = f"all of its {values.element_count:,} values" if values.element_count > 1 else "its only value"
-            yield about(values, f" is 0 in {all_values}")
+            yield about(zeros, f" is 0 in {all_values}")
 
 
 @rule("constant-parameter", "warn", "stored")
@@ -232,6 +234,12 @@ def is_weight(values: StoredValues) -> bool:
 def is_zero(values: StoredValues) -> bool:
     """Tell whether there are values, and all are zero."""
     return 0 < values.element_count == values.zero_count
+
+
+def masks_or_values(stored: Sequence[StoredValues]) -> dict[str, StoredValues]:
+    """Return by name what shows the zeros of a tensor: the mask of a pruned "weight_orig", as torch has it; itself."""
+    by_name = {values.name: values for values in stored}
+    return {name: by_name.get(f"{name.removesuffix('_orig')}_mask", values) for name, values in by_name.items()}
 
 
 def batch_norm_is_untrained(measured: CheckMeasurements) -> bool:

@@ -120,9 +120,14 @@ def _measure(entry: _NamedTensor) -> StoredValues:
     )
     if is_weight(measured) and totals.min != totals.max:
         measured = replace(measured, float8=float8_values(values))
-    if filters is None or not is_real or totals.min == totals.max:
+    if not is_real or totals.min == totals.max:
         return measured
-    return _structured(measured, filters, values, tensor)
+    plain = values.float() if values.itemsize < 2 else values
+    if filters is not None or (is_weight(measured) and entry.name.endswith("weight")):
+        may_be_whole = 1 < (totals.max_abs or 0) <= _GREATEST_INTEGER and not tensor.is_quantized
+        is_whole = may_be_whole and all(torch.equal(piece, piece.round()) for piece in _pieces(plain))
+        measured = replace(measured, is_whole=is_whole)
+    return measured if filters is None else _structured(measured, filters, plain, tensor)
 
 
 def _means_without_variance(entry: _NamedTensor, totals: "_Totals") -> tuple[int, ...]:
@@ -218,16 +223,12 @@ def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
 
 def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor: Tensor) -> StoredValues:
     """Add what the order of a weight's values shows; `filters` and `values` are those of the stored `tensor`."""
-    rounded = tensor.is_quantized or filters.itemsize < 2
-    plain, values = (part.float() if part.itemsize < 2 else part for part in (filters, values))
+    plain = filters.float() if filters.itemsize < 2 else filters
     return replace(
         measured,
-        repeated_filters=repeated_filters(plain, rounded=rounded),
+        repeated_filters=repeated_filters(plain, rounded=tensor.is_quantized or filters.itemsize < 2),
         constant_run=longest_run(values),
         spread_beyond_chance=spread_beyond_chance(plain),
-        is_whole=1 < (measured.max_abs or 0) <= _GREATEST_INTEGER
-        and not tensor.is_quantized
-        and all(torch.equal(piece, piece.round()) for piece in _pieces(values)),
     )
 
 
