@@ -187,7 +187,7 @@ def test_a_layer_that_is_zero_everywhere_fails_once_weights_are_trained() -> Non
     assert findings(judged(dead)) == [("dead-layer", "fail", "relu"), warnings[1]]
     random = replace(dead, model=replace(dead.model, random=True))
     assert findings(judged(random)) == warnings
-    linear = with_row("relu", shape=(2, 512), element_count=1024, channel_count=512, zero_fraction=1.0)  # 2 of a channel
+    linear = with_row("relu", shape=(2, 512), element_count=1024, channel_count=512, zero_fraction=1.0)
     assert findings(judged(linear)) == [("dead-layer", "fail", "relu")]
 
 
