@@ -290,11 +290,11 @@ def _merge(folder: Path, option: options.Survey, *, takes_inputs: bool) -> int:
     from hookscope.results.runs.directory import check_target
 
     kinds = (options.OutputOptions, options.StrictOption, options.ShowOption, options.TensorBoardOption)
-    used = {field.name for kind in kinds for field in fields(kind)} - {"out"} | {"merge", "crops"}
-    unused = [arg(field.name) for field in fields(option) if field.name not in used and is_given(option, field.name)]
-    if takes_inputs or unused:
-        unfit = "MODEL and no inputs" if takes_inputs else unused[0]
-        raise UsageError(f"--merge DIR, the --out of the shards, takes no {unfit}: the shards are measured already.")
+    used = {"merge", "crops", *(field.name for kind in kinds for field in fields(kind))} - {"out"}
+    unused = ["MODEL and no inputs"] if takes_inputs else []
+    unused += [arg(field.name) for field in fields(option) if field.name not in used and is_given(option, field.name)]
+    if unused:
+        raise UsageError(f"--merge DIR, the --out of the shards, takes no {unused[0]}: shards are measured already.")
     check_target(folder, "--merge")
     option = replace(option, out=folder)
     return _finish(start_run("survey", (), option), merge_survey(ChunkFolder(_chunk_folder(folder))), option)

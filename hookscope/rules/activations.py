@@ -130,8 +130,7 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFi
         if is_rectifier and is_large and statistics.zero_fraction == 1:
             channels = f" of its {counted(statistics.channel_count, 'channel')}" if statistics.channel_count else ""
             symptom = f"all {statistics.element_count:,} outputs{channels} are 0 over {_inputs_words(measured, row)}"
-            message = f"{named(row)}: {symptom}."
-            yield RuleFinding(output_of(row), message, "warn" if is_untrained(measured) else "fail")
+            yield RuleFinding(output_of(row), f"{named(row)}: {symptom}.", "warn" if is_untrained(measured) else "fail")
 
 
 @rule("constant-activation", "off", "forward", ("non-finite-activation",), followers="output")

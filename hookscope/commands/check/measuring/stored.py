@@ -127,7 +127,16 @@ def _measure(entry: _NamedTensor) -> StoredValues:
         may_be_whole = 1 < (totals.max_abs or 0) <= _GREATEST_INTEGER and not tensor.is_quantized
         is_whole = may_be_whole and all(torch.equal(piece, piece.round()) for piece in _pieces(plain))
         measured = replace(measured, is_whole=is_whole)
-    return measured if filters is None else _structured(measured, filters, plain, tensor)
+    if filters is None:
+        return measured
+    rounded = tensor.is_quantized or filters.itemsize < 2
+    filters = filters.float() if filters.itemsize < 2 else filters
+    return replace(
+        measured,
+        repeated_filters=repeated_filters(filters, rounded=rounded),
+        constant_run=longest_run(plain),
+        spread_beyond_chance=spread_beyond_chance(filters),
+    )
 
 
 def _means_without_variance(entry: _NamedTensor, totals: "_Totals") -> tuple[int, ...]:
@@ -219,17 +228,6 @@ def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
     if filters is None or zero_count < max(1, math.prod(filters.shape[1:])):
         return ()
     return tuple((filters == 0).flatten(1).all(1).nonzero().flatten().tolist())
-
-
-def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor: Tensor) -> StoredValues:
-    """Add what the order of a weight's values shows; `filters` and `values` are those of the stored `tensor`."""
-    plain = filters.float() if filters.itemsize < 2 else filters
-    return replace(
-        measured,
-        repeated_filters=repeated_filters(plain, rounded=tensor.is_quantized or filters.itemsize < 2),
-        constant_run=longest_run(values),
-        spread_beyond_chance=spread_beyond_chance(plain),
-    )
 
 
 def _twin_of(entry: _NamedTensor, values: StoredValues, seen: dict[object, list[_NamedTensor]]) -> str:
