@@ -16,7 +16,6 @@ from hookscope.cli.console import print_error
 from hookscope.cli.run import Run, check_early, report_all, start_run
 from hookscope.cli.sections import SectionedCommand
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, OutputError, UnfitInputError, UsageError
-from hookscope.options import is_given
 from hookscope.parameters import arg
 from hookscope.text import once_per_file, printable, safe_text
 
@@ -291,10 +290,10 @@ def _merge(folder: Path, option: options.Survey, *, takes_inputs: bool) -> int:
 
     kinds = (options.OutputOptions, options.StrictOption, options.ShowOption, options.TensorBoardOption)
     used = {"merge", "crops", *(field.name for kind in kinds for field in fields(kind))} - {"out"}
-    unused = ["MODEL and no inputs"] if takes_inputs else []
-    unused += [arg(field.name) for field in fields(option) if field.name not in used and is_given(option, field.name)]
+    changed = (field.name for field in fields(option) if options.is_given(option, field.name))
+    unused = "MODEL and no inputs" if takes_inputs else next((arg(name) for name in changed if name not in used), "")
     if unused:
-        raise UsageError(f"--merge DIR, the --out of the shards, takes no {unused[0]}: shards are measured already.")
+        raise UsageError(f"--merge DIR, the --out of the shards, takes no {unused}: shards are measured already.")
     check_target(folder, "--merge")
     option = replace(option, out=folder)
     return _finish(start_run("survey", (), option), merge_survey(ChunkFolder(_chunk_folder(folder))), option)

@@ -172,7 +172,6 @@ class _Totals:
     max_abs: float | None = None
 
     def add(self, piece: Tensor) -> None:
-        """Count a piece, which is not empty."""
         if piece.is_complex():
             self.nan_count += int(piece.isnan().sum())
             self.inf_count += int((piece.isinf() & ~piece.isnan()).sum())
