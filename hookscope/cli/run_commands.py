@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from hookscope.cli.console import print_error
 from hookscope.cli.run import Run, check_early, report_all, start_run
 from hookscope.cli.sections import SectionedCommand
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, OutputError, UnfitInputError, UsageError
+from hookscope.parameters import arg
 from hookscope.text import once_per_file, printable, safe_text
 
 if TYPE_CHECKING:
@@ -287,8 +288,12 @@ def _merge(folder: Path, option: options.Survey, *, takes_inputs: bool) -> int:
     from hookscope.commands.survey.run_survey import merge_survey
     from hookscope.results.runs.directory import check_target
 
-    if takes_inputs or option.out or option.features:
-        raise UsageError("--merge DIR, the --out of the shards, takes no MODEL, inputs, --out or --features.")
+    kinds = (options.OutputOptions, options.StrictOption, options.ShowOption, options.TensorBoardOption)
+    used = {"merge", "crops", *(field.name for kind in kinds for field in fields(kind))} - {"out"}
+    changed = (field.name for field in fields(option) if options.is_given(option, field.name))
+    unused = "MODEL and no inputs" if takes_inputs else next((arg(name) for name in changed if name not in used), "")
+    if unused:
+        raise UsageError(f"--merge DIR, the --out of the shards, takes no {unused}: shards are measured already.")
     check_target(folder, "--merge")
     option = replace(option, out=folder)
     return _finish(start_run("survey", (), option), merge_survey(ChunkFolder(_chunk_folder(folder))), option)

@@ -73,11 +73,7 @@ def watch(context: typer.Context, script: str | None = None, *, option: options.
 
 
 def _check_writable(folder: Path, *, resume: bool) -> None:
-    """Raise if the folder cannot be written; leave nothing in it, because the script may never train.
-
-    Raises:
-        OutputError: As in `TrainingLogFile`.
-    """
+    """Raise OutputError if the folder cannot be written; leave nothing in it, because the script may never train."""
     from hookscope.commands.watch.training_log import TrainingLogFile
 
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]

@@ -80,7 +80,7 @@ class StoredValues:
         spread_beyond_chance: For such a weight, how much more its rows, columns and kernel places differ from each
             other than rows, columns and places of independent values, in standard errors; None for fewer than 2,048
             values other than zero.
-        is_whole: Whether it is floating-point with output channels, all its values are whole numbers of up to 16 bits,
+        is_whole: Whether it is a floating-point kernel or matrix, all its values are whole numbers of up to 16 bits,
             and at least one is beyond 1.
         float8: Float8 statistics of a weight with at least two axes longer than 1 that is stored in float8, or whose
             values all fit float8; None for everything else.

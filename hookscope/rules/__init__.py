@@ -77,8 +77,7 @@ def limits_of_grads(overrides: Limits) -> dict[str, float]:
         if name not in limits:
             remedy = f"{nearest(name, limits)} Give one of {', '.join(limits)}."
             raise UsageError(f"{arg('limit')} {text!r} names no limit.{remedy}")
-        is_share = "fraction" in grads_limits()[name][1]
-        limits[name] = _limit_value(text, name, value, is_share=is_share, least=float_info.min)
+        limits[name] = _limit_value(text, name, value, *grads_limits()[name], least=float_info.min)
     return limits
 
 
@@ -91,7 +90,7 @@ def check_limits(overrides: Limits) -> dict[str, dict[str, float]]:
         if name not in choices:
             raise UsageError(f"{arg('limit')} {text!r} names no limit.{_limit_hint(name, choices)}")
         rule, limit = choices[name]
-        limits.setdefault(rule.identifier, {})[limit] = _limit_value(text, name, value, is_share="fraction" in limit)
+        limits.setdefault(rule.identifier, {})[limit] = _limit_value(text, name, value, rule, limit)
     return limits
 
 
@@ -117,8 +116,9 @@ def _limit_hint(name: str, choices: Mapping[str, tuple[Rule, str]]) -> str:
     return f"{nearest(name, choices)} Give RULE.LIMIT=VALUE, such as dead-channels.max-fraction=0.5."
 
 
-def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = False, least: float = 0) -> float:
-    example = f"Give, for example, {arg('limit')} {name}=0.5."
+def _limit_value(text: str, name: str, value: str | float, rule: Rule, limit: str, least: float = 0) -> float:
+    is_share = "fraction" in limit
+    example = f"Give, for example, {arg('limit')} {name}={0.5 if is_share else rule.limits[limit].default:g}."
     try:
         number = number_in(value, float)
     except (TypeError, ValueError) as error:

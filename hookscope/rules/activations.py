@@ -127,11 +127,10 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFi
         is_rectifier = row.kind in (RECTIFIERS if row.owner is None else _RECTIFIER_FUNCTIONS)
         statistics = row.activation
         is_large = statistics.element_count >= terms.limit("min_values", output_of(row))
-        is_dead = statistics.has_enough_per_channel and statistics.dead_channel_fraction == 1
-        if is_rectifier and is_large and is_dead:
-            channels, inputs = counted(statistics.channel_count or 0, "channel"), _inputs_words(measured, row)
-            message = f"{named(row)}: all {statistics.element_count:,} outputs of its {channels} are 0 over {inputs}."
-            yield RuleFinding(output_of(row), message, "warn" if is_untrained(measured) else "fail")
+        if is_rectifier and is_large and statistics.zero_fraction == 1:
+            channels = f" of its {counted(statistics.channel_count, 'channel')}" if statistics.channel_count else ""
+            symptom = f"all {statistics.element_count:,} outputs{channels} are 0 over {_inputs_words(measured, row)}"
+            yield RuleFinding(output_of(row), f"{named(row)}: {symptom}.", "warn" if is_untrained(measured) else "fail")
 
 
 @rule("constant-activation", "off", "forward", ("non-finite-activation",), followers="output")

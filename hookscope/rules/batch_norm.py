@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookscope.rules.activations import one_row_outputs
 from hookscope.rules.rule import FindingTarget, RuleFinding, RuleTerms, limit, named, output_of, required, rule
-from hookscope.rules.stored import is_weight, is_zero
+from hookscope.rules.stored import is_weight, is_zero, pruning_masks
 from hookscope.text import counted, figure, percent_text
 
 if TYPE_CHECKING:
@@ -290,10 +290,8 @@ def _preparation_words(measured: CheckMeasurements, judged: _Judged) -> str:
 
 def _pruned_share(measured: CheckMeasurements) -> float:
     """Return the share of zeros in the weights of a pruned network; 0 for other networks."""
-    # torch.nn.utils.prune stores the full weight as "weight_orig", and a mask of its used values.
-    masks = {values.name: values for values in measured.stored if values.name.endswith("_mask")}
-    nonzero = [values for values in measured.stored if is_weight(values) and not is_zero(values)]
-    weights = [masks.get(f"{values.name.removesuffix('_orig')}_mask", values) for values in nonzero]
+    masks, nonzero = pruning_masks(measured.stored), (values for values in measured.stored if not is_zero(values))
+    weights = [masks.get(values.name, values) for values in nonzero if is_weight(values)]
     if not weights:
         return 0.0
     share = sum(values.zero_count for values in weights) / sum(values.element_count for values in weights)

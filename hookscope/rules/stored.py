@@ -76,8 +76,8 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
     """
     passing = ("bias", "pos") if is_untrained(measured) else ("bias",)
     varied = {values.name: values.shape for values in measured.stored if values.min != values.max}
-    idle = measured.idle_adapters
-    if idle:
+    masks = pruning_masks(measured.stored)
+    if idle := measured.idle_adapters:
         message = f"The adapters change nothing: each has a tensor of zeros, as before training ({listed(idle)})."
         yield RuleFinding(WHOLE_NETWORK, message, at_least="fail")
     for values in measured.stored:
@@ -85,9 +85,10 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[R
             continue
         bias = f"{values.name.removesuffix('weight')}bias"
         is_checked = is_weight(values) or values.filter_count or varied.get(bias) == values.shape
-        if is_checked and is_zero(values) and not any(word in leaf_of(values) for word in passing):
+        zeros = values if is_zero(values) else masks.get(values.name, values)
+        if is_checked and is_zero(zeros) and not any(word in leaf_of(values) for word in passing):
             all_values = f"all of its {values.element_count:,} values" if values.element_count > 1 else "its only value"
-            yield about(values, f" is 0 in {all_values}")
+            yield about(zeros, f" is 0 in {all_values}")
 
 
 @rule("constant-parameter", "warn", "stored")
@@ -232,6 +233,11 @@ def is_weight(values: StoredValues) -> bool:
 def is_zero(values: StoredValues) -> bool:
     """Tell whether there are values, and all are zero."""
     return 0 < values.element_count == values.zero_count
+
+
+def pruning_masks(stored: Sequence[StoredValues]) -> dict[str, StoredValues]:
+    """Return the masks of torch.nn.utils.prune ("weight_mask") by the names of the full weights ("weight_orig")."""
+    return {f"{values.name[:-5]}_orig": values for values in stored if values.name.endswith("_mask")}
 
 
 def batch_norm_is_untrained(measured: CheckMeasurements) -> bool:

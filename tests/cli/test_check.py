@@ -666,6 +666,7 @@ def test_a_checkpoint_is_never_replaced(check: Run, tmp_path: Path, options: tup
         (("good.pt", "--limit", "=1"), 2, "names no limit. Give RULE.LIMIT=VALUE"),
         (("good.pt", "--limit", "dead-channels.max-fraction"), 2, "has no number"),
         (("good.pt", "--limit", "dead-channels.max-fraction=1.1"), 2, "is not between 0 and 1"),
+        (("good.pt", "--limit", "dead-layer.min-values=x"), 2, "for example, --limit dead-layer.min-values=1024."),
         (("good.pt", "--limit", "outlier-weight.max-ratio=-1"), 2, "is not a positive, finite number"),
         (("good.pt", "--limit", "accuracy.min-fraction=0.9"), 2, "accuracy needs labelled pictures (--data FOLDER)"),
         (("good.pt", "--limit", "drift.max-difference=0.1", "--ignore", "drift"), 2, "--limit"),

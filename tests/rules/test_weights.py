@@ -182,15 +182,24 @@ def test_a_weight_whose_square_overflows_and_one_that_was_cut_off_fail() -> None
 
 
 def test_a_layer_that_is_zero_everywhere_fails_once_weights_are_trained() -> None:
-    dead = with_row("relu", shape=(2, 4, 16, 16), element_count=2048, dead_channel_count=4, max=0.0)
+    dead = with_row("relu", shape=(2, 4, 16, 16), element_count=2048, dead_channel_count=4, max=0.0, zero_fraction=1.0)
     warnings = [(rule, "warn", "relu") for rule in ("dead-layer", "constant-activation")]
     assert findings(judged(dead)) == [("dead-layer", "fail", "relu"), warnings[1]]
     random = replace(dead, model=replace(dead.model, random=True))
     assert findings(judged(random)) == warnings
+    linear = with_row("relu", shape=(2, 512), element_count=1024, channel_count=512, zero_fraction=1.0)
+    assert findings(judged(linear)) == [("dead-layer", "fail", "relu")]
+
+
+def test_a_weight_whose_pruning_mask_is_zero_everywhere_is_reported_by_its_mask() -> None:
+    full, mask = stored("conv.weight_orig"), stored("conv.weight_mask", role="buffer", min=0.0, zero_count=20)
+    assert findings(judged(replace(HEALTHY, stored=(full, mask)))) == []
+    pruned = replace(HEALTHY, stored=(full, replace(mask, max=0.0, zero_count=48)))
+    assert findings(judged(pruned)) == [("zero-parameter", "warn", "conv.weight_mask")]
 
 
 def test_dead_channels_are_left_to_rules_that_report_the_same_output_as_severely() -> None:
-    dead = with_row("relu", shape=(2, 4, 16, 16), element_count=2048, dead_channel_count=4)
+    dead = with_row("relu", shape=(2, 4, 16, 16), element_count=2048, dead_channel_count=4, zero_fraction=1.0)
     random = replace(dead, model=replace(dead.model, random=True))
     strict = CheckSettings(rules={"dead-channels": RuleSettings("fail")})
     layer, channels = (("dead-layer", "fail", "relu"), ("dead-channels", "fail", "relu"))

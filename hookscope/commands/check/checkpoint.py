@@ -27,7 +27,6 @@ from hookscope.errors import (
     ModelError,
     ModelNotFoundError,
     NetworkNeededError,
-    OutputError,
     UnmergedError,
     UsageError,
     is_out_of_memory,
@@ -229,7 +228,7 @@ def _with_evidence(
                 if pixels is not None:
                     (run.path / f"pictures/{index}.png").write_bytes(encode_png(Image.fromarray(pixels)))
             run.finish(json_form(RunRecord(verb="check", overview=OVERVIEW, grids=tuple(grids))))
-    except OutputError as error:
+    except InputError as error:  # an input may have gone since it was measured
         worse = report.error_code in (0, EXIT_CHECK_FAILED)
         return replace(report, error=str(error), error_code=error.exit_code) if worse else report
     return updated

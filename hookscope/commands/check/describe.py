@@ -261,7 +261,6 @@ def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[
 
 
 def _rules(outcomes: Sequence[RuleOutcome]) -> Table:
-    """Return a table of all rules: failures first, rules that did not run last."""
     ordered = sorted(outcomes, key=lambda outcome: [*_STATUSES].index(outcome.status))
     counts = Counter(outcome.status for outcome in ordered)
     return Table(

@@ -238,6 +238,19 @@ def test_evidence_does_not_change_the_verdict_of_rules_that_need_no_pass(network
     assert (report.exit_code, report.error, report.evidence) == (1, "", "kept")
 
 
+def test_an_input_that_goes_before_the_pass_for_evidence_is_an_error_beside_the_findings(network: Network) -> None:
+    Image.new("RGB", (16, 16)).save("gone.png")
+    network.register_forward_hook(lambda *_: Path("gone.png").unlink())
+    with torch.no_grad():
+        network.first.conv.weight.fill_(1e10)
+    Path("hookscope.toml").write_text("[input]\nimages = ['gone.png']\n[rules]\nfp16-headroom = 'fail'\n", "utf-8")
+    report = check(network, select=["fp16-headroom"], resize="none", crop="none", evidence="kept")
+    assert (report.exit_code, report.error_code, report.evidence) == (3, 3, "")
+    assert "gone.png" in report.error
+    assert report.findings
+    assert not Path("kept").exists()
+
+
 def test_evidence_that_cannot_be_written_is_an_error_beside_the_findings(network: Network) -> None:
     Path("kept").mkdir()
     Path("kept", "mine.txt").touch()

@@ -275,7 +275,6 @@ class _Measuring:
         return replace(seen, predictions=tuple(predictions)) if predictions else seen, outputs
 
     def run_again(self, subject: InspectedNetwork, forward: Activations, outputs: FirstPass) -> None:
-        """Make the further passes that the first pass and the wanted rules call for."""
         is_broken = any(row.activation.nan_count or row.activation.inf_count for row in of_modules(forward.rows))
         if "non-finite-activation" in self.wanted and is_broken:
             self.origin, broken = locate_origin(subject, self.prepared.batches(), self.settings.seed)

@@ -36,7 +36,8 @@ def class_scores(
         return rows[0] if len(rows) == 1 else f"The network returned several rows of class scores per input{remedy}"
     scores = output_at(floating, output_key).tensor
     if not _is_scores(scores, count):
-        return f"The output '{output_key}' has shape {tuple(scores.shape)}: no row of class scores per input."
+        shape = (scores.size(0), -1) if scores.is_nested else tuple(scores.shape)
+        return f"The output '{output_key}' has shape {shape}: no row of class scores per input."
     return scores
 
 

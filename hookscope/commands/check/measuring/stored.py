@@ -120,9 +120,23 @@ def _measure(entry: _NamedTensor) -> StoredValues:
     )
     if is_weight(measured) and totals.min != totals.max:
         measured = replace(measured, float8=float8_values(values))
-    if filters is None or not is_real or totals.min == totals.max:
+    if not is_real or totals.min == totals.max:
         return measured
-    return _structured(measured, filters, values, tensor)
+    plain = values.float() if values.itemsize < 2 else values
+    if filters is not None or (is_weight(measured) and entry.name.endswith("weight")):
+        may_be_whole = 1 < (totals.max_abs or 0) <= _GREATEST_INTEGER and not tensor.is_quantized
+        is_whole = may_be_whole and all(torch.equal(piece, piece.round()) for piece in _pieces(plain))
+        measured = replace(measured, is_whole=is_whole)
+    if filters is None:
+        return measured
+    rounded = tensor.is_quantized or filters.itemsize < 2
+    filters = filters.float() if filters.itemsize < 2 else filters
+    return replace(
+        measured,
+        repeated_filters=repeated_filters(filters, rounded=rounded),
+        constant_run=longest_run(plain),
+        spread_beyond_chance=spread_beyond_chance(filters),
+    )
 
 
 def _means_without_variance(entry: _NamedTensor, totals: "_Totals") -> tuple[int, ...]:
@@ -158,7 +172,6 @@ class _Totals:
     max_abs: float | None = None
 
     def add(self, piece: Tensor) -> None:
-        """Count a piece, which is not empty."""
         if piece.is_complex():
             self.nan_count += int(piece.isnan().sum())
             self.inf_count += int((piece.isinf() & ~piece.isnan()).sum())
@@ -214,21 +227,6 @@ def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
     if filters is None or zero_count < max(1, math.prod(filters.shape[1:])):
         return ()
     return tuple((filters == 0).flatten(1).all(1).nonzero().flatten().tolist())
-
-
-def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor: Tensor) -> StoredValues:
-    """Add what the order of a weight's values shows; `filters` and `values` are those of the stored `tensor`."""
-    rounded = tensor.is_quantized or filters.itemsize < 2
-    plain, values = (part.float() if part.itemsize < 2 else part for part in (filters, values))
-    return replace(
-        measured,
-        repeated_filters=repeated_filters(plain, rounded=rounded),
-        constant_run=longest_run(values),
-        spread_beyond_chance=spread_beyond_chance(plain),
-        is_whole=1 < (measured.max_abs or 0) <= _GREATEST_INTEGER
-        and not tensor.is_quantized
-        and all(torch.equal(piece, piece.round()) for piece in _pieces(values)),
-    )
 
 
 def _twin_of(entry: _NamedTensor, values: StoredValues, seen: dict[object, list[_NamedTensor]]) -> str:

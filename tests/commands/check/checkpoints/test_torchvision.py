@@ -29,7 +29,7 @@ FADES = {("constant-output", "BatchNorm is untrained and does not normalise yet.
 NEVER_TRAINED = ("untrained-norm", "(mean 0, variance 1), and the weights look randomly drawn.")
 FADES_INTO_STEPS = {("constant-output", "Nearly all of its weights look random.")}
 # Likewise: with steps of 1 the values become 0 on the way, and what Hardswish makes of 0 is 0.
-CUT_OFF = FADES_INTO_STEPS | {("dead-layer", "'features.8.block.0.2', 'features.8.block.1.2' and 9 more.")}
+CUT_OFF = FADES_INTO_STEPS | {("dead-layer", "'features.8.block.0.2', 'features.8.block.1.2' and 16 more.")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,11 @@ def test_tied_weights_are_measured_once_and_copies_are_twins() -> None:
     assert actual["copy.weight"].twin_of == "in.weight"
 
 
+def test_a_matrix_without_a_bias_is_looked_at_for_whole_numbers() -> None:
+    (lone,) = stored_tensors(as_named({"fc.weight": torch.arange(64.0).reshape(8, 8)}))[0]
+    assert (lone.filter_count, lone.is_whole) == (None, True)
+
+
 def test_masks_are_buffers_and_packed_weights_are_looked_into() -> None:
     state = {"mask": torch.full((2, 2), -math.inf).triu(1), "packed": (torch.ones(2), None), "n": torch.tensor(1)}
     actual = alone(state)  # type: ignore[arg-type] - as int8 files have it

@@ -394,7 +394,8 @@ def test_an_output_without_class_scores_cannot_be_judged() -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("returned", [Tensor.to_sparse, lambda x: torch.nested.nested_tensor([*x])])
 def test_sparse_and_ragged_outputs_have_no_class_scores(returned: Callable[[Tensor], Tensor]) -> None:
-    assert "no row of class scores" in expecting(Written(lambda _, x: returned(x))).unmeasured["expectation"]
+    for network, key in (Written(lambda _, x: returned(x)), None), (Written(lambda _, x: {"a": returned(x)}), "a"):
+        assert "no row of class scores" in expecting(network, output_key=key).unmeasured["expectation"]
 
 
 def test_class_scores_in_float8_are_read() -> None:
