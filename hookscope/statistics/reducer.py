@@ -241,8 +241,7 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
     return [entry.reduction or entry.header if isinstance(entry, Pending) else entry for entry in measured]
 
 
-def _finish(pending: Sequence[Pending]) -> None:
-    """Finish reductions on one device."""
+def _finish(pending: Sequence[Pending]) -> None:  # all on one device
     copies = [(entry, entry.held) for entry in pending if isinstance(entry.held, Copy)]
     tiled = [(entry, entry.held) for entry in pending if isinstance(entry.held, Launched)]
     launched = [(entry.header, held) for entry, held in tiled]
