@@ -80,7 +80,7 @@ class OperationChoice:
                 labels = [text for module, name in self.seen for text in (f"op:{name}", f"{module}:{name}")]
                 ran = nearest(pattern.text, labels, prefix="op:") if labels else " The network's own code called none."
                 return f"No operation matches {pattern.text!r}.{ran} List them with {listing(ops=True)}."
-        if self.is_all and not any(self.seen.values()):
+        if self.is_all and not any(self.seen.values()) and any(pattern.exclude for pattern in self.patterns):
             texts = ", ".join(repr(pattern.text) for pattern in self.patterns)
             return f"The patterns {texts} leave no operation: drop an exclusion."
         return ""
