@@ -212,8 +212,7 @@ def prepare_kernel(network: nn.Module) -> None:
             agrees_with_cpu(device, dtype)
 
 
-def _figures(reduction: Reduction) -> tuple[NDArray[np.float64], list[float]]:
-    """Return everything that is exact, and the sums."""
+def _figures(reduction: Reduction) -> tuple[NDArray[np.float64], list[float]]:  # what is exact; sums
     finite_count, mean, deviations, low, high, *sums, nan_count, nonzero_count, nonzero, distribution = reduction[4:15]
     bins = () if distribution is None else distribution.binned()
     arrays = [nonzero, *map(np.ravel, reduction.kept or ()), *bins]

@@ -290,7 +290,7 @@ class TokenLayout:
         if larger and width > max(larger):
             return True
         if not larger and self.pictures is not None and self._prefix is not None and layout.prefix == self._prefix:
-            # Patches are cut again after convolutions.
+            # A network may cut patches from the output of convolutions: together they fill the picture.
             return layout.grid == square_patches(tokens - self._prefix, self.pictures[1:])
         return any(_is_given_size(call, layout.grid) for call in running) or any(map(_has_stride, [*running][:1]))
 
