@@ -270,7 +270,8 @@ def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
         run[0]
     with pytest.raises(hookscope.UsageError, match="There is no input"):
         hookscope.activations(network)
-    for wrong, remedy in ((3, "give paths and pictures, one tensor"), ([values], "torch.stack makes one tensor")):
+    remedies = "give paths and pictures, one tensor", "torch.stack makes one tensor"
+    for wrong, remedy in ((3, remedies[0]), ((values, None), remedies[0]), ([values], remedies[1])):
         with pytest.raises(hookscope.UsageError, match=f"is not an input: {remedy}"):
             hookscope.activations(network, wrong)  # type: ignore[arg-type]
 

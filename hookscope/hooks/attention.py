@@ -269,12 +269,12 @@ class _SoftmaxProducts:
         for place, (weights, operand) in enumerate(zip(names, operands, strict=False)):
             followed = self._followed_as(operand)
             key = weights[-1:]
-            others = [at for at, name in enumerate(names) if at != place and key in name]
+            others = [at for at, letters in enumerate(names) if at != place and key in letters]
             if followed is None or not followed.keys_last or not result or key in result or len(others) != 1:
                 continue
             values, given_values = names[others[0]], operands[others[0]]
             product = self._product_with(operand, followed, given_values, values.index(key) - len(values))
-            query = [weight for weight in weights if weight not in values]
+            query = [letter for letter in weights if letter not in values]
             if len(query) == 1 and query[0] in result and "." not in weights + values:
                 return _by_names(product, weights, values, query[0])
             return product if weights[-2:-1] in result else None
@@ -297,8 +297,8 @@ class _SoftmaxProducts:
 
 def _by_names(product: Product, weights: str, values: str, query: str) -> Product:
     """Order the axes of an einsum's operands: shared axes as in the values, then queries and keys, or keys and D."""
-    key, shared = weights[-1], [value for value in values if value in weights[:-1]]
-    features = [value for value in values if value not in weights]
+    key, shared = weights[-1], [letter for letter in values if letter in weights[:-1]]
+    features = [letter for letter in values if letter not in weights]
     return product._replace(
         weights=product.weights.permute([weights.index(letter) for letter in (*shared, query, key)]),
         values=product.values.permute([values.index(letter) for letter in (*shared, key, *features)]),

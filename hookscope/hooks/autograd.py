@@ -52,11 +52,10 @@ def is_below_autograd() -> bool:
 
 def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], maker: nn.Module | str | None = None) -> str:
     """Return why autograd does not track an input or output of a module or operation; "" if it does."""
-    reason = ""
     if is_transformed(tensor):
         return "it was computed inside a torch.func transform (vmap, grad, jvp)"
     if tensor.requires_grad and torch.is_grad_enabled():
-        return _HISTORY_LOST if history_is_lost(tensor) else reason
+        return _HISTORY_LOST if history_is_lost(tensor) else ""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         reason = f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
     elif tensor.is_inference():

@@ -145,9 +145,7 @@ class CallHooks(Generic[T]):
             index = self._count(layer, inputs)
             if index is None or (output is None and inputs):
                 return None
-            sources: tuple[RowKey | str, ...] = ()
-            if self.resume is not None:
-                sources = self._identities.sources(inputs, self.names, overwritten=overwrites)
+            sources = self._identities.sources(inputs, self.names, overwritten=overwrites) if self.resume else ()
             call = ModuleCall(layer, module, index, inputs)
             return self._finish(call, inputs, sources, output, outputs, in_place=overwrites)
 
@@ -282,7 +280,6 @@ class CallHooks(Generic[T]):
 
 
 def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
-    """Return the version of each tensor; 0 for inference tensors, which have none."""
     try:
         return [tensor._version for _, tensor in inputs]  # nearly always
     except RuntimeError:

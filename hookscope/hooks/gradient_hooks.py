@@ -416,7 +416,6 @@ class GradientWatch(Generic[T]):
         self._attached.append((hooks, hook))
 
     def _arrive(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
-        """The tensor hook: observe the gradient for all sites of this tensor."""
         if not self.listening:
             return
         with self.lock, torch._C.DisableTorchFunction():  # each device runs its part of the backward pass in a thread

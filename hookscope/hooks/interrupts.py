@@ -113,5 +113,4 @@ _OWN = interrupts_between_blocks.__wrapped__.__code__  # type: ignore[attr-defin
 
 
 def _restores(frame: FrameType | None) -> bool:
-    """Tell whether a frame runs code of hookscope or torch."""
     return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _RESTORERS

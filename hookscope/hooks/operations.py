@@ -58,26 +58,31 @@ class OperationChoice:
     Attributes:
         patterns: Patterns that select or exclude operations.
         edits: Edits, with the patterns of the operations they change.
+        is_all: Whether no layers are selected beside the operations.
         for_rules: Whether to observe the operations that verdicts need, even if no pattern selects them.
         modules: All modules of the network by name; empty if the caller has not listed them yet.
         matched: Texts of the patterns that have selected an operation.
-        seen: (module, operation) pairs that ran, to suggest the nearest names.
+        seen: (module, operation) pairs that ran, and whether the patterns select any call of each.
     """
 
     patterns: Sequence[OperationPattern]
+    is_all: bool = False
     edits: Sequence[tuple[OperationPattern, Intervention]] = ()
     for_rules: bool = False
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
-    seen: dict[tuple[str, str], None] = field(default_factory=dict)
+    seen: dict[tuple[str, str], bool] = field(default_factory=dict)
     matched: set[str] = field(default_factory=set)
 
     def missing(self) -> str:
-        """Return the message for a pattern that selected nothing; "" if all selected something."""
+        """Return the message for a pattern, or all patterns together, that selected nothing; "" if they did not."""
         for pattern in (*self.patterns, *(pattern for pattern, _ in self.edits)):
             if pattern.text not in self.matched and pattern.text not in (EVERYTHING, ACTIVATIONS.text):
                 labels = [text for module, name in self.seen for text in (f"op:{name}", f"{module}:{name}")]
                 ran = nearest(pattern.text, labels, prefix="op:") if labels else " The network's own code called none."
                 return f"No operation matches {pattern.text!r}.{ran} List them with {listing(ops=True)}."
+        if self.is_all and not any(self.seen.values()) and any(pattern.exclude for pattern in self.patterns):
+            texts = ", ".join(repr(pattern.text) for pattern in self.patterns)
+            return f"The patterns {texts} leave no operation: drop an exclusion."
         return ""
 
     def edits_of(self, owner: str, name: str) -> list[Intervention]:
@@ -90,12 +95,12 @@ class OperationChoice:
 
     def observes(self, owner: str, name: str) -> bool:
         """Tell whether any call of a module's operation is observed."""
-        self.seen[owner or _ROOT, name] = None
         matching = self._matching(owner, name)
         leaves_out_all = any(pattern.exclude and pattern.call is None for pattern in matching)
         of_all = [pattern for pattern in matching if pattern.call is None or pattern.exclude or leaves_out_all]
         self.matched.update(pattern.text for pattern in of_all)
         is_selected = not leaves_out_all and any(not pattern.exclude for pattern in matching)
+        self.seen[owner or _ROOT, name] = is_selected
         return is_selected or (self.for_rules and name not in NOT_JUDGED)
 
     def lists(self, owner: str, name: str, call: int) -> bool:

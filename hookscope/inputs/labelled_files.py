@@ -143,7 +143,7 @@ def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:
             raise InputError(f"{shown}: two columns of the first line have one name, or a column has none.")
         listed, remedy = _by_column(rows, shown), ""
     elif multi_label:
-        listed = _several_a_line(rows[places is not None :], places, shown)
+        listed = _several_a_line(rows[places is not None :], places, len(head), shown)
     else:
         width = 2 if places is None else len(head)
         remedy = f" Give path,label on each line{or_several()}."
@@ -171,11 +171,11 @@ def _one_a_line(rows: _Rows, places: tuple[int, int], width: int, shown: str, re
         yield line, cells[places[0]], [cells[places[1]]]
 
 
-def _several_a_line(rows: _Rows, places: tuple[int, int] | None, shown: str) -> Iterator[_Listed]:
+def _several_a_line(rows: _Rows, places: tuple[int, int] | None, width: int, shown: str) -> Iterator[_Listed]:
     for line, cells in rows:
         if places and len(cells) <= max(places):
             raise InputError(f"{shown}, line {line}: {counted(len(cells), 'field')}, fewer than the first line.")
-        file, *fields = cells if places is None else [cells[place] for place in places]
+        file, *fields = cells if places is None else [*(cells[place] for place in places), *cells[width:]]
         if not file:
             raise InputError(f"{shown}, line {line}: no path. Give path,label,label… on each line.")
         labels = (label.strip() for field in fields for label in re.split(r"[;|]", field))

@@ -98,8 +98,7 @@ def _with_files(value: Any, preprocessing: Preprocessing, records: list[InputRec
 
 
 def _named(name: str, value: Any, record: InputRecord, preprocessing: Preprocessing) -> NamedInput:
-    is_listed = preprocessing.kind == "detection" and isinstance(value, list)
-    return NamedInput(name, value, record, is_listed)
+    return NamedInput(name, value, record, is_listed=preprocessing.kind == "detection" and isinstance(value, list))
 
 
 def read_named(texts: Sequence[str], preprocessing: Preprocessing) -> tuple[NamedInput, ...]:
@@ -220,17 +219,19 @@ def without_named_frame(preprocessing: Preprocessing, named: Sequence[NamedInput
 
 
 def named_batch(named: Sequence[NamedInput]) -> Batch:
-    """Return a batch of inputs by name alone; the first one with several rows sets how many."""
+    """Return a batch of inputs by name alone; a detector's list, or the first with several rows, sets how many."""
     read = [kwarg for kwarg in named if kwarg.record is not None]
     counted_first = sorted(read, key=lambda kwarg: {0: 2, 1: 1}.get(kwarg.row_count, 0))  # the others in their order
-    count = next((kwarg.row_count for kwarg in named if kwarg.row_count > 1), 1)
+    listed = next((kwarg.row_count for kwarg in named if kwarg.is_listed), 0)
+    count = listed or next((kwarg.row_count for kwarg in named if kwarg.row_count > 1), 1)
     steps = tuple(f"by name: {kwarg.text}" for kwarg in named)
     if read:
         first, *others = [kwarg.record for kwarg in counted_first if kwarg.record is not None]
         more = (Path(record.name).name for record in others if record.name != first.name)
         # A picture is read again by its name, to draw on it.
         name = first.name if first.region is not None else " with ".join([first.name, *more])
-        record = replace(first, name=name, shape=first.shape[1:], steps=(*first.steps, *steps))
+        shape = first.shape if counted_first[0].is_listed else first.shape[1:]
+        record = replace(first, name=name, shape=shape, steps=(*first.steps, *steps))
     else:
         record = InputRecord("by name", None, None, (), steps)
     records = [record if count == 1 else replace(record, name=f"{record.name}[{index}]") for index in range(count)]

@@ -16,12 +16,13 @@ def noise_batch(shapes: NoiseShapes | Sequence[NoiseShape], seed: int, kind: Inp
     """Draw inputs of a shape, or an argument for each of several shapes; raises as `parse_noise_shapes`.
 
     Values are standard normal, or uniform whole numbers if a shape has a bound. torch's global random state is left
-    alone. `kind` decides how the first argument by position is passed. The first shape with an axis 0 longer than 1
-    sets the number of inputs; arguments of another length belong to all inputs.
+    alone. `kind` decides how the first argument by position is passed. The list of pictures for detection, or else the
+    first shape with an axis 0 longer than 1, sets the number of inputs; arguments of another length belong to all.
     """
     shapes = parse_noise_shapes(shapes)
     generator = torch.Generator().manual_seed(seed)
-    count = next((shape.shape[0] for shape in shapes if shape.shape[0] > 1), 1)
+    pictures = next((shape.shape[0] for shape in shapes if kind == "detection" and not shape.name), 0)
+    count = pictures or next((shape.shape[0] for shape in shapes if shape.shape[0] > 1), 1)
     args: list[object] = []
     kwargs: dict[str, object] = {}
     shared: set[str] = set()

@@ -97,7 +97,9 @@ class InputPipeline:
     def _read_photograph(self, inputs: Sequence[InputRecord], index: int) -> NDArray[np.uint8]:
         record = inputs[index]
         if record.sha256 is not None:
-            return read_upright(Path(record.name), record.sha256, self.preprocessing.max_pixels)
+            frames = self.files if self.preprocessing.kind == "flow" else ()  # a pair has the names of both
+            first = (str(frame) for frame in frames if f"{record.name} with ".startswith(f"{frame} with "))
+            return read_upright(Path(next(first, record.name)), record.sha256, self.preprocessing.max_pixels)
         key = record.name, record.size
         # Pictures in memory may share a name and a size: they come in the order in which they were given.
         in_memory = [file for file in self.files if isinstance(file, Image)]

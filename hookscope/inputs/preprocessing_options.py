@@ -28,7 +28,8 @@ def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> P
     if option.resize is not None:
         sizes = _sizes(arg("resize"), option.resize, base.max_pixels)
         changes["resize"] = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
-        changes["crop"] = _crop_within(base.crop, sizes)
+        if base.crop is not None and sizes is not None:
+            changes["crop"] = tuple(map(min, base.crop, sizes * 2 if len(sizes) == 1 else sizes))
     if option.crop is not None:
         sizes = _sizes(arg("crop"), option.crop, base.max_pixels)
         changes["crop"] = sizes * 2 if sizes is not None and len(sizes) == 1 else sizes
@@ -40,12 +41,6 @@ def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> P
             shown = f"{arg('std')} {option.std!r}"
             raise UsageError(f"{shown} has a value that is not above 0. Give the standard deviation per channel.")
     return replace(base, **changes, source=f"options over {base.source}") if changes else base
-
-
-def _crop_within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    if crop is None or resized is None:
-        return crop
-    return tuple(map(min, crop, resized * 2 if len(resized) == 1 else resized))
 
 
 def assumed_preparation(base: Preprocessing, inputs: Iterable[object], option: PictureOptions) -> tuple[str, ...]:

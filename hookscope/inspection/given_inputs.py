@@ -95,16 +95,16 @@ def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
         (first,) = as_batches(images[0])
         return replace(first, args=images)
     sources: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
-    if any(isinstance(source, Tensor) for source in sources):
-        raise UsageError(
-            "A tensor in a list is not an input: torch.stack makes one tensor of several inputs, and a tuple of "
-            "tensors is several arguments."
-        )
     for source in sources:
-        if not isinstance(source, str | Path | Image):
+        if not isinstance(source, str | Path | Image | Tensor):
             remedy = _REMEDIES.get(type(source).__name__, "")
             raise UsageError(
                 f"{type(source).__name__} is not an input: give paths and pictures, one tensor, or a tuple of "
                 f"tensors for several arguments; {arg('input')} gives them by name.{remedy}"
             )
+    if any(isinstance(source, Tensor) for source in sources):
+        raise UsageError(
+            "A tensor in a list is not an input: torch.stack makes one tensor of several inputs, and a tuple of "
+            "tensors is several arguments."
+        )
     return sources

@@ -380,7 +380,7 @@ def split_patterns(
     only_operations = not of_layers and not ops and any(not pattern.exclude for pattern in chosen)
     if ops:
         chosen.insert(0, parse_operation_pattern(EVERYTHING))
-    return None if only_operations else of_layers, OperationChoice(chosen) if chosen else None
+    return None if only_operations else of_layers, OperationChoice(chosen, only_operations) if chosen else None
 
 
 def verified(

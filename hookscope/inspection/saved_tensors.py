@@ -15,7 +15,7 @@ from hookscope.errors import OutputError
 from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.results.runs.atomic import reason_of
 from hookscope.results.runs.tensors import DTYPES, Piece, SpooledTensor, TensorSpool
-from hookscope.statistics.storage import flat_bytes, plain_array
+from hookscope.statistics.storage import flat_bytes, has_memory, plain_array
 
 
 class SavedTensors(Mapping[str, Tensor]):
@@ -95,7 +95,7 @@ class TensorCollector:
         self._finished = 0
 
     def collect(self, label: str, tensor: Tensor, _channel_axis: int | None = None) -> None:
-        """Spool a tensor, unless safetensors cannot hold it: one without data, sparse, ragged, or complex128.
+        """Spool a tensor, unless safetensors cannot hold it: one without memory, sparse, ragged, or complex128.
 
         Raises:
             OutputError: If there is no room.
@@ -103,7 +103,7 @@ class TensorCollector:
         if tensor.is_quantized:
             tensor = tensor.dequantize()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or dtype not in DTYPES:
+        if not has_memory(tensor) or dtype not in DTYPES:
             return
         self._latest.append((label, spool_tensor(self._spool, tensor)))
 

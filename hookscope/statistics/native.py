@@ -11,9 +11,9 @@ from functools import cache, lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from hookscope.hooks.memory import missing_memory
+from hookscope.hooks.memory import PLAIN_TENSORS, missing_memory
 from hookscope.results.distribution import EXACT_LIMIT, Distribution
 from hookscope.statistics import library
 from hookscope.statistics.kept_values import by_input, kept_places
@@ -30,8 +30,6 @@ _FEWEST_CHANNELS = 4096
 
 # Cached layouts: a network has some dozens.
 _MOST_LAYOUTS = 1024
-
-_READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may hold more than the memory at their address
 
 
 class Layout(library.Layout):
@@ -181,7 +179,7 @@ def address_of_float32(tensor: Tensor) -> int:
 
 def address_of(tensor: Tensor) -> int:
     """Return the address of a tensor's values on any device; 0 if they are not as they lie in memory."""
-    if type(tensor) not in _READABLE or tensor.is_nested or tensor.is_neg() or tensor.is_conj():
+    if type(tensor) not in PLAIN_TENSORS or tensor.is_nested or tensor.is_neg() or tensor.is_conj():
         return 0
     try:
         return tensor.data_ptr()

@@ -35,8 +35,8 @@ _QUERY_POSITIONS = re.compile(r"quer(y|ies)\w*_(pos|emb)", re.IGNORECASE)
 # Names of tokens that are parameters of the network.
 _LEARNED = re.compile(r"quer(y|ies)|latent|slot|inducing|seed", re.IGNORECASE)
 _NOT_LEARNED = re.compile(r"pos$|position|bias|proj", re.IGNORECASE)
-# A decoder's layer is searched for among this many innermost modules that run.
-_LAYERS_OUT = 4
+# A layer that mixes tokens, or attends to others, is searched for among this many innermost modules that run.
+LAYERS_OUT = 4
 
 
 @dataclass
@@ -102,7 +102,7 @@ class NonPatchTokens:
         return source is not None and any(prefix >= tensor.shape[1] for tensor in _texts(source))
 
     def _decoder(self, running: Sequence[ModuleInput], grids: Sequence[tuple[int, ...]]) -> "_Decoder | None":
-        for module in running[:_LAYERS_OUT]:
+        for module in running[:LAYERS_OUT]:
             decoder = _decoder(module, grids)
             inputs = [tensor for _, tensor in running[-1].sequences] if decoder and _has_picture(running[-1]) else []
             if decoder is not None and not any(map(decoder.holds, inputs)):  # else a text that the network was given
@@ -119,7 +119,7 @@ class NonPatchTokens:
         if count in self._own:
             return self._own[count]
         if not _on_grid(count, grids):
-            if any(_is_parameter(tensor, count) for call in running[:_LAYERS_OUT] for _, tensor in call.sequences):
+            if any(_is_parameter(tensor, count) for call in running[:LAYERS_OUT] for _, tensor in call.sequences):
                 self._own[count] = LEARNED
                 return LEARNED
             if count in self._learned:

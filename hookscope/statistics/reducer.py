@@ -212,8 +212,7 @@ def prepare_kernel(network: nn.Module) -> None:
             agrees_with_cpu(device, dtype)
 
 
-def _figures(reduction: Reduction) -> tuple[NDArray[np.float64], list[float]]:
-    """Return everything that is exact, and the sums."""
+def _figures(reduction: Reduction) -> tuple[NDArray[np.float64], list[float]]:  # what is exact; sums
     finite_count, mean, deviations, low, high, *sums, nan_count, nonzero_count, nonzero, distribution = reduction[4:15]
     bins = () if distribution is None else distribution.binned()
     arrays = [nonzero, *map(np.ravel, reduction.kept or ()), *bins]
@@ -241,8 +240,7 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
     return [entry.reduction or entry.header if isinstance(entry, Pending) else entry for entry in measured]
 
 
-def _finish(pending: Sequence[Pending]) -> None:
-    """Finish reductions on one device."""
+def _finish(pending: Sequence[Pending]) -> None:  # all on one device
     copies = [(entry, entry.held) for entry in pending if isinstance(entry.held, Copy)]
     tiled = [(entry, entry.held) for entry in pending if isinstance(entry.held, Launched)]
     launched = [(entry.header, held) for entry, held in tiled]

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.hooks.memory import missing_memory
+from hookscope.hooks.memory import PLAIN_TENSORS, missing_memory
 from hookscope.text import an
 
 
@@ -36,7 +36,7 @@ def plain_array(tensor: Tensor) -> NDArray[Any]:
     After `.numpy()`, the network could no longer resize its tensor's storage. Raises RuntimeError for a wrapper without
     memory of its own, such as a MaskedTensor or FakeTensor, for which torch would export an arbitrary address.
     """
-    if tensor.numel() and (tensor.untyped_storage().device != tensor.device or not tensor.data_ptr()):
+    if not has_memory(tensor):
         raise RuntimeError(f"{an(type(tensor).__name__)} has no memory of its own")
     return np.from_dlpack(tensor)
 
@@ -50,7 +50,16 @@ def flat_bytes(tensor: Tensor) -> Tensor:
 
 def is_dense(tensor: Tensor) -> bool:
     """Tell whether a tensor holds a value for each place: it is not sparse, ragged, empty or without memory."""
-    return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_meta and tensor.numel() > 0
+    return has_memory(tensor) and tensor.numel() > 0
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Tell whether all values of a tensor, if it has any, lie where its address says: not in parts of a wrapper."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        return False
+    if type(tensor) in PLAIN_TENSORS or not (tensor.numel() and (tensor.is_cpu or tensor.is_cuda)):
+        return True
+    return tensor.untyped_storage().device == tensor.device and tensor.data_ptr() != 0
 
 
 def stored_values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], int]:

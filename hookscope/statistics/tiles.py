@@ -110,7 +110,7 @@ def moved_parts(launched: Sequence[tuple[Reduction, Launched]]) -> list[Tensor]:
 
 def reductions(launched: Sequence[tuple[Reduction, Launched]], parts: Sequence[NDArray[Any]]) -> Iterator[Reduction]:
     """Yield the reductions of tensors, whose headers have what does not depend on values; `parts` are `moved_parts`."""
-    *numbers, places, counts = parts
+    *numbers, places, counts = parts  # first the words of each tensor, and its counts by channel, in turn
     ends = [len(result.words) - result.layout.kept_count for _, result in launched]
     words = [np.split(array, [end]) for array, end in zip(numbers[::2], ends, strict=True)]
     starts = np.cumsum([0, *(len(result.bins) for _, result in launched)])

@@ -24,14 +24,12 @@ from hookscope.statistics.layouts import (
     unknown_grid,
     windows_of,
 )
-from hookscope.statistics.non_patch_tokens import NonPatchTokens
+from hookscope.statistics.non_patch_tokens import LAYERS_OUT, NonPatchTokens
 from hookscope.statistics.windows import cuts_windows, map_size, padded_to, pair
 
 # Differences of mean cosines: enough to place a single extra token behind the patches; enough to decide at all. Ours.
 _CLEARLY, _SOMEWHAT = 0.2, 0.02
 _SWAPPED = "may have channels where tokens are: there are as many of both"
-# A layer that mixes tokens is searched for among this many innermost modules that run.
-_LAYERS_OUT = 4
 _PADDED = "has {} tokens in windows that reach beyond the picture"
 _OUT_OF_ORDER = "has tokens in the order of windows, not of the picture's rows"
 
@@ -188,13 +186,13 @@ class TokenLayout:
     ) -> str:
         """Return why tokens do not lie on a grid although their number fits; "" if they do."""
         tokens, width = values.shape[1:]
-        if any(_are_padded(call, tokens) for call in running[:_LAYERS_OUT]):
+        if any(_are_padded(call, tokens) for call in running[:LAYERS_OUT]):
             return _PADDED.format(tokens)
         if not self._is_merged(layout, tokens, width, grids, running):
             return unknown_grid(tokens)
         if self._are_others_behind(layout, values):
             return _behind(tokens)
-        if any(_has_swapped(call, tokens) for call in running[:_LAYERS_OUT]):
+        if any(_has_swapped(call, tokens) for call in running[:LAYERS_OUT]):
             return _SWAPPED
         self._widths.setdefault(tokens, width)
         if self.halvings and layout.grid not in {tuple(size >> self.halvings for size in grid) for grid in grids[:1]}:
@@ -251,7 +249,7 @@ class TokenLayout:
             layout = layout_of(shape, 1, 2, grids, prefix=0, tokens=self.stated, size=size)
         if isinstance(layout, str) or self.stated is not None:
             return layout
-        if any(_are_padded(call, count) for call in running[:_LAYERS_OUT]):
+        if any(_are_padded(call, count) for call in running[:LAYERS_OUT]):
             return _PADDED.format(count)
         width = max((tensor.shape[2] for tensor in _sequences(running) if tensor.shape[1] == count), default=0)
         if not self._is_merged(layout, count, width, grids, running):
@@ -292,7 +290,7 @@ class TokenLayout:
         if larger and width > max(larger):
             return True
         if not larger and self.pictures is not None and self._prefix is not None and layout.prefix == self._prefix:
-            # Patches are cut again after convolutions.
+            # A network may cut patches from the output of convolutions: together they fill the picture.
             return layout.grid == square_patches(tokens - self._prefix, self.pictures[1:])
         return any(_is_given_size(call, layout.grid) for call in running) or any(map(_has_stride, [*running][:1]))
 
@@ -341,11 +339,8 @@ def _is_given_size(call: ModuleInput, grid: tuple[int, ...]) -> bool:
     before = ((high, wide), (2 * high, 2 * wide), (2 * high - 1, 2 * wide - 1))
     for argument in (*call.args, *call.kwargs.values()):
         if isinstance(argument, Tensor) and not argument.is_nested:
-            if (
-                argument.is_floating_point()
-                and argument.dim() == 4
-                and (high, wide) in (argument.shape[1:3], argument.shape[2:4])
-            ):
+            is_map = argument.is_floating_point() and argument.dim() == 4
+            if is_map and (high, wide) in (argument.shape[1:3], argument.shape[2:4]):
                 return True
         elif isinstance(argument, tuple | list) and pair(argument) in before:
             return True

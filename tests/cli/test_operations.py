@@ -105,6 +105,11 @@ def test_layers_lists_operations_below_their_module(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
+        (
+            ("--layer", "op:relu", "--layer", "!op:relu"),
+            5,
+            "'!op:relu' leave no operation: drop an exclusion.",
+        ),
         (("--layer", "op:reul"), 5, "No operation matches 'op:reul'. Nearest: 'op:relu'"),
         (("--edit", "op:gelu:output:zero"), 5, "No operation matches 'op:gelu'."),
         (("--edit", "op:relu#1:output:zero"), 2, "An edit changes every call of an operation: leave out #1."),

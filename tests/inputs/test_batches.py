@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs.batches import Batch, count_inputs, load_batches, part_of, to_device
+from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batches, part_of, to_device
 from hookscope.inputs.loading import load_input
 from hookscope.inputs.noise import noise_batch
 from hookscope.results.inputs import InputRecord, Preprocessing
@@ -222,6 +222,12 @@ def test_noise_follows_its_seed_and_leaves_the_global_one_alone():
     values = noise_batch((1, 1, 100, 100), 0).args[0]
     assert abs(values.mean().item()) < 0.05  # five standard errors: 5 / sqrt(10000)
     assert abs(values.std().item() - 1) < 0.05
+
+
+def test_noise_for_detection_has_a_picture_for_each_input():
+    batch = noise_batch({"m": (5, 2)} | {"": (1, 3, 8, 8)}, 0, "detection")
+    assert [len(part.args[0]) for part in in_batches(batch, 2)] == [1]
+    assert batch.shared == {"m"}
 
 
 def test_a_tensor_without_values_is_refused() -> None:

@@ -102,6 +102,7 @@ def test_a_few_are_spread_over_all(tmp_path: Path) -> None:
     [
         ("labels.csv", "a.png,cat,dog\nb.png,\nc.png,dog\n"),
         ("labels.csv", "path,label\na.png,cat|dog\nb.png,\nc.png,dog\n"),
+        ("labels.csv", "path,label\na.png,cat,dog\nb.png,\nc.png,dog,\n"),
         ("labels.csv", "a.png,cat; dog\nb.png\nc.png,dog\n"),
         ("labels.csv", "label,path\ncat,a.png\n,b.png\ndog,c.png\ndog,a.png\ndog,a.png\n"),
         ("labels.csv", "cat,Path,dog,bird\n1,a.png,1,0\n0,b.png,0,0\n0.0,c.png,1.0,0\n"),

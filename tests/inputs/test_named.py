@@ -186,6 +186,9 @@ def test_lists_of_detection_networks_hold_one_picture_for_each_input():
     parts = [part.kwargs["images"] for part in in_batches(batch, 2)]
     assert [[int(picture[0, 0, 0]) for picture in part] for part in parts] == [[0, 1], [2]]
     assert [tuple(picture.shape) for picture in part_of(batch, 2).kwargs["images"]] == [(3, 2, 2)]
+    assert batch.records[2].shape == (3, 2, 2)
+    one, more = named_inputs({"images": pictures[:1], "more": torch.ones(5, 2)}, Preprocessing(kind="detection"))
+    assert len(named_batch([one, more]).indices) == 1, "not 5, four of them without a picture"
 
 
 def test_paths_in_containers_stand_for_files(tmp_path):

@@ -1,5 +1,6 @@
 """The photograph that an input was made of is read again, upright and whole, or it is said why not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,15 @@ def test_a_file_is_read_upright(tmp_path: Path, orientation: int):
     shown = pipeline(path).photograph([record], 0)
     with Image.open(path) as picture:
         assert np.array_equal(shown.pixels, np.asarray(ImageOps.exif_transpose(picture)))
+    assert (shown.region, shown.remark) == (record.region, "")
+
+
+def test_a_pair_of_frames_shows_the_first(tmp_path: Path):
+    frames = [save(tmp_path / name, random_pixels(31, 47, seed=seed)) for seed, name in enumerate(("a.png", "b.png"))]
+    pairs = pipeline(*frames, preprocessing=replace(CROPPED, kind="flow"))
+    (record,) = next(pairs.batches(1)).records
+    shown = pairs.photograph([record], 0)
+    assert np.array_equal(shown.pixels, random_pixels(31, 47, seed=0))
     assert (shown.region, shown.remark) == (record.region, "")
 
 

@@ -19,15 +19,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.masked import masked_tensor
 
+import hookscope
 from hookscope.errors import UsageError
 from hookscope.results.distribution import Distribution, distribution_of, key_of
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.statistics.reducer import Reducer, collect, summarise
 from hookscope.statistics.reducer import tensor_statistics as measure
 from hookscope.statistics.reduction import Reduction, merge
+from hookscope.statistics.storage import is_dense
 
 RELATIVE = 1e-5
 
@@ -405,6 +408,31 @@ def test_a_tensor_without_memory_of_its_own_is_not_read() -> None:
     with FakeTensorMode():
         tensor = torch.ones(2, 3)
     assert measure(tensor, 1).unmeasured == "RuntimeError: a FakeTensor has no memory of its own"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_a_wrapper_is_not_dense_and_its_values_are_not_saved() -> None:
+    class Masks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return masked_tensor(x, x > 0)
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.masks, self.last = Masks(), nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.masks(x).to_tensor(0.0))
+
+    network, x = Network(), torch.tensor([[-1.0, 2.0]])
+    assert is_dense(x)
+    assert not is_dense(network.masks(x))
+    run = hookscope.activations(network, x, layer="*", save_tensors=True)
+    assert run["masks"].activation.unmeasured == "RuntimeError: a MaskedTensor has no memory of its own"
+    assert "masks" not in run.tensors
+    assert run.tensors["last"].tolist() == [[0.0, 2.0]]
+    (row,) = [row for row in hookscope.diff(network, network, x, layer="*").rows if row.label == "masks"]
+    assert row.measures is None, row
 
 
 def test_a_dtype_without_arithmetic_gives_the_reason_instead_of_raising() -> None:

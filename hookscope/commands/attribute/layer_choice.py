@@ -20,6 +20,7 @@ from hookscope.results.inputs import PICTURE_AXES
 from hookscope.results.network import row_label
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.layouts import Layout
+from hookscope.statistics.storage import has_memory
 from hookscope.statistics.token_layout import TokenLayout
 
 # What runs inside an attention layer is per head, or queries and keys: no features of a place.
@@ -97,7 +98,9 @@ class LayerOutputs:
         place = (call.layer, call.call, slot)
         shape = tuple(tensor.shape) if not tensor.is_nested else ()
         layout: Layout | str = f"holds {str(tensor.dtype).removeprefix('torch.')} values, not floating point"
-        if tensor.is_floating_point():
+        if not (tensor.is_nested or has_memory(tensor)):
+            layout = "is sparse or without memory"
+        elif tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
             self.token_layout.note_patches(call.maker, tensor)
             layout = self.token_layout.layout(place, tensor, self.count, axis, self._grids, axes=self.axes)

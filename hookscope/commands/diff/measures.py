@@ -14,6 +14,7 @@ from torch import Tensor
 from hookscope.hooks.memory import missing_memory
 from hookscope.results.differences import ChannelShare, Measures, NonFinite
 from hookscope.statistics.difference import squared_sums
+from hookscope.statistics.storage import has_memory
 
 # Elements compared at a time. On the CPU few enough that torch uses one thread, and that the float64 copies stay in a
 # core's cache.
@@ -190,13 +191,10 @@ def _nonfinite(a: Tensor, b: Tensor, parts: int = 1) -> tuple[int, int, int, int
 def comparable(a: Tensor, b: Tensor) -> str:
     """Return why two tensors cannot be compared element by element, in a few words; "" if they can."""
     for side, tensor in (("A", a), ("B", b)):
-        is_dense = tensor.is_nested == (a.is_nested and b.is_nested) and (
-            tensor.is_nested or tensor.layout == torch.strided
-        )
-        if not is_dense:
-            return f"{side} is no dense tensor"
         if tensor.is_meta:
             return f"{side} is a meta tensor, which has no values"
+        if not ((a.is_nested and b.is_nested) or has_memory(tensor)):
+            return f"{side} is no dense tensor"
         if not tensor.is_nested and missing_memory(tensor):
             return f"the memory of {side} was freed"
     if _sizes(a) != _sizes(b):

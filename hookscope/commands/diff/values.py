@@ -20,6 +20,7 @@ from hookscope.inspection.batch_shapes import BatchShapes, Shape
 from hookscope.inspection.saved_tensors import SavedTensors, spool_tensor
 from hookscope.results.differences import Measures
 from hookscope.results.runs.tensors import DTYPES, TensorSpool
+from hookscope.statistics.storage import has_memory
 
 A, B, REFERENCE = range(3)
 """Positions of the networks in sequences."""
@@ -81,9 +82,8 @@ class Spool:
             if missing_memory(tensor):  # the comparison reports it
                 return Value(tensor)
             raise
-        is_strided = copied.layout == torch.strided and not (copied.is_nested or copied.is_meta)
-        self._bytes += copied.nbytes if is_strided else 0
-        if self._bytes > _MOST_IN_MEMORY and is_strided and str(copied.dtype).removeprefix("torch.") in DTYPES:
+        self._bytes += copied.nbytes if has_memory(copied) else 0
+        if self._bytes > _MOST_IN_MEMORY and has_memory(copied) and str(copied.dtype).removeprefix("torch.") in DTYPES:
             return Value(tensor, self._write(copied))
         return Value(copied)
 
