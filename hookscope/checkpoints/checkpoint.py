@@ -116,7 +116,7 @@ def read_weights(files: WeightsFiles, options: FileOptions, read_trusted: Truste
     # safetensors holds nothing but tensors and texts.
     texts = safetensors_metadata(path) if files.kind == "safetensors" else None
     categories, notes = _named_classes(content if texts is None else _parsed(texts), weights.state, name)
-    settings = {**config_in(path.parent), **(texts or {})}
+    settings = {**config_in(path if files.kind == "distributed" else path.parent), **(texts or {})}
     parallel = model_parallel_remark(content)
     remarks = [files.shard_remark(), parallel and f"{printable(path.name)}: {parallel}."]
     return Checkpoint(

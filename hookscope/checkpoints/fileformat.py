@@ -247,13 +247,11 @@ def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
 
 
 def _is_legacy(start: bytes) -> bool:
-    """Return whether a file starts with torch's magic number, pickled in any protocol."""
     frame = 11 if start[2:3] == b"\x95" else 2  # from protocol 4 on, a frame's length comes first
     return start[0] == 0x80 and start[frame:].startswith(_MAGIC_NUMBER)
 
 
 def _is_pickle(start: bytes) -> bool:
-    """Return whether a file is a pickle: it starts with its protocol's number, or an import."""
     if start[0] == 0x80:
         return start[1] in range(2, 6)
     return start[:1] in b"c(]}" and re.search(rb"c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n", start) is not None

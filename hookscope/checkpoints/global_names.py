@@ -86,7 +86,7 @@ def is_forbidden(name: str) -> bool:
     """Tell whether a name can run anything, so it cannot be allowed: `os.system`, `builtins.exec` and the like."""
     if is_data(name) or is_layer(name):
         return False
-    parts = name.split(".")
+    parts = re.sub(r"^__(mp_)?main__\.", "", name).split(".")  # classes of the script that saved the file
     through = any(part.lstrip("_") in _FORBIDDEN_INSIDE or re.fullmatch("__.*__", part, re.DOTALL) for part in parts)
     return parts[0] in _FORBIDDEN_MODULES or through or _FORBIDDEN.match(name) is not None
 

@@ -211,8 +211,6 @@ class _Storage(NamedTuple):
 
 
 class _Tensors:
-    """Makes tensors of the calls and references that stand for them; any other call raises."""
-
     def __init__(self, located: Callable[[str, int], int]) -> None:
         self._located = located
         self._storages: dict[str, _Storage] = {}

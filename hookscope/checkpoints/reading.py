@@ -176,7 +176,6 @@ def _slice_name(path: Path, stored: Stored) -> str:
 
 
 def _is_to_run(survey: PickleSurvey, rules: ReadingRules) -> bool:
-    """Return whether a trusted file is read by running its classes; classes of plain data are never run."""
     return rules.read_trusted is not None and not all(map(is_data, survey.imports))
 
 

@@ -102,7 +102,9 @@ def module_state(call: StandIn) -> ModuleState | None:
         )
         transient = module.state.get("_non_persistent_buffers_set")
         kept = {name: value for name, value in buffers.items() if not (type(transient) is set and name in transient)}
-        state.update((prefix + name, value) for name, value in (*parameters.items(), *kept.items()))
+        others = ((name, value) for name, value in dict.items(module.state) if isinstance(value, StandIn))
+        packed = {name: value for name, value in others if value.name == "torch.ScriptObject"}  # of int8 layers
+        state.update((prefix + name, value) for held in (parameters, kept, packed) for name, value in held.items())
         inner = [(f"{prefix}{name}.", part, depth + 1) for name, part in parts.items() if _is_module(part)]
         waiting += reversed(inner)
     return state

@@ -129,8 +129,6 @@ def _storage_of(reference: object) -> tuple[str, torch.dtype, int]:
 
 
 class _Values:
-    """Makes tensors and plain values of the stand-ins that describe some."""
-
     def __init__(self, whole: Callable[[], Any], located: Located) -> None:
         self._whole, self._located = cache(whole), located
         self._storages: dict[str, tuple[torch.UntypedStorage, torch.dtype]] = {}

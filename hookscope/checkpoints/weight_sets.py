@@ -129,7 +129,14 @@ def place_of_weights(content: object, key: str | None, name: str) -> tuple[Keys,
 def _identity(state: object) -> object:
     if not isinstance(state, dict):
         return id(state)
-    return frozenset((str(key), id(value)) for key, value in dict.items(state) if isinstance(value, TensorLike))
+    return frozenset((str(key), _memory(value)) for key, value in dict.items(state) if isinstance(value, TensorLike))
+
+
+def _memory(tensor: Any) -> object:
+    kind = type(tensor)
+    has_memory = kind.__name__ in ("Tensor", "Parameter") and str(tensor.layout) == "torch.strided"
+    begin = kind.data_ptr(tensor) if has_memory and not tensor.is_meta else 0
+    return (begin, tensor.dtype, tuple(tensor.shape), kind.stride(tensor)) if begin else id(tensor)
 
 
 def _size(state: object) -> str:

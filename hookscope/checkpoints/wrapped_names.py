@@ -35,8 +35,8 @@ def stripped_forms(names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
         for prefix in _wrappers(mapping.values()):
             inner = {name: rest.removeprefix(prefix) for name, rest in mapping.items() if rest.startswith(prefix)}
             _add(forms, removed + prefix, inner)
-    for removed, mapping in forms[:]:
-        for wrapper in _INNER_WRAPPERS:
+    for removed, mapping in forms:  # a name may have wrappers of several kinds
+        for wrapper in _INNER_WRAPPERS if len(forms) < 2 * _FORMS_LIMIT - len(_INNER_WRAPPERS) else ():
             inner = {name: f".{rest}".replace(f".{wrapper}", ".")[1:] for name, rest in mapping.items()}
             _add(forms, removed + wrapper, inner)
     return forms

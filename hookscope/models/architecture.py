@@ -290,7 +290,6 @@ def _pattern_named(model: str) -> NetworkPattern | None:
 
 
 def _tagged(network: NetworkPattern, model: str) -> NetworkPattern:
-    """Return a network of timm's with as many classes as the weights that `model` names."""
     classes = published(model.removeprefix("timm:")).num_classes
     return NetworkPattern(model, {**network.facts, "classes": classes}, network.counts, lambda: network.sizes)
 

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 from hookscope.checkpoints.training_entries import TrainingEntries
 from hookscope.errors import ModelError, UsageError
-from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.selection import module_index
@@ -220,14 +219,18 @@ def parameter_count(module: nn.Module) -> int:
     parts = [*module_index(module)[0].values()]
     parameters = {id(tensor): tensor for part in parts for tensor in part._parameters.values() if tensor is not None}  # noqa: SLF001
     count = sum(tensor.numel() for tensor in parameters.values() if type(tensor) is nn.Parameter or not is_lazy(tensor))
-    for part in filter(_keeps_packed, parts):  # eager int8 modules hold no nn.Parameter: weight and bias unpack them
-        for unpack in filter(callable, (attribute_of(part, "weight"), attribute_of(part, "bias"))):
-            unpacked = unpack()
-            count += unpacked.numel() if isinstance(unpacked, torch.Tensor) else 0
-    return count
+    return count + sum(tensor.numel() for part in parts for tensor in packed_tensors(part))
 
 
-def _keeps_packed(module: nn.Module) -> bool:
-    if isinstance(module, torch.jit.ScriptModule):
-        return attribute_of(module, "_packed_params") is not None
-    return "_packed_params" in vars(module) or "_packed_params" in module._modules  # noqa: SLF001 - as hasattr, quicker
+def packed_tensors(part: nn.Module) -> list[torch.Tensor]:
+    """Return the weight and bias that a module of an int8 network keeps packed, in Python or in TorchScript."""
+    own = vars(part)
+    script: Any = own.get("_script", own.get("_c"))  # of a layer of ours, or of torch's
+    is_script = isinstance(script, torch._C.ScriptModule)  # noqa: SLF001 - the class has no public name
+    for name in ("_packed_params", "_packed_weight"):
+        held = script.getattr(name) if is_script and script.hasattr(name) else own.get(name)
+        if isinstance(held, torch.ScriptObject) and hasattr(held, "unpack"):
+            unpacked = held.unpack()
+            parts = unpacked if isinstance(unpacked, tuple) else (unpacked,)
+            return [tensor for tensor in parts if isinstance(tensor, torch.Tensor)]
+    return []

@@ -12,7 +12,7 @@ from hookscope.checkpoints.class_names import packed_classes
 from hookscope.checkpoints.reading import ReadingRules, read_verified
 from hookscope.checkpoints.weights_files import WeightsFiles
 from hookscope.models.architecture import recognise
-from hookscope.models.construction import LoadedModel, loaded_module, silenced_known_warnings
+from hookscope.models.construction import LoadedModel, loaded_module, packed_tensors, silenced_known_warnings
 from hookscope.models.input_spec import with_channels
 from hookscope.models.network_table import state_shapes
 from hookscope.models.torchscript import hookable
@@ -75,7 +75,8 @@ def _class_names(packed: Mapping[str, tuple[str, ...]], script: nn.Module) -> tu
     from torchvision.models import get_model_weights, list_models  # noqa: PLC0415 - only for such files
 
     state = script.state_dict()
-    counts = {tensor.shape[0] for tensor in state.values() if tensor.dim()}
+    packed_weights = [tensor for part in script.modules() for tensor in packed_tensors(part)]
+    counts = {tensor.shape[0] for tensor in (*state.values(), *packed_weights) if tensor.dim()}
     for key, names in packed.items():
         if len(names) in counts:
             return names, f"{counted(len(names), 'class name')} taken from its extra file '{key}'."
@@ -96,7 +97,6 @@ def _bypasses_layers(graph: torch.fx.GraphModule) -> bool:
 
 
 def _completed(loaded: LoadedModel, remarks: Iterable[str], only: tuple[tuple[int, ...], bool] | None) -> LoadedModel:
-    """Add warnings, and the shape and preprocessing of a program's only input, all as `unflattened` returns them."""
     loaded = replace(loaded, warnings=tuple(f"{loaded.info.name}: {remark}" for remark in remarks))
     if only is None:
         return loaded

@@ -73,7 +73,6 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
 
 @contextmanager
 def _watched_loading() -> Iterator[list[set[int]]]:
-    """Collect where in memory the state dicts lie that modules load in the block."""
     loaded: list[set[int]] = []
     load = nn.Module.load_state_dict
 

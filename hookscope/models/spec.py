@@ -217,7 +217,6 @@ _NAMED_CLASSES = 3
 
 
 def _with_differences(models: Sequence[str]) -> list[str]:
-    """Return the names of networks with what tells them apart: classes of layers, or else their preprocessing."""
     if len(models) > _BUILT_TO_COMPARE:
         return [*models]
     built = {model: build_on_meta(model) for model in models}

@@ -200,7 +200,6 @@ class _SharedMemory:
 
 
 def _storage_id(value: object) -> int | None:
-    """Return the identity of a dense tensor's storage; None for other values."""
     if not (isinstance(value, Tensor) and type(value) in (Tensor, nn.Parameter)):  # others may have no storage
         return None
     if value.layout is not torch.strided or value.is_quantized or value.is_nested or not value.numel():
@@ -280,8 +279,8 @@ def _best_reading(
         for form, (prefix, _) in enumerate(forms)
         if best and is_complete(used[form].keys()) and len(used[form]) >= len(used[best]) and used[form] != used[best]
     }
-    if raw := [form for form in (best, *rivals.values()) if not is_averaged(forms[form][0])] if rivals else []:
-        # Averaged copies, of torch's AveragedModel for one, are no rivals.
+    is_copy = is_averaged(options.key or "")  # asked for; else averaged copies, as of AveragedModel, are no rivals
+    if raw := [form for form in (best, *rivals.values()) if is_averaged(forms[form][0]) == is_copy] if rivals else []:
         best = raw[0]
         rivals = {prefix: form for prefix, form in rivals.items() if form in raw[1:] and used[form] != used[best]}
     if rivals:

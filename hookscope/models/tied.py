@@ -74,7 +74,6 @@ def _share_an_element(first: Layout, second: Layout) -> bool:
 
 
 def _array_of(layout: Layout) -> Any:
-    """Return a layout as NumPy takes it; NumPy reads no element."""
     size = layout.item_bytes
     interface = {
         "data": (_BASE + layout.offset * size, True),

@@ -220,7 +220,6 @@ class _Plan:
 
 
 def _plan_for(script: Any, twin: Callable[[], Any]) -> _Plan:
-    """Plan the changes to the graphs of a script; `twin` returns a second copy of the script."""
     owners: dict[str, list[tuple[str, Any]]] = {}
     for name, module in script.named_modules():
         owners.setdefault(module._c._type().qualified_name(), []).append((name, module._c))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.unflatten import InterpreterModule, InterpreterModuleDispatcher, UnflattenedModule
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from hookscope.models.construction import replaced, seeded
 from hookscope.models.module_stubs import MODAL, always_training, layer_class, set_sizes, some_layers
@@ -45,8 +45,13 @@ class ProgramRoot(UnflattenedModule):
 
     def process_forward_inputs(self, *args: Any, **kwargs: Any) -> Any:
         """Check the arguments against the export's; discard what torch prints about another structure."""
-        with redirect_stdout(io.StringIO()):
-            return super().process_forward_inputs(*args, **kwargs)  # type: ignore[no-untyped-call] # torch's
+        try:
+            with redirect_stdout(io.StringIO()):
+                return super().process_forward_inputs(*args, **kwargs)  # type: ignore[no-untyped-call] # torch's
+        except TypeError as error:
+            spec = self.module_call_graph[0].signature.in_spec
+            shown = tree_unflatten(["…"] * spec.num_leaves, spec)
+            raise TypeError(f"the program was exported for the arguments and keywords {shown}") from error
 
 
 class _Call:
@@ -97,7 +102,8 @@ def unflattened(
 def _only_input(program: ExportedProgram) -> tuple[tuple[int, ...], bool] | None:
     names = program.graph_signature.user_inputs
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    if len(values) != 1 or len(names) != 1 or not isinstance(values[0], Tensor):
+    is_plain = program.call_spec.in_spec == tree_structure(((0,), {}))  # not in a dict or a list, nor by its name
+    if not is_plain or len(values) != 1 or not isinstance(values[0], Tensor):
         return None
     sizes: tuple[Any, ...] = tuple(values[0].shape)
     shape = tuple(size if isinstance(size, int) else int(size.node.hint) for size in sizes)

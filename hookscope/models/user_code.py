@@ -46,7 +46,6 @@ def importable(source: str = "") -> Iterator[None]:
 
 
 def _is_sibling(name: str, folder: Path) -> bool:
-    """Return whether an imported module lies in `folder` and is neither hookscope's own nor installed there."""
     module = sys.modules[name]
     file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
     if not isinstance(file, str) or name.startswith("hookscope"):
@@ -79,7 +78,6 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import a Python file under a name that no other module has."""
     with open_regular(path, "FILE.py:NAME, a function in a Python file", InputError):
         pass
     shown = printable(str(path))

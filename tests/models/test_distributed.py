@@ -70,6 +70,14 @@ def training() -> dict[str, Any]:
     }
 
 
+def test_a_configuration_in_the_folder_counts_and_none_around_it(tmp_path: Path) -> None:
+    folder = save(training(), tmp_path / "step-3")
+    (tmp_path / "config.json").write_text('{"architecture": "resnet18"}')
+    assert read_checkpoint(folder).architectures == ()
+    (folder / "config.json").write_text('{"architecture": "resnet50"}')
+    assert read_checkpoint(folder).architectures == ("resnet50",)
+
+
 def test_a_folder_reads_as_torch_converts_it(tmp_path: Path) -> None:
     folder = save(training(), tmp_path / "step-3")
     assert_equal(content_of(folder), torch_reads(folder))

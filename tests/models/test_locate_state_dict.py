@@ -51,6 +51,16 @@ def test_several_weights_are_listed_with_what_to_give() -> None:
     assert "ema (2 tensors), model_ema (2 tensors)" in refusal({"ema": EMA, "model_ema": STATE}, UsageError)
 
 
+def test_two_state_dicts_of_one_network_are_one_set_of_weights() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2))
+    content = {"model": network.state_dict(), "net": network.state_dict()}
+    assert list(weights_in(content, "model.pt").state) == list(network.state_dict())
+    content["net"]["0.weight"] = network[0].weight.detach()[:, :, ::2]
+    assert "several sets" in refusal(content, UsageError)
+    sparse = {"model": {"w": torch.eye(2).to_sparse()}, "net": {"w": torch.eye(2).to_sparse()}}
+    assert "several sets" in refusal(sparse, UsageError)
+
+
 @pytest.mark.parametrize("name", ["ema", "params_ema"])
 def test_of_weights_and_their_average_the_weights_are_taken_and_it_is_said(name: str) -> None:
     for content in ({"model": STATE, name: EMA}, {name: EMA, "model": STATE}):

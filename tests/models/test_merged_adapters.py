@@ -214,6 +214,14 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         _tensors(lambda state: state.update({f"{Q}magnitude_vector": torch.ones(4)})),
         "not plain LoRA; merge it with peft",
     ),
+    "an adapter inside another, as for MultiheadAttention": (
+        _tensors(
+            lambda state: state.update(
+                {f"base_model.model.q.base_layer.out_proj.lora_{part}.weight": torch.ones(4, 4) for part in "AB"}
+            )
+        ),
+        "out_proj.lora_A.weight', which is not plain LoRA; merge it with peft",
+    ),
     "a rank of 0": (
         _tensors(lambda state: state.update({f"{Q}A.weight": torch.ones(0, 12), f"{Q}B.weight": torch.ones(6, 0)})),
         "A.weight', which is not plain LoRA",

@@ -83,6 +83,25 @@ def test_wrapped_network_is_loaded_and_the_prefix_reported(wrap: Any) -> None:
     assert fits(target, {key: value for key, value in state.items() if key != "n_averaged"})
 
 
+def test_wrappers_of_two_kinds_inside_names_are_removed_together() -> None:
+    source, target = network(), network()
+    wrapped = "_fsdp_wrapped_module.1._fsdp_wrapped_module._checkpoint_wrapped_module."
+    state = {wrapped.replace("1", key[0]) + key[2:]: tensor for key, tensor in source.state_dict().items()}
+    _, notes = load_into(target, state, "model.pt")
+    assert all(torch.equal(target.state_dict()[key], tensor) for key, tensor in source.state_dict().items())
+    removed = "_fsdp_wrapped_module._checkpoint_wrapped_module."
+    assert notes == [f"model.pt: the prefix '{removed}' was removed from its names."]
+
+
+def test_a_key_of_an_average_takes_the_average_next_to_what_it_is_of() -> None:
+    copies = {"online_model.": network().state_dict(), "ema_model.": network().state_dict()}
+    state = {f"{prefix}{key}": tensor for prefix, copy in copies.items() for key, tensor in copy.items()}
+    for option, taken in ((None, "online_model."), ("ema", "ema_model.")):
+        target = network()
+        load_into(target, state, "model.pt", FileOptions(key=option))
+        assert torch.equal(target[0].weight, copies[taken]["0.weight"])
+
+
 def test_two_networks_in_one_file_are_a_question() -> None:
     state = {f"{who}.{key}": tensor for who in ("student", "teacher") for key, tensor in network().state_dict().items()}
     with pytest.raises(MisfitError, match=r"more than once, under 'student\.' and under 'teacher\.'.*--key student"):

@@ -252,6 +252,10 @@ def test_a_quantised_script_shows_its_layers(tmp_path: Path, form: str) -> None:
     seen = {row.label: row.activation.l2 for row in inspect(loaded, x, ["type:ConvReLU2d", "type:Linear"]).rows}
     assert len(seen) > 30
     assert seen == pytest.approx(expected)
+    float_network = torchvision.models.shufflenet_v2_x0_5()
+    convolutions = [layer for layer in float_network.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    biases = sum(layer.weight.shape[0] for layer in convolutions)  # of BatchNorm, folded into the convolutions
+    assert loaded.info.parameter_count == sum(layer.weight.numel() for layer in convolutions) + biases
 
 
 @pytest.mark.parametrize(
@@ -262,9 +266,14 @@ def test_a_quantised_script_shows_its_layers(tmp_path: Path, form: str) -> None:
         ({"labels.txt": "cat\ndog\n", "meta/classes.json": '["cat", "dog", "newt"]'}, "meta/classes.json"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:torch.ao.quantization is deprecated")
 def test_names_of_classes_come_from_extra_files(extra: dict[str, str], key: str, tmp_path: Path) -> None:
     with quiet():
-        torch.jit.save(torch.jit.script(nn.Linear(4, 3)), tmp_path / "model.pt", _extra_files=extra)  # type: ignore[no-untyped-call]
-    loaded = load_program(WeightsFiles.at(tmp_path / "model.pt"))
-    assert loaded.info.categories == ("cat", "dog", "newt")
-    assert loaded.notes == (f"model.pt: 3 class names taken from its extra file '{key}'.",)
+        int8 = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 3)), {nn.Linear})
+        for number, network in enumerate((nn.Linear(4, 3), int8)):
+            torch.jit.save(torch.jit.script(network), tmp_path / f"{number}.pt", _extra_files=extra)  # type: ignore[no-untyped-call]
+    for number in range(2):
+        loaded = load_program(WeightsFiles.at(tmp_path / f"{number}.pt"))
+        assert loaded.info.categories == ("cat", "dog", "newt")
+        assert loaded.notes == (f"{number}.pt: 3 class names taken from its extra file '{key}'.",)
+        assert loaded.info.parameter_count == 4 * 3 + 3

@@ -142,6 +142,24 @@ def test_a_number_and_an_empty_batch_are_inputs_too(
     assert torch.equal(loaded.module(-torch.ones(shape)), torch.zeros(shape))
 
 
+class TakesDict(nn.Module):
+    def forward(self, batch: dict[str, torch.Tensor], *, scale: torch.Tensor) -> torch.Tensor:
+        return batch["image"] * scale
+
+
+def test_an_input_in_a_dict_or_by_name_is_no_plain_tensor(tmp_path: Path) -> None:
+    x = torch.ones(1, 3, 8, 8)
+    program = torch.export.export(TakesDict(), ({"image": x},), {"scale": 2 * x})
+    torch.export.save(program, tmp_path / "net.pt2")
+    loaded = load_program(WeightsFiles.at(tmp_path / "net.pt2"))
+    assert loaded.example_shape is None
+    assert torch.equal(loaded.module({"image": 3 * x}, scale=x), 3 * x)
+    with pytest.raises(
+        TypeError, match=r"exported for the arguments and keywords \(\({'image': '…'},\), {'scale': '…'}\)"
+    ):
+        loaded.module(x)
+
+
 def test_another_batch_size_is_the_models_error_and_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,8 +118,6 @@ class _Team:
 
 @dataclass(slots=True)
 class _Host:
-    """The parent's side of a host process; the two talk through the host's stdin and stdout."""
-
     process: "subprocess.Popen[bytes]"
     limits: Limits
     is_ready: bool = False  # imports are finished

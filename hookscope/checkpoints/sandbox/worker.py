@@ -246,7 +246,6 @@ def result_of(message: bytes, limits: Limits) -> Any:
 
 
 def _own_error(parts: object) -> HookscopeError | None:
-    """Return the error of the name and message in `parts`, if it is hookscope's and takes a message only."""
     match parts:
         case [str(name), str(message)]:
             kind = vars(errors).get(name)
