@@ -56,7 +56,7 @@ LAYERS = (
     Column("", "fires", "share of values that are not 0", 3, percent_text, _firing),
     *statistics({"mean": 6, "std": 5, "min": 9, "max": 4}, "activation"),
     Column("", "to float16", "float16's limit over the largest", 7, lambda ratio: f"×{number_text(ratio, 3)}", _factor),
-    Column("selectivity", "selectivity", "greatest of a channel", 10, lambda pair: number_text(pair[0], 2), usual="-"),
+    Column("selectivity", "selectivity", "greatest of a channel", 10, lambda pair: number_text(pair[0]), usual="-"),
     Column("", "remarks", "what deserves a look", 2, value=remarks_of, words=True),
 )
 
