@@ -94,7 +94,6 @@ class RowContainer(RenderedResult, Generic[Entry_co]):
         return rows[label]
 
     def _ipython_key_completions_(self) -> list[str]:
-        """Return the labels that IPython completes after `run["`."""
         return [label for label in reversed(self.by_label()) if label]
 
     def __len__(self) -> int:

@@ -182,7 +182,6 @@ class FeatureParts:
             yield path
 
     def _inputs(self, classes: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield the inputs in the order of the rows, each with the number of its file."""
         for place, (offset, part) in enumerate(self.chunks):
             for record in inputs_of(part):
                 name, number = record.name_in(offset), 0 if self.target.is_one_file else place

@@ -104,9 +104,9 @@ class InputJudge:
         values = batch.args[0] if batch.args else None
         if not are_pictures(values):
             return looks, layouts
-        grey, sizes = values.detach().float(), [record.size for record in batch.records]
-        if any(sizes):
-            is_scaled = torch.tensor([size is not None for size in sizes], device=grey.device)[:, None, None, None]
+        grey, regions = values.detach().float(), [record.region for record in batch.records]
+        if any(regions):
+            is_scaled = torch.tensor([*map(bool, regions)], device=grey.device)[:, None, None, None]
             for factors, undo in ((self.preprocessing.std, torch.mul), (self.preprocessing.mean, torch.add)):
                 if factors:
                     undone = undo(grey, torch.tensor(factors, device=grey.device)[:, None, None])
@@ -114,7 +114,6 @@ class InputJudge:
         grey = grey.mean(1)
         looks[:, 0] = plain_array(grey.mean((1, 2)).double().cpu())
         looks[:, 1] = plain_array(grey.std((1, 2), correction=0).double().cpu())
-        regions = [record.region for record in batch.records]
         looks[:, 2] = [math.nan if region is None else region.width / region.height for region in regions]
         small = functional.adaptive_avg_pool2d(grey[:, None], GRID).flatten(1)
         layouts[:] = plain_array(small.double().cpu())

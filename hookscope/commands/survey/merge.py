@@ -189,7 +189,6 @@ class Merging:
             yield f"Axis 0 of {rows} does not count inputs: which inputs excite these channels is not known."
 
     def _names(self) -> dict[int, str]:
-        """Return the names of the inputs in the lists of greatest values, by their numbers."""
         listed = [row.totals.top.inputs.ravel() for row in self.rows.values() if row.totals is not None]
         wanted = {*np.unique(np.concatenate(listed)).tolist()} if listed else set()
         return {

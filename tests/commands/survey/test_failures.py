@@ -22,7 +22,7 @@ from hookscope.inputs.batches import Batch, load_batches
 from hookscope.inputs.labelled_files import LabelledFiles
 from hookscope.reporting.run_facts import size_words
 from hookscope.results.failures import FailedInput
-from hookscope.results.inputs import InputRecord, Preprocessing
+from hookscope.results.inputs import InputRecord, Preprocessing, Region
 from hookscope.results.runs.reading import read_run
 from hookscope.results.survey import Survey
 from tests.commands.survey.colours import Colours, square, write_pictures
@@ -236,7 +236,8 @@ def test_a_picture_of_one_colour_has_no_layout() -> None:
 def test_scaling_is_undone_for_the_pictures_of_a_batch_that_has_tensors_too() -> None:
     labelled = LabelledFiles("", {"a": ("0",), "b": ("1",)}, in_folders=False)
     judge = InputJudge(labelled, ("0", "1"), (), Preprocessing(mean=(0.5,) * 3, std=(0.25,) * 3))
-    records = tuple(InputRecord(name, None, size, (3, 8, 8), ()) for name, size in (("a", (8, 8)), ("b", None)))
+    regions = {"a": Region(0, 0, 8, 8, 8, 8), "b": None}
+    records = tuple(InputRecord(name, None, None, (3, 8, 8), (), region) for name, region in regions.items())
     judge.add(Batch((torch.full((2, 3, 8, 8), -0.4),), (0, 1), records), torch.eye(2))
     judged = judge.result()
     assert judged is not None
