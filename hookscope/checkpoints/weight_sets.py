@@ -281,7 +281,7 @@ def summary_of(content: object) -> str:
     if not isinstance(content, dict):
         return an(kind_of(content))
     keys = [shown_key(key) for key in dict.keys(content)]
-    return f"only {listed(keys)}" if keys else "nothing"
+    return f"only {listed(keys)}" if keys else "an empty dict"
 
 
 def shown_key(key: object) -> str:

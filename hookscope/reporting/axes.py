@@ -96,7 +96,7 @@ def _in_words(ticks: Sequence[float]) -> list[tuple[float, str]]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers between two powers of ten, about five at most."""
+    """Return about five round numbers or fewer, from 10 to the power of `low` to 10 to the power of `high`."""
     low, high = max(low, _LEAST), min(high, _GREATEST)
     if low >= high:
         return []

@@ -64,7 +64,6 @@ CHANGES = (
 
 
 def _log_ratio(change: Change) -> float:
-    """Return |log(after / before)| of a row's L2 norms."""
     before, after = (None if statistics is None else statistics.l2 for statistics in (change.before, change.after))
     if not before or not after:
         return 0.0 if before == after else math.inf
@@ -72,7 +71,6 @@ def _log_ratio(change: Change) -> float:
 
 
 def _ratio_line(kind: str, changes: Sequence[Change]) -> str:
-    """Return a line on all rows of a kind: the smallest and the largest ratio of their L2 norms, and where."""
     rows = [change for change in changes if change.quantity == kind]
     ratios = [(row.l2_ratio, layer_words(row.label)) for row in rows if row.l2_ratio is not None]
     line = f"{kind}: {counted(len(rows), 'row')}"

@@ -51,8 +51,6 @@ _NON_FINITE_MARK, _ALL_ZERO_MARK = "non-finite values in", "all-zero channels in
 
 
 class _Extent(NamedTuple):
-    """The ranges of finite values."""
-
     magnitudes: NDArray[np.float32]  # largest per channel, 0 where no value is finite, (C,)
     all_zero: NDArray[np.bool_]  # whether every value is exactly zero, (C,)
     lowest: float  # of all channels; +inf where no value is finite

@@ -150,7 +150,6 @@ def uncalled_layers(uncalled: Sequence[UncalledLayer]) -> Listing:
 
 
 def _inputs(result: Inspection, record: RunRecord | None) -> Iterator[Part]:
-    """Yield the inputs as the network saw them, how they were prepared, and the best classes of each."""
     names = input_names(result.inputs)
     files = [*(record.thumbnails if record is not None else ()), *[None] * len(result.inputs)]
     pictured = [(item, file) for item, file in zip(result.inputs, files, strict=False) if file]
@@ -191,8 +190,6 @@ def folded_words(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """An output of a layer with its gradients, parameters, findings, cost and grids."""
-
     row: LayerRow
     gradient: GradientRow | None
     input_gradients: Sequence[GradientRow]
@@ -221,7 +218,6 @@ def detailed_layers(result: Inspection, record: RunRecord | None, tables: Sequen
 
 
 def _page_columns(result: Inspection) -> Iterator[tuple[Column, bool]]:
-    """Yield each column of a page, and whether it is visible at first."""
     is_backward = isinstance(result, Gradients)
     row, gradient, cost = attrgetter("row"), attrgetter("gradient"), attrgetter("cost")
     outputs = {column.title: column for column in layer_columns(result.rows)[1:-1] if column.title and column.rank}

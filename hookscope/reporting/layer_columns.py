@@ -238,7 +238,6 @@ def _flag_words(row: LayerRow) -> str:
 
 
 def _gradient_words(inspection: Gradients, row: GradientRow | ParameterRow) -> str:
-    """Return remarks on a gradient: its place in the code, verdicts, an unusual status, NaN and Inf."""
     stats = row.gradient
     words = [
         row.source if isinstance(row, GradientRow) else "",

@@ -33,8 +33,9 @@ def input_names(inputs: tuple[InputRecord, ...]) -> list[str]:
 
 
 def size_words(record: InputRecord, *steps: str) -> str:
-    """Return the size of an input, steps of its preprocessing, and the shape that the network gets."""
-    size = [f"{' × '.join(map(str, record.size))} pixels"] if record.size else []
+    """Return the size of an input, upright, steps of its preprocessing, and the shape that the network gets."""
+    sides = (record.region.width, record.region.height) if record.size and record.region else record.size
+    size = [f"{' × '.join(map(str, sides))} pixels"] if sides else []
     return ", ".join([*size, *steps, f"to the network as {input_shape_text(record.shape)}"])
 
 

@@ -170,7 +170,6 @@ def heat_map(
 
 
 def _kept_rows(names: Sequence[str], full: Floats, most: int, named: AbstractSet[str]) -> list[int]:
-    """Keep the rows in `named` first, then rows with NaN or Inf, then others spread evenly."""
     rows = range(len(names))
     if len(names) <= most:
         return [*rows]

@@ -74,5 +74,4 @@ def headroom_of(statistics: TensorStatistics) -> tuple[Headroom, ...]:
 
 
 def _share_above(spread: Distribution, limit: float) -> float:
-    """Return the share of values whose magnitude is above `limit`."""
     return spread.share_outside(math.nextafter(-limit, -math.inf), math.nextafter(limit, math.inf))

@@ -88,13 +88,12 @@ class RowContainer(RenderedResult, Generic[Entry_co]):
             LayerNotFoundError: If there is none; with the nearest labels.
         """
         rows = self.by_label()
-        if label not in rows:
+        if not isinstance(label, str) or label not in rows:
             hint = nearest(label, rows) or (f" Known: {some_of([*map(repr, reversed(rows))], 3)}." if rows else "")
             raise LayerNotFoundError(f"No {self._noun} is called {label!r}.{hint}")
         return rows[label]
 
     def _ipython_key_completions_(self) -> list[str]:
-        """Return the labels that IPython completes after `run["`."""
         return [label for label in reversed(self.by_label()) if label]
 
     def __len__(self) -> int:

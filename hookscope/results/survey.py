@@ -39,7 +39,8 @@ class TopInput:
     Attributes:
         input: Name of the input, as in its record.
         value: The channel's greatest value on it.
-        position: Position of `value` in the output, along the axes other than batch and channels; () for a vector.
+        position: Position of `value` in the output, along the axes other than batch and channels; () for a vector,
+            and where there are more than three such axes.
     """
 
     input: str

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hookscope
+from hookscope.commands.activations.describe import describe_token_norms
 from hookscope.errors import InputError
 from hookscope.results.runs.reading import read_run
 from hookscope.results.token_norms import TokenNorms
@@ -245,6 +246,17 @@ def test_without_high_tokens_the_last_block_is_drawn_and_one_that_ends_in_a_norm
     run = hookscope.activations(vision(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)), pictures[:1], layer="*")
     assert [token_map.label for token_map in run.token_maps] == ["planted.0"]
     assert run.token_maps[0].high == []
+
+
+def test_a_layer_whose_high_token_is_in_an_undrawn_input_is_not_called_the_last_block(pictures: Tensor) -> None:
+    class InFourthInput(Planted):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x[:3], super().forward(x[3:])])
+
+    network = vision(InFourthInput(9, 3, 40.0), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+    run = hookscope.activations(network, torch.cat([pictures, pictures[:1]]), layer=["planted.*"])
+    assert {(token_map.label, *token_map.high) for token_map in run.token_maps} == {("planted.0",)}
+    assert ", in layers with high tokens. " in describe_token_norms(run, []).answer[0]
 
 
 def test_tokens_have_a_picture_and_a_place_on_the_page(pictures: Tensor, tmp_path: Path) -> None:

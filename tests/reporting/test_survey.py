@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from PIL import Image
 from torch import nn
 
 import hookscope
+from hookscope.commands.survey import draw_crops
 from hookscope.commands.survey.columns import CHANNELS
 from hookscope.commands.survey.describe import describe_survey
-from hookscope.commands.survey.draw_crops import GAP, HALVES_GAP, TILE, crop_box
-from hookscope.errors import InputError
+from hookscope.commands.survey.draw_crops import GAP, HALVES_GAP, SCALE, TILE, crop_box
+from hookscope.errors import InputError, UsageError
 from hookscope.reporting.html.document import document_html
 from hookscope.results.distribution import distribution_of
 from hookscope.results.headroom import FORMATS, headroom_of
@@ -101,6 +103,20 @@ def test_crops_lie_where_the_record_says(survey: Survey, tmp_path: Path) -> None
     is_whole = {survey.rows[sheet.row].label: sheet.is_whole for sheet in run.record.crops}
     assert is_whole["0"] is False
     assert is_whole["7"] is True
+
+
+@pytest.mark.parametrize("crops", [-1, 2.5])
+def test_a_number_of_crops_that_cannot_be_is_refused(survey: Survey, tmp_path: Path, crops: Any) -> None:
+    with pytest.raises(UsageError, match="`crops`"):
+        survey.save(tmp_path / "run", crops=crops)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_line_of_crops_is_as_long_as_a_file_can_be(survey: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw_crops, "_MOST_COLUMNS", 3)  # 654: more inputs than a test has
+    sheets = [*draw_crops.crop_sheets(survey, 1)]
+    assert {sheet.columns for sheet, _ in sheets} == {3}
+    assert {picture.width for _, picture in sheets} == {SCALE * (2 * (3 * (TILE + GAP) - GAP) + HALVES_GAP)}
 
 
 def test_a_run_is_read_back_as_it_was(survey: Survey, tmp_path: Path) -> None:

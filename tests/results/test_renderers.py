@@ -3,7 +3,10 @@
 import random
 
 import pytest
+from torch import nn
 
+import hookscope
+from hookscope.errors import LayerNotFoundError
 from hookscope.results.renderers import RENDERERS, rendered
 
 
@@ -12,3 +15,10 @@ def test_what_shows_a_result_draws_no_number_from_pythons_generator(monkeypatch:
     before = random.getstate()
     assert rendered("a", "text") == "a"
     assert random.getstate() == before
+
+
+@pytest.mark.parametrize("label", [slice(0, 2), 0, None, []])
+def test_what_is_no_label_has_no_row(label: object) -> None:
+    run = hookscope.activations(nn.Sequential(nn.Linear(2, 3)), input_shape="1,2")
+    with pytest.raises(LayerNotFoundError, match="No row is called"):
+        run[label]  # type: ignore[index]

@@ -174,9 +174,9 @@ def describe_token_norms(result: Activations, photographs: Sequence[Photograph])
 
 
 def _high_words(result: Activations) -> str:
-    where = (
-        "in layers with high tokens" if any(token_map.high for token_map in result.token_maps) else "in the last block"
-    )
+    mapped = {token_map.row for token_map in result.token_maps}
+    are_high = any(row.tokens.high_count for row in result.rows if row.tokens is not None and row.index in mapped)
+    where = "in layers with high tokens" if are_high else "in the last block"
     limit = f"{LEAST_RATIO:.0f} times the median and {DEVIATIONS:.0f} robust standard deviations above it"
     return f"The L2 norm of each token, {where}. High is beyond {limit}."
 

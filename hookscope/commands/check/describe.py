@@ -256,7 +256,7 @@ def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[
     for grid in evidence.grids:
         name = readable(grid.label) or "(model)"
         caption = f"Feature maps of {name}: {', '.join(grid.caption)}"
-        pictures.append(Picture(name=name, remark="feature maps", caption=caption, file=f"{folder}/{grid.path}"))
+        pictures.append(Picture(name=name, caption=caption, file=f"{folder}/{grid.path}"))
     yield Pictures("Feature maps", "", pictures)
 
 

@@ -64,7 +64,7 @@ class TopLists:
     Attributes:
         values: (2, C, k), the greatest first; -Inf where there are fewer inputs.
         inputs: Numbers of these inputs, (2, C, k); -1 where there are fewer.
-        positions: Positions of the values, (2, C, k, 3); -1 for axes that the output lacks.
+        positions: Positions of the values, (2, C, k, 3); -1 for axes that the output lacks, and for all if it has more.
     """
 
     values: NDArray[np.float64]
@@ -93,9 +93,9 @@ class TopLists:
                 continue
             at = np.ix_(chosen, improved)
             places = np.full((improved.size, chosen.size, MOST_PLACE_AXES), -1, np.int32)
-            if rows.places:
+            if 0 < len(rows.places) <= MOST_PLACE_AXES:
                 coords = np.unravel_index(rows.positions[at].T.clip(0), rows.places)
-                for axis, place in enumerate(coords[-MOST_PLACE_AXES:]):
+                for axis, place in enumerate(coords):
                     places[:, :, axis] = place
             self._take(half, improved, rows.high[at].T, np.tile(numbers[chosen], (improved.size, 1)), places)
 

@@ -44,8 +44,9 @@ class WrongInput:
 
     @property
     def surety(self) -> float:
-        """Probability of the wrong class minus the right class's; 2, the greatest, for scores with NaN."""
-        return 2.0 if self.taken_for < 0 else self.probabilities[0] - self.probabilities[1]
+        """Probability of the wrong class minus the right class's; 2, the greatest, for scores with NaN or Inf."""
+        gap = self.probabilities[0] - self.probabilities[1]
+        return 2.0 if math.isnan(gap) else gap
 
 
 @dataclass(slots=True)

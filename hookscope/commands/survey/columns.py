@@ -1,7 +1,7 @@
 """The columns of a survey: layers, channels, embeddings."""
 
 from collections.abc import Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import PurePath
 
 from hookscope.reporting.columns import Column, integer_text, machine_columns, number_text, statistics
@@ -34,10 +34,6 @@ def _firing(row: SurveyRow) -> float | None:
     return None if zeros is None else 1 - zeros
 
 
-def _factor(row: SurveyRow) -> float | None:
-    return row.float16.factor if row.float16 else None
-
-
 def _followed(channel: SurveyChannel) -> str:
     return "" if channel.duplicate_of is None else f"{channel.duplicate_of} (r {channel.correlation:.3f})"
 
@@ -55,8 +51,10 @@ LAYERS = (
     Column("", "dead", "channels that are 0 on every input", 1, integer_text, _dead),
     Column("", "fires", "share of values that are not 0", 3, percent_text, _firing),
     *statistics({"mean": 6, "std": 5, "min": 9, "max": 4}, "activation"),
-    Column("", "to float16", "float16's limit over the largest", 7, lambda ratio: f"×{number_text(ratio, 3)}", _factor),
-    Column("selectivity", "selectivity", "greatest of a channel", 10, lambda pair: number_text(pair[0], 2), usual="-"),
+    Column("factor", "to float16", "float16's limit over the largest", 7, lambda ratio: f"×{number_text(ratio, 3)}").on(
+        attrgetter("float16"), key=""
+    ),
+    Column("selectivity", "selectivity", "greatest of a channel", 10, lambda pair: number_text(pair[0]), usual="-"),
     Column("", "remarks", "what deserves a look", 2, value=remarks_of, words=True),
 )
 

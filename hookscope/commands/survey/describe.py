@@ -119,7 +119,6 @@ def _charts(result: Survey) -> Iterator[DepthChart | Bars]:
 
 
 def _nearest_to_limit(result: Survey) -> Bars:
-    """Return the largest magnitudes as bars from 1 to float16's limit."""
     limit = FORMATS[FLOAT16].greatest
     peaks = [(peak, layer_words(row.label)) for row in result.rows if (peak := row.activation.max_abs)]
 
@@ -135,7 +134,6 @@ def _nearest_to_limit(result: Survey) -> Bars:
 
 
 def _level_of_row(row: SurveyRow) -> Level:
-    """Return the level of a row; dead channels are a warning if the row has a flag for them."""
     if row.activation.nan_count or row.activation.inf_count or (row.float16 and row.float16.overflowing):
         return "fail"
     return "warn" if row.massive or any(flag in ("dead channels", "all zero") for flag in row.flags) else ""

@@ -59,7 +59,7 @@ def _heading(miss: FailedInput) -> str:
     """Return "data/red/swapped.png: red (0.1%), taken for green (99.9%)"."""
     label, other = printable(miss.label, _MOST_NAME), printable(miss.taken_for, _MOST_NAME)
     if miss.probability is None or miss.label_probability is None:
-        return f"{printable(miss.name)}: {label}, scores with NaN"
+        return f"{printable(miss.name)}: {label}, scores with NaN or Inf"
     has, taken = percent_text(miss.label_probability), percent_text(miss.probability)
     return f"{printable(miss.name)}: {label} ({has}), taken for {other} ({taken})"
 

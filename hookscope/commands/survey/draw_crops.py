@@ -20,8 +20,9 @@ SCALE = 2
 
 # Channels drawn by default: of all layers, and of one layer.
 _MOST_CHANNELS, _MOST_OF_A_LAYER = 128, 16
-# A JPEG file is at most 65,500 pixels high.
+# A JPEG file is at most 65,500 pixels high and wide; a line has crops of both halves.
 _MOST_LINES = 65_500 // (TILE + GAP)
+_MOST_COLUMNS = (_MOST_LINES - 1) // 2
 # Pixels of sheets in memory at a time.
 _SHEET_PIXELS = 2**25
 _GROUND = (200, 200, 200)
@@ -67,7 +68,7 @@ def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet
     group: list[_Sheet] = []
     for row in rows:
         channels = telling_channels(row, count)
-        columns = max(len(half) for channel in channels for half in channel.halves)
+        columns = min(_MOST_COLUMNS, max(len(half) for channel in channels for half in channel.halves))
         sheet = _Sheet(row, channels, columns)
         if group and sum(math.prod(drawn.size) for drawn in (*group, sheet)) > _SHEET_PIXELS:
             yield from _drawn(group, result)
@@ -122,7 +123,7 @@ def _drawn(sheets: Sequence[_Sheet], result: Survey) -> Iterator[tuple[CropSheet
 def _positions(sheet: _Sheet) -> Iterator[_CropPosition]:
     for line, channel in enumerate(sheet.channels):
         for half, listed in enumerate(channel.halves):
-            for column, top in enumerate(listed):
+            for column, top in enumerate(listed[: sheet.columns]):
                 place = ChannelPlace(top.input, channel.channel, top.position)
                 yield _CropPosition(sheet, line, half * sheet.columns + column, place)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from shutil import copyfileobj
 from typing import Any, BinaryIO
 
+import numpy as np
 from safetensors import safe_open
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.atomic import check_writable, refusal, reported, whole_file
 from hookscope.results.runs.tensors import header_of
 from hookscope.results.survey import FeatureFiles
-from hookscope.text import safe_text
+from hookscope.text import plain, safe_text
 
 SCHEMA_VERSION = 1
 
@@ -74,7 +75,8 @@ class FeatureTarget:
             )
         if self.is_parquet and find_spec("pyarrow") is None:
             raise UsageError(f"{option} FILE.parquet needs one more package: pip install 'hookscope[parquet]'")
-        for path in [*([self.path] if self.is_one_file else []), self.sidecar]:
+        files = [self.path] if self.is_one_file else self.path.glob("features-[0-9]*.safetensors")
+        for path in [*files, self.sidecar]:
             check_writable(path, option)
             if path.exists() and not self._is_ours():
                 raise refusal(path, "it exists and is no file of features", option)
@@ -89,13 +91,13 @@ class FeatureTarget:
     ) -> FeatureFiles:
         """Write the sidecar, one input per line in the order of the rows; return what was written."""
         header = {"schema_version": SCHEMA_VERSION, "tool": "hookscope", "model": model, "pool": self.pool}
-        header |= {"dtype": self.dtype, "shapes": shapes, "files": [path.name for path in files]}
+        header = plain(header | {"dtype": self.dtype, "shapes": shapes, "files": [path.name for path in files]})
         with whole_file(self.sidecar) as file:
             file.write(b"{\n")
             file.writelines(f"  {json.dumps(name)}: {json.dumps(value)},\n".encode() for name, value in header.items())
             file.write(b'  "inputs": [')
             for place, entry in enumerate(inputs):
-                file.write(f"{',' if place else ''}\n    {json.dumps(entry)}".encode())
+                file.write(f"{',' if place else ''}\n    {json.dumps(plain(entry))}".encode())
             file.write(b"\n  ]\n}\n")
         return FeatureFiles((*map(str, files), str(self.sidecar)), dict(shapes), self.pool, self.dtype)
 
@@ -180,7 +182,6 @@ class FeatureParts:
             yield path
 
     def _inputs(self, classes: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield the inputs in the order of the rows, each with the number of its file."""
         for place, (offset, part) in enumerate(self.chunks):
             for record in inputs_of(part):
                 name, number = record.name_in(offset), 0 if self.target.is_one_file else place
@@ -229,7 +230,7 @@ def _batches(batches: Iterable[Any], labels: list[Any]) -> Iterator[Batch]:
             raise UsageError(f"A batch is {kind}: give tensors (N, ...), or tuples of such a tensor and labels.")
         count = length_of(values)
         targets = others[0] if others else None
-        listed = targets.tolist() if isinstance(targets, Tensor) and targets.dim() == 1 else targets
+        listed = targets.tolist() if isinstance(targets, Tensor | np.ndarray) and targets.ndim == 1 else targets
         labels += [*listed] if isinstance(listed, list | tuple) and len(listed) == count else [None] * count
         record = InputRecord("tensor", None, None, tuple(values.shape[1:]), ())
         yield Batch((values,), tuple(range(begin, begin + count)), (record,) * count)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from hookscope.commands.check.measuring.labelled_pictures import Classes, classes_of
+from hookscope.commands.check.measuring.labelled_pictures import VARYING_CLASSES, Classes, classes_of
 from hookscope.commands.check.measuring.outputs import class_scores, returned_tensors
 from hookscope.commands.survey.pictures import are_pictures
 from hookscope.errors import UsageError
@@ -21,7 +21,7 @@ from hookscope.results.inputs import Preprocessing
 from hookscope.statistics.storage import plain_array
 
 LOOKS = ("brightness", "contrast", "aspect")
-"""Columns of `JudgedInputs.looks`: mean and standard deviation of the grey picture, width over height in the file."""
+"""Columns of `JudgedInputs.looks`: mean and standard deviation of the grey picture, its width over its height."""
 
 GRID = 8
 """Height and width of the small pictures by which layouts are compared."""
@@ -82,6 +82,9 @@ class InputJudge:
             except UsageError as error:
                 self.reason = str(error)
                 return
+        if scores.shape[1] != self.class_count:
+            self.reason = VARYING_CLASSES
+            return
         scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
         broken = scores.isnan().any(1)
         shares = class_probabilities(scores, Output("", scores), multi_label=False)[0].double()
@@ -101,9 +104,9 @@ class InputJudge:
         values = batch.args[0] if batch.args else None
         if not are_pictures(values):
             return looks, layouts
-        grey, sizes = values.detach().float(), [record.size for record in batch.records]
-        if any(sizes):
-            is_scaled = torch.tensor([size is not None for size in sizes], device=grey.device)[:, None, None, None]
+        grey, regions = values.detach().float(), [record.region for record in batch.records]
+        if any(regions):
+            is_scaled = torch.tensor([*map(bool, regions)], device=grey.device)[:, None, None, None]
             for factors, undo in ((self.preprocessing.std, torch.mul), (self.preprocessing.mean, torch.add)):
                 if factors:
                     undone = undo(grey, torch.tensor(factors, device=grey.device)[:, None, None])
@@ -111,7 +114,7 @@ class InputJudge:
         grey = grey.mean(1)
         looks[:, 0] = plain_array(grey.mean((1, 2)).double().cpu())
         looks[:, 1] = plain_array(grey.std((1, 2), correction=0).double().cpu())
-        looks[:, 2] = [math.nan if size is None else size[0] / size[1] for size in sizes]
+        looks[:, 2] = [math.nan if region is None else region.width / region.height for region in regions]
         small = functional.adaptive_avg_pool2d(grey[:, None], GRID).flatten(1)
         layouts[:] = plain_array(small.double().cpu())
         return looks, layouts

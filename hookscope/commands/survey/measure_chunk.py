@@ -32,6 +32,8 @@ from hookscope.results.survey import NONFINITE_OUTPUT, Unusable
 from hookscope.statistics.reduction import Reduction
 from hookscope.statistics.storage import stored_values, without_float8
 
+RIGHT_UNKNOWN = "Whether inputs are classified right is not known."
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredInput:
@@ -254,7 +256,7 @@ def measure_chunk(
         where = "." if options.ops else f": operations between them were not looked at ({arg('ops')})."
         warnings = (*warnings, NONFINITE_OUTPUT + where)
     if judge is not None and judge.reason:
-        notes = (*notes, f"Whether inputs are classified right is not known. {judge.reason}")
+        notes = (*notes, f"{RIGHT_UNKNOWN} {judge.reason}")
     return MeasuredChunk(
         inputs=recorder.inputs,
         place_count=max([len(inputs.files), *(record.number + 1 for record in recorder.inputs)]),

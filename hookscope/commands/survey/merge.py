@@ -8,12 +8,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.commands.check.measuring.labelled_pictures import VARYING_CLASSES
 from hookscope.commands.survey.channel_totals import channel_arrays, massive
 from hookscope.commands.survey.chunk_files import ChunkFiles, Sidecar, inputs_of, read_chunk
 from hookscope.commands.survey.classified_inputs import ClassifiedInputs
 from hookscope.commands.survey.failures import Again, explained
 from hookscope.commands.survey.feature_files import FeatureParts
-from hookscope.commands.survey.measure_chunk import ChunkRow, MeasuredChunk
+from hookscope.commands.survey.measure_chunk import RIGHT_UNKNOWN, ChunkRow, MeasuredChunk
 from hookscope.commands.survey.pictures import input_pictures
 from hookscope.commands.survey.plan import Plan
 from hookscope.errors import InputError, ModelError
@@ -74,7 +75,10 @@ class Merging:
             self.classified = self.classified or ClassifiedInputs.empty(
                 plan.classes, plan.categories, plan.labels_source, chunk.judged
             )
-            self.classified.add(chunk.inputs, chunk.judged, self.place_count)
+            if chunk.judged.class_count == self.classified.class_count:
+                self.classified.add(chunk.inputs, chunk.judged, self.place_count)
+            else:
+                self.notes[f"{RIGHT_UNKNOWN} {VARYING_CLASSES}"] = None
         self.nonfinite_inputs += [sample.name_in(self.place_count) for sample in chunk.inputs if sample.is_nonfinite]
         merge_rows(self.rows_used, chunk.rows_used)
         if self.features is not None:
@@ -185,7 +189,6 @@ class Merging:
             yield f"Axis 0 of {rows} does not count inputs: which inputs excite these channels is not known."
 
     def _names(self) -> dict[int, str]:
-        """Return the names of the inputs in the lists of greatest values, by their numbers."""
         listed = [row.totals.top.inputs.ravel() for row in self.rows.values() if row.totals is not None]
         wanted = {*np.unique(np.concatenate(listed)).tolist()} if listed else set()
         return {

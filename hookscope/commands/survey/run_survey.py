@@ -357,7 +357,6 @@ def _recorder(work: _Work) -> ChannelRecorder:
 
 
 def _merged(work: _Work) -> Survey:
-    """Merge all chunks; measure missing and damaged chunks again."""
     merging = Merging(work.plan, FeatureParts(work.target) if work.target else None)
     for index in range(len(work.parts)):
         files, signature = work.folder.files(index), work.signature(index)

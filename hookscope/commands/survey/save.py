@@ -4,6 +4,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from hookscope import options
 from hookscope.commands.survey.columns import CHANNELS, EMBEDDINGS, channel_rows
 from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.describe_failures import wrong_strips
@@ -23,7 +24,7 @@ def write_survey(folder: Path, result: Survey, *, crops: int | None = None) -> R
     sheets: list[CropSheet] = []
     wrong: list[WrongStrip] = []
     images: dict[str, Image.Image] = {}
-    for sheet, picture in crop_sheets(result, crops):
+    for sheet, picture in crop_sheets(result, options.Survey(crops=crops).crops):
         (folder / "crops").mkdir(exist_ok=True)
         picture.reduce(SCALE).save(folder / sheet.path, quality=85)
         sheets.append(sheet)

@@ -205,7 +205,6 @@ def _scale(heat: HeatMap) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _remarks(heat: HeatMap, all_in: str) -> Iterator[str]:
-    """Yield what was left out or thinned."""
     if heat.watched_count > len(heat.columns):
         yield (
             f"{heat.watched_count:,} measured steps in {len(heat.columns)} columns: each shows the value furthest "
@@ -236,7 +235,6 @@ def _cells(heat: HeatMap, row: int, status: str) -> list[tuple[str, str, str | f
 
 
 def _making(record: RunRecord, making: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return terms and words that reproduce a run; `making` comes after the entries of the record."""
     versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
     first = (("Command", record.command), ("Layers", " ".join(record.patterns)))
     last = (("Threads", str(record.threads or "")), ("Versions", versions), ("Platform", record.platform))

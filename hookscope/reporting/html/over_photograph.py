@@ -1,5 +1,7 @@
 """Maps over the photographs of a run on its page, one at a time, as many inputs as fit."""
 
+from collections import Counter
+
 import numpy as np
 from PIL import Image
 
@@ -25,8 +27,10 @@ def shown_maps(part: PhotographMaps, run: StoredRun) -> Shown:
     """
     inputs: list[Shown] = []
     room = BUDGET
+    counts = Counter(mapped.record.name for mapped in part.inputs)
     for mapped in part.inputs:
         shown = _shown_input(mapped, run)
+        shown["name"] += f"[{mapped.number}]" * (counts[mapped.record.name] > 1)
         room -= sum(len(picture["uri"]) for picture in (shown, *shown["maps"], *shown["patches"]))
         if room < 0 and inputs:
             break

@@ -98,7 +98,6 @@ def _grids_and_remarks(rows: Sequence[DetailedRow], run: StoredRun | None) -> tu
 
 
 def _shown_columns(part: DetailedTable, rows: Sequence[DetailedRow]) -> list[Shown]:
-    """Return the columns that are not empty, with the text and the sort value of each row."""
     is_seen = dict(part.columns)
     read = [row.row for row in rows]
     columns = telling([*is_seen, Column("", "last", words=True, value=lambda _: "")], read)[:-1]

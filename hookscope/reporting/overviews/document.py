@@ -169,7 +169,6 @@ def _draw_bar(
 
 
 def _heat_block(heat: HeatMap) -> Block:
-    """Draw a heat map with a row for each name, its scale above, and the steps or files of its columns below."""
     head = line_height(NAME) + 8
     title = heat.title if heat.column_names else f"{heat.title} over measured steps"
 

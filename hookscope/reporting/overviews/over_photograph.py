@@ -70,7 +70,6 @@ def _remarks(remark: str, left_out: int) -> list[Block]:
 
 
 def _rows(cells: Sequence[Cell], maps: Sequence[InputMap], columns: int, across: int) -> list[Sequence[Cell | None]]:
-    """Return the cells in rows; the first cell is the input."""
     starts = range(1, len(cells), across)
     if across < columns:  # the input has a column
         return [[None if start > 1 else cells[0], *cells[start : start + across]] for start in starts]
@@ -98,7 +97,6 @@ def _column_count(maps: Sequence[InputMap], region: Region) -> tuple[int, int]:
 
 
 def _with_frame(pixels: NDArray[np.uint8], region: Region) -> Image.Image:
-    """Draw a frame around the part that the network sees."""
     seen = seen_part(region)
     if seen != (slice(0, len(pixels)), slice(0, pixels.shape[1])):
         part = pixels[seen]

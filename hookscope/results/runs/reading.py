@@ -231,7 +231,6 @@ def _wrong_pictures_of_rows(record: RunRecord, result: Activations | Gradients |
 
 
 def _wrong_predictions(_: RunRecord, result: Any) -> Iterator[str]:
-    """Check that best classes have inputs of the run, and as many probabilities and names as classes."""
     pairs = [output.predictions for output in getattr(result, "outputs", ())]
     listed = [*getattr(result, "predictions", ()), *chain(*chain(*pairs))]
     of_all_inputs = all(best.input_index < len(result.inputs) for best in listed)

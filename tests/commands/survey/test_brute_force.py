@@ -308,6 +308,15 @@ def test_a_row_that_repeats_another_in_some_chunks_alone_has_all_of_its_inputs(c
     assert rows == {"0.0.inner": (shape, 5, ()), "0.0": ends, "0": ends}
 
 
+@pytest.mark.parametrize("sizes", [(2,), (2, 3, 2), (2, 3, 2, 2)])
+def test_a_place_is_whole_or_not_given(sizes: tuple[int, ...]) -> None:
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
+    survey = hookscope.survey(network, torch.randn(6, *sizes, 4))
+    assert survey is not None
+    places = {len(top.position) for channel in survey["1"].channels for top in channel.top}
+    assert places == ({0} if len(sizes) > 3 else {len(sizes)})
+
+
 def test_places_are_told_of_batches_with_any_number_of_channels() -> None:
     values = torch.rand(2, 3000, 2)
     rows = reduce_channels(values, 1, np.full(3, np.inf))  # of an earlier batch with three channels

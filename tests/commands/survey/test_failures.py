@@ -6,21 +6,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor, nn
 
 import hookscope
 from hookscope.commands.survey.classified_inputs import ClassifiedInputs, correlations
 from hookscope.commands.survey.describe import answer, describe_survey
-from hookscope.commands.survey.failures import departure_p_values
+from hookscope.commands.survey.describe_failures import describe_failures
+from hookscope.commands.survey.failures import departure_p_values, explained
 from hookscope.commands.survey.judged_inputs import GRID, InputJudge, JudgedInputs
 from hookscope.commands.survey.measure_chunk import MeasuredInput
 from hookscope.commands.survey.plan import ChunkFolder
 from hookscope.commands.survey.run_survey import merge_survey
-from hookscope.inputs.batches import Batch
+from hookscope.inputs.batches import Batch, load_batches
 from hookscope.inputs.labelled_files import LabelledFiles
+from hookscope.reporting.run_facts import size_words
 from hookscope.results.failures import FailedInput
-from hookscope.results.inputs import InputRecord, Preprocessing
+from hookscope.results.inputs import InputRecord, Preprocessing, Region
 from hookscope.results.runs.reading import read_run
 from hookscope.results.survey import Survey
 from tests.commands.survey.colours import Colours, square, write_pictures
@@ -156,6 +158,24 @@ def test_labels_that_are_no_classes_are_a_note(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("chunk_size", [2, 6])
+def test_class_scores_whose_number_differs_between_inputs_are_a_note(chunk_size: int, tmp_path: Path) -> None:
+    class Padded(Colours):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.pad(super().forward(x), (0, int(x.mean() > 0.5)))
+
+    for number in range(6):
+        Image.new("RGB", (8, 8), (255 * (number == 5),) * 3).save(tmp_path / f"{number}.png")
+    listed = tmp_path / "labels.csv"
+    listed.write_text("path,label\n" + "".join(f"{number}.png,{number % 3}\n" for number in range(6)))
+    usual = {**USUAL, "batch_size": 1, "chunk_size": chunk_size, "resize": "8x8"}
+    survey = hookscope.survey(Padded(), listed, **usual)
+    assert survey is not None
+    assert survey.accuracy is None
+    [note] = [note for note in survey.notes if note.startswith("Whether inputs are classified right is not known.")]
+    assert note.endswith("The number of class scores differs between inputs.")
+
+
 def test_class_names_tell_the_order_that_folders_do_not(data: Path) -> None:
     network = Colours()
     with torch.no_grad():
@@ -216,12 +236,44 @@ def test_a_picture_of_one_colour_has_no_layout() -> None:
 def test_scaling_is_undone_for_the_pictures_of_a_batch_that_has_tensors_too() -> None:
     labelled = LabelledFiles("", {"a": ("0",), "b": ("1",)}, in_folders=False)
     judge = InputJudge(labelled, ("0", "1"), (), Preprocessing(mean=(0.5,) * 3, std=(0.25,) * 3))
-    records = tuple(InputRecord(name, None, size, (3, 8, 8), ()) for name, size in (("a", (8, 8)), ("b", None)))
+    regions = {"a": Region(0, 0, 8, 8, 8, 8), "b": None}
+    records = tuple(InputRecord(name, None, None, (3, 8, 8), (), region) for name, region in regions.items())
     judge.add(Batch((torch.full((2, 3, 8, 8), -0.4),), (0, 1), records), torch.eye(2))
     judged = judge.result()
     assert judged is not None
     np.testing.assert_allclose(judged.looks[:, 0], [-0.4 * 0.25 + 0.5, -0.4])
     np.testing.assert_allclose(judged.layouts[:, 0], [0.4, -0.4], rtol=1e-6)
+
+
+def test_the_sides_of_a_photograph_are_those_of_the_upright_one(tmp_path: Path) -> None:
+    turned, path = Image.Exif(), tmp_path / "turned.jpg"
+    turned[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (30, 20)).save(path, exif=turned)
+    preprocessing = Preprocessing(resize=(8, 8), crop=None)
+    judge = InputJudge(LabelledFiles("", {str(path): ("0",)}, in_folders=False), ("0", "1"), (), preprocessing)
+    [batch] = load_batches([path], preprocessing, 1, lambda error: pytest.fail(str(error)))
+    judge.add(batch, torch.eye(2)[:1])
+    judged = judge.result()
+    assert judged is not None
+    assert judged.looks[0, 2] == 20 / 30
+    assert size_words(batch.records[0]) == "20 × 30 pixels, to the network as 3x8x8"
+
+
+@pytest.mark.parametrize("score", [torch.inf, torch.nan])
+def test_scores_that_are_not_finite_are_the_most_confident_mistakes(score: float) -> None:
+    records = tuple(InputRecord(name, name, None, (2,), ()) for name in "abc")
+    judge = InputJudge(
+        LabelledFiles("", dict.fromkeys("abc", ("0",)), in_folders=False), ("0", "1"), (), Preprocessing()
+    )
+    judge.add(Batch((torch.zeros(3, 2),), (0, 1, 2), records), torch.tensor([[0.0, 9.0], [0.0, score], [0.0, 8.0]]))
+    judged = judge.result()
+    assert judged is not None
+    classified = ClassifiedInputs.empty(("0", "1"), (), "", judged)
+    classified.add([MeasuredInput(number, name, name, 0) for number, name in enumerate("abc")], judged, 0)
+    assert [wrong.name for wrong in classified.worst] == ["b", "a", "c"]
+    wrong = explained(classified, classified.accuracy().worst, [judged], None, 1)
+    [pictures, _] = describe_failures(wrong, ()).parts
+    assert pictures.pictures[0].name == "b: 0, scores with NaN or Inf"
 
 
 def test_an_input_like_its_class_leaves_it_as_rarely_as_stated() -> None:

@@ -216,6 +216,21 @@ def test_batches_of_a_loader_with_labels(tmp_path: Path) -> None:
     assert not (tmp_path / "g.safetensors").exists()
 
 
+def test_labels_may_be_an_array_and_hold_any_text(tmp_path: Path) -> None:
+    batches = [(torch.randn(2, 3, 8, 8), np.array([1, 2])), (torch.randn(2, 3, 8, 8), ["a\ud800", "b"])]
+    hookscope.features(network(), batches, tmp_path / "f.safetensors", layer="2")
+    entries = json.loads((tmp_path / "f.json").read_bytes())["inputs"]
+    assert [entry["class"] for entry in entries] == ["1", "2", r"a\ud800", "b"]
+
+
+def test_a_file_with_the_name_of_features_is_not_overwritten(tmp_path: Path) -> None:
+    mine = tmp_path / "features-000000.safetensors"
+    mine.write_text("mine")
+    with pytest.raises(OutputError, match="it exists and is no file of features"):
+        hookscope.survey(network(), torch.randn(2, 3, 8, 8), layer="2", features=tmp_path)
+    assert mine.read_text() == "mine"
+
+
 def test_a_tensor_is_one_batch_and_no_sequence_of_batches(tmp_path: Path) -> None:
     inputs, network = torch.randn(5, 7, 3), nn.Sequential(nn.Linear(3, 2))
     written = hookscope.features(network, inputs, tmp_path / "f.safetensors", layer="0", pool="none")

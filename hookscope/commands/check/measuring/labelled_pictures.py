@@ -29,6 +29,8 @@ _WORST = 8  # wrong pictures kept with details: as many as a reader looks throug
 _DIGEST_DIGITS = 16  # of a SHA-256: a million pictures have a collision once in ten million times
 _THRESHOLD = 0.5  # a label is given if its probability is above this; torchmetrics' default
 
+VARYING_CLASSES = "The number of class scores differs between inputs."
+
 Classes = Mapping[str, tuple[int, ...]]
 """The indices of the network's classes that each label stands for."""
 
@@ -59,6 +61,8 @@ def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: Inspe
                 raise UsageError(f"{unusable}: the network has one score per input ({remedy}).")
             scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
             countings = countings or _countings(data, subject.info.categories, scores.shape[1])
+            if scores.shape[1] != countings[-1].class_count:
+                raise UsageError(f"{unusable}. {VARYING_CLASSES}")
             if data.multi_label and len(countings) > 1 and bool(((scores < 0) | (scores > 1)).any()):
                 countings.pop()  # one score outside of 0 to 1 shows that no score is a probability
             for counting in countings:

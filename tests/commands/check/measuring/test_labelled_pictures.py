@@ -55,6 +55,14 @@ def scores(values: torch.Tensor) -> nn.Module:
     return Says()
 
 
+class Varying(nn.Module):
+    """Returns a class score more for each batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count = getattr(self, "count", 3) + 1
+        return torch.zeros(len(x), self.count) + 0 * x.mean()
+
+
 def test_the_accuracy_is_that_of_a_plain_loop(network: nn.Module, squares: Path) -> None:
     pictures, classes = read_squares(squares)
     with torch.no_grad():
@@ -122,6 +130,7 @@ def test_scores_that_are_probabilities_are_shown_as_they_are(squares: Path) -> N
     [
         (lambda: nn.Flatten(0), "the network returned no row of class scores", 2),
         (lambda: scores(torch.zeros(1)), "the network has one score per input", 2),
+        (Varying, "The number of class scores differs between inputs", 2),
         (lambda: scores(torch.zeros(3)), "The label 'blue' is no class of the network, which has 3 classes", 2),
     ],
 )
