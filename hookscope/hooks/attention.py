@@ -169,7 +169,7 @@ class AttentionMode(TorchFunctionMode):
         running = running_modules(frame, self._names)
         call = AttentionCall(entry, running, rows, reason, product, tuple(self._grids), self._roll, self._patches)
         self._roll = None
-        if not call.running or (rows is not None and 0 in rows.shape):  # of no input, query or key
+        if not call.running:
             return
         with plain_arithmetic():
             self._take(call)

@@ -16,7 +16,7 @@ from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.patterns import OperationPattern, is_operation_pattern, parse_operation_pattern
-from hookscope.hooks.selection import parameters_by_name, unwrap
+from hookscope.hooks.selection import module_index, parameters_by_name, unwrap
 from hookscope.inspection.edits import Edit, bind_edits, parsed_edits
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.storage import is_dense
@@ -113,10 +113,11 @@ def place_edits(
         assert edit.place != "freeze"  # noqa: S101 - only a training has these
         return Intervention(edit.place, apply)
 
+    modules, _ = module_index(network)
     by_name: dict[str, list[Intervention]] = {}
     layers: dict[str, list[str]] = {}
     for name, edit in bind_edits(others, network, execution_order):
-        if done and (edit.text, id(network.get_submodule(name))) in done:
+        if (edit.text, id(modules[name])) in done:
             continue
         by_name.setdefault(name, []).append(intervention(edit))
         layers.setdefault(edit.text, []).append(name or "(model)")
