@@ -117,7 +117,7 @@ def place_edits(
     by_name: dict[str, list[Intervention]] = {}
     layers: dict[str, list[str]] = {}
     for name, edit in bind_edits(others, network, execution_order):
-        if (edit.text, id(modules[name])) in done:
+        if (edit.text, id(modules.get(name))) in done:
             continue
         by_name.setdefault(name, []).append(intervention(edit))
         layers.setdefault(edit.text, []).append(name or "(model)")
@@ -176,9 +176,8 @@ def bound_to_parameters(network: nn.Module, bound: Sequence[tuple[str, Edit]]) -
     edits, parameters = [], parameters_by_name(network)
     for name, edit in bound:
         parameter, layer = parameters[name]
-        is_expanded = is_dense(parameter) and torch._debug_has_internal_overlap(parameter) == 1
-        shared = "its elements share memory" if edit.place == "value" and is_expanded else ""
-        if problem := missing_memory(parameter) or shared:
+        is_shared = edit.place == "value" and is_dense(parameter) and torch._debug_has_internal_overlap(parameter) == 1
+        if problem := missing_memory(parameter) or ("its elements share memory" if is_shared else ""):
             raise UsageError(f"{edit.text!r} cannot change '{safe_text(name)}': {problem}.")
         edits.append(BoundEdit(edit, name, parameter, parameter_channel_axis(layer, parameter)))
     return tuple(edits)

@@ -118,10 +118,8 @@ class TrainingEdits:
             if (freeze := next((edit for _, edit in bound if edit.place == "freeze"), None)) is not None:
                 _refuse_if_waited_for(freeze, network.wrapped)
             others = [(name, edit) for name, edit in bound if edit.place not in _OF_LAYERS]
-            of_parameters += [
-                replace(edit, name=f"{network.prefix}{edit.name}")
-                for edit in bound_to_parameters(network.network, others)
-            ]
+            edits_here = bound_to_parameters(network.network, others)
+            of_parameters += [replace(edit, name=f"{network.prefix}{edit.name}") for edit in edits_here]
             done.update((edit.text, id(parts[name])) for name, edit in bound)
         gradients, values, frozen = (
             tuple(bound_edit for bound_edit in of_parameters if bound_edit.edit.place == place)
