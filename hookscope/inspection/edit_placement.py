@@ -16,7 +16,7 @@ from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.patterns import OperationPattern, is_operation_pattern, parse_operation_pattern
-from hookscope.hooks.selection import parameters_by_name, unwrap
+from hookscope.hooks.selection import module_index, parameters_by_name, unwrap
 from hookscope.inspection.edits import Edit, bind_edits, parsed_edits
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.storage import is_dense
@@ -113,10 +113,11 @@ def place_edits(
         assert edit.place != "freeze"  # noqa: S101 - only a training has these
         return Intervention(edit.place, apply)
 
+    modules, _ = module_index(network)
     by_name: dict[str, list[Intervention]] = {}
     layers: dict[str, list[str]] = {}
     for name, edit in bind_edits(others, network, execution_order):
-        if done and (edit.text, id(network.get_submodule(name))) in done:
+        if (edit.text, id(modules.get(name))) in done:
             continue
         by_name.setdefault(name, []).append(intervention(edit))
         layers.setdefault(edit.text, []).append(name or "(model)")
@@ -171,9 +172,8 @@ def bound_to_parameters(network: nn.Module, bound: Sequence[tuple[str, Edit]]) -
     edits, parameters = [], parameters_by_name(network)
     for name, edit in bound:
         parameter, layer = parameters[name]
-        is_expanded = is_dense(parameter) and torch._debug_has_internal_overlap(parameter) == 1
-        shared = "its elements share memory" if edit.place == "value" and is_expanded else ""
-        if problem := missing_memory(parameter) or shared:
+        is_shared = edit.place == "value" and is_dense(parameter) and torch._debug_has_internal_overlap(parameter) == 1
+        if problem := missing_memory(parameter) or ("its elements share memory" if is_shared else ""):
             raise UsageError(f"{edit.text!r} cannot change '{safe_text(name)}': {problem}.")
         edits.append(BoundEdit(edit, name, parameter, parameter_channel_axis(layer, parameter)))
     return tuple(edits)

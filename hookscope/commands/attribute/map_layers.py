@@ -54,12 +54,8 @@ class NotReachedError(Exception):
 
     def __init__(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> None:
         """Name the targets and the layers."""
-        where = ", ".join(map(layer_words, labels))
-        super().__init__(
-            f"the gradient of {_names(targets)} is zero everywhere at {where}"
-            if labels
-            else f"no layer that {arg('layer')} selects returns a map of it"
-        )
+        zero = f"the gradient of {_names(targets)} is zero everywhere at {', '.join(map(layer_words, labels))}"
+        super().__init__(zero if labels else f"no layer that {arg('layer')} selects returns a map of it")
 
 
 class LayerGroup(NamedTuple):

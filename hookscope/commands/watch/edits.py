@@ -21,6 +21,7 @@ from hookscope.commands.watch.networks import WatchedNetwork, in_any
 from hookscope.errors import UsageError
 from hookscope.hooks.interventions import hook_edits
 from hookscope.hooks.patterns import is_operation_pattern, parse_pattern
+from hookscope.hooks.selection import module_index, parameters_by_name
 from hookscope.inspection.edit_placement import (
     BoundEdit,
     PlacedEdits,
@@ -100,8 +101,8 @@ class TrainingEdits:
         by_edit = [in_any(bare, partial(bind_edits, [edit])) for edit in edits]
         done: set[tuple[str, int]] = set()  # text of an edit, `id` of what it changes: networks may share layers
         for number, network in enumerate(self.networks):
-            parts: dict[str, object] = dict(network.network.named_modules(remove_duplicate=False))
-            parts |= network.network.named_parameters(remove_duplicate=False)
+            parts: dict[str, object] = {**module_index(network.network)[0]}
+            parts |= {name: parameter for name, (parameter, _) in parameters_by_name(network.network).items()}
             pairs = [pair for selected in by_edit for pair in selected[number]]
             bound = [(name, edit) for name, edit in pairs if (edit.text, id(parts[name])) not in done]
             of_layers = {edit.text for _, edit in bound if edit.place in _OF_LAYERS}
@@ -117,10 +118,8 @@ class TrainingEdits:
             if (freeze := next((edit for _, edit in bound if edit.place == "freeze"), None)) is not None:
                 _refuse_if_waited_for(freeze, network.wrapped)
             others = [(name, edit) for name, edit in bound if edit.place not in _OF_LAYERS]
-            of_parameters += [
-                replace(edit, name=f"{network.prefix}{edit.name}")
-                for edit in bound_to_parameters(network.network, others)
-            ]
+            edits_here = bound_to_parameters(network.network, others)
+            of_parameters += [replace(edit, name=f"{network.prefix}{edit.name}") for edit in edits_here]
             done.update((edit.text, id(parts[name])) for name, edit in bound)
         gradients, values, frozen = (
             tuple(bound_edit for bound_edit in of_parameters if bound_edit.edit.place == place)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -353,6 +354,17 @@ def test_a_layer_that_two_networks_share_is_edited_once_and_measured_once(edit: 
     status = {row.name: row.status for row in watch.log.watched[0].parameters}
     names = ("actor.trunk.weight", "actor.head.weight", "actor.head.bias", "critic.head.weight", "critic.head.bias")
     assert status == dict.fromkeys(names, "gradient")
+
+
+@pytest.mark.parametrize("edit", ["type:Linear:output:scale(0.5)", "param:*weight:grad:scale(0.5)"])
+def test_layers_whose_names_are_quoted_are_edited(edit: str) -> None:
+    network = nn.Sequential(OrderedDict({"r": nn.Linear(2, 2), "r:1": nn.Linear(2, 2)}))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    with hookscope.watch(network, optimizer, every=1, edits=[edit], on_line=lambda _: None) as watch:
+        network(torch.randn(3, 2)).sum().backward()
+        optimizer.step()
+        watch.step()
+    assert watch.log.steps[0].edits == ((edit, 2),)
 
 
 def test_an_edit_that_changed_nothing_is_said_once() -> None:
