@@ -80,11 +80,21 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
         module, misfits, notes = _built(kind, config, chosen, options, name)
     if options.on_meta:
         module = module.to("meta")
+    if type(size := processing.get("size")) is int and _is_squared(transformers, processing):
+        processing["size"] = [size, size]
     preprocessing, remarks = _preprocessing(processing, config, module, name)
     categories = stored_classes(document)[1]
     labelled = categories if len(categories) == getattr(config, "num_labels", 0) and "labels" not in document else ()
     loaded = chosen.loaded(name, module, preprocessing, labelled, warnings=(*misfits, *remarks), notes=notes)
     return replace(loaded, training=chosen.checkpoint.training if chosen.checkpoint else None)
+
+
+def _is_squared(transformers: Any, processing: Mapping[str, Any]) -> bool:
+    """Tell whether one number as the size means a square, not the shorter side: image processors differ in this."""
+    name = str(processing.get("image_processor_type") or processing.get("feature_extractor_type"))
+    name = name.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast")
+    processor = getattr(transformers, name, None) if name.endswith("ImageProcessor") else None
+    return bool(getattr(processor, "default_to_square", not {"crop_size", "crop_pct", "max_size"} & {*processing}))
 
 
 def _safe_settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
@@ -268,9 +278,11 @@ def _described(settings: Mapping[str, Any], channels: int, name: str) -> tuple[P
         crop = sides
     scale = settings.get("rescale_factor", 1 / 255)
     if not settings.get("do_rescale", True) or abs(float(scale) - 1 / 255) > 1e-6:
-        warnings.append(f"{name}: transformers does not scale its pictures to 0 to 1; hookscope does.")
+        warnings.append(f"{name}: transformers does not scale pixels to [0, 1]; hookscope does.")
+    if settings.get("do_flip_channel_order"):
+        warnings.append(f"{name}: transformers gives the network BGR pictures; hookscope gives RGB.")
     filtering = _INTERPOLATIONS.get(settings.get("resample", 2))
-    if filtering is None:
+    if filtering is None and resize is not None:
         warnings.append(f"{name}: transformers resizes with a filter that hookscope lacks, so hookscope uses bilinear.")
     normalised = settings.get("do_normalize", True) and settings.get("image_mean") and settings.get("image_std")
     mean, std = (_floats(settings[key]) if normalised else () for key in ("image_mean", "image_std"))

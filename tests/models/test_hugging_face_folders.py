@@ -138,6 +138,27 @@ def test_pictures_are_prepared_as_by_the_image_processor(vit: Path, name: str) -
     assert difference.max() < 8 / 255 / 0.26
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"image_processor_type": "ViTImageProcessor"},
+        {"feature_extractor_type": "ViTFeatureExtractor"},
+        {"image_processor_type": "CLIPImageProcessor", "do_center_crop": True, "crop_size": 32},
+        {"image_processor_type": "ConvNextImageProcessor", "crop_pct": 0.875},
+    ],
+    ids=str,
+)
+def test_one_number_is_a_square_or_the_shorter_side_as_the_image_processor_takes_it(
+    vit: Path, settings: dict[str, Any]
+) -> None:
+    change(vit, "preprocessor_config.json", size=56, resample=3, do_normalize=False, **settings)
+    [batch] = load_batches([CAT], load_model(str(vit)).preprocessing, 1)
+    processor = getattr(transformers, next(iter(settings.values())).replace("FeatureExtractor", "ImageProcessor"))
+    expected = processor.from_pretrained(vit)(Image.open(CAT), return_tensors="pt")["pixel_values"]
+    assert batch.args[0].shape == expected.shape
+    assert (batch.args[0] - expected).abs().mean() < 1 / 255
+
+
 @pytest.mark.parametrize(("channels", "size"), [(3, 32), (1, (32, 48)), (4, 32)])
 def test_without_an_image_processor_pictures_have_the_size_of_the_configuration(
     tmp_path: Path, channels: int, size: int | tuple[int, int]
@@ -160,9 +181,9 @@ def test_a_configuration_of_pictures_without_end_is_refused(tmp_path: Path) -> N
 @pytest.mark.exhaustive
 def test_what_the_image_processor_does_and_hookscope_does_not_is_said(vit: Path) -> None:
     size = {"shortest_edge": 64, "longest_edge": 90}
-    change(vit, "preprocessor_config.json", size=size, rescale_factor=1 / 127.5, resample=1)
+    change(vit, "preprocessor_config.json", size=size, rescale_factor=1 / 127.5, resample=1, do_flip_channel_order=True)
     said = " ".join(load_model(str(vit)).warnings)
-    for phrase in ("keeps the longer side within 90 pixels", "does not scale its pictures to 0 to 1", "with a filter"):
+    for phrase in ("keeps the longer side within 90 pixels", "does not scale pixels to [0, 1]", "with a filter", "BGR"):
         assert phrase in said
     change(vit, "preprocessor_config.json", size={"longest_edge": 90})
     said = "keeps the longer side within 90 pixels; hookscope does not resize pictures."
