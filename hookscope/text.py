@@ -68,7 +68,7 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 def an(name: str) -> str:
     """Return the name of a class with its article: "an int", "a Linear", "an LSTM"."""
-    return f"an {name}" if re.match("[AEIOaeio]|[Uu](p|n[^ei])|[FHLMNRSX][A-Z]", name) else f"a {name}"
+    return f"an {name}" if re.match("[AEIOaeio]|[Uu](p|n(?!e|i[dfotv]))|[FHLMNRSX][A-Z]", name) else f"a {name}"
 
 
 def figure(value: float, digits: int = 2) -> str:

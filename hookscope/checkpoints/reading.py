@@ -185,24 +185,24 @@ def _checked_survey(opened: Opened, kind: FileKind, name: str, rules: ReadingRul
     with opened() as file:
         survey, sizes = _SURVEYS[kind](file, name)
         length = file.seek(0, 2)
-    if survey.truncated:  # before its imports: the last one may be half a name
+    if survey.truncated:  # checked first: the last import may be half a name
         raise CheckpointError(f"{name} is truncated; download it again.")
     if _is_to_run(survey, rules):
         return survey
     if refused := refused_names(survey.imports, rules.allowed_globals):
         remedy = rules.remedy
         if rules.option and not any(map(is_forbidden, refused)):
-            remedy += f", or skip what it names, which is never run, with {rules.option} {printable(refused[0], 80)}"
+            remedy += f", or skip these names, running nothing, with {rules.option} {printable(refused[0])}"
         raise _refusal(name, "holds pickled objects", refused, remedy)
     if survey.malformed:
         damaged = "is damaged, or made to be misread; download it again"
-        wraps = f"holds tensors of {printable(survey.wrapper, 80)}, unreadable without its code; save plain tensors"
+        wraps = f"holds tensors of {printable(survey.wrapper, 80)}, unreadable without that class; save plain tensors"
         raise CheckpointError(f"{name} {wraps if survey.wrapper else damaged}.")
     for key, claimed in survey.storages.items():
         if kind == "torch" and sizes.get(key) != claimed:
-            there = f"has {sizes[key]} bytes" if key in sizes else "is not there"
+            there = f"has {sizes[key]} bytes" if key in sizes else "is missing"
             raise CheckpointError(
-                f"{name} is damaged: its storage {printable(key, 40)} should have {claimed} bytes and {there}; "
+                f"{name} is damaged: its storage {printable(key, 40)} should have {claimed} bytes but {there}; "
                 "download it again."
             )
     if sum(survey.storages.values()) > length:

@@ -25,7 +25,7 @@ _RUN_IS_CLOSED = "it is inside the run directory, which may hold only its own fi
 
 
 def check_exports(run: Path, option: options.OutputOptions) -> None:
-    """Raise if --show, --tensorboard or --report cannot do their work, before a model is run for nothing."""
+    """Raise if --show, --tensorboard, --features or --report cannot be done, before a model is run for nothing."""
     if isinstance(option, options.ShowOption) and option.show and find_spec("textual_image") is None:
         raise UsageError("--show needs one more package: pip install 'hookscope[show]'")
     if isinstance(option, options.TensorBoardOption) and option.tensorboard is not None:

@@ -267,7 +267,8 @@ class GradientWatch(Generic[T]):
         layer, module, index, _, operation, *_ = call
         sites: list[tuple[GradientSite[T], Tensor]] = []
         replacements: dict[str, Tensor] = {}
-        replaced: dict[int, Tensor] = {}  # one replacement per object: attention tests whether q is k
+        # One replacement per object, with the reason if there is none: attention tests whether q is k.
+        replaced: dict[int, tuple[Tensor, str]] = {}
         for path, tensor in tensors:
             why = why_untracked(tensor, sources, None if role == "input" else call.maker)
             shape, dtype = physical_shape(tensor), tensor.dtype
@@ -275,10 +276,11 @@ class GradientWatch(Generic[T]):
                 layer, module, index, path, role, shape, dtype, why, operation=operation
             )
             if id(tensor) not in replaced:
-                replaced[id(tensor)] = replacement(site, tensor)
-            sites.append((site, replaced[id(tensor)]))
-            if replaced[id(tensor)] is not tensor:
-                replacements[path] = replaced[id(tensor)]
+                replaced[id(tensor)] = replacement(site, tensor), site.untracked
+            stand_in, site.untracked = replaced[id(tensor)]
+            sites.append((site, stand_in))
+            if stand_in is not tensor:
+                replacements[path] = stand_in
         return sites, replacements
 
     def _input_replacement(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
@@ -287,7 +289,7 @@ class GradientWatch(Generic[T]):
             return tensor
         alias = self._alias(site.key, tensor)
         if alias is tensor:
-            site.untracked = "it cannot be replaced by an alias here, and its own gradient includes its other uses"
+            site.untracked = "it cannot be replaced by an alias here, so its gradient would include other uses"
         return alias
 
     def outputs(

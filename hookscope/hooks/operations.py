@@ -58,7 +58,7 @@ class OperationChoice:
     Attributes:
         patterns: Patterns that select or exclude operations.
         edits: Edits, with the patterns of the operations they change.
-        is_all: Whether no layers are selected beside the operations.
+        is_all: Whether no layers are selected besides the operations.
         for_rules: Whether to observe the operations that verdicts need, even if no pattern selects them.
         modules: All modules of the network by name; empty if the caller has not listed them yet.
         matched: Texts of the patterns that have selected an operation.
@@ -74,7 +74,7 @@ class OperationChoice:
     matched: set[str] = field(default_factory=set)
 
     def missing(self) -> str:
-        """Return the message for a pattern, or all patterns together, that selected nothing; "" if they did not."""
+        """Return the message if one pattern, or all together, selected nothing; "" if each selected something."""
         for pattern in (*self.patterns, *(pattern for pattern, _ in self.edits)):
             if pattern.text not in self.matched and pattern.text not in (EVERYTHING, ACTIVATIONS.text):
                 labels = [text for module, name in self.seen for text in (f"op:{name}", f"{module}:{name}")]

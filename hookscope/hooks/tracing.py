@@ -82,7 +82,7 @@ class _Compile:
     def _run(self, function: Callable[..., Any], compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         frame = sys._getframe(1)
         if not torch.is_grad_enabled() and not _is_nested(args):
-            return run_networks(function, args, kwargs)  # nothing needs a gradient: hooks can see its inside
+            return run_networks(function, args, kwargs)  # nothing needs a gradient: hooks can see inside it
         operator = operator_around(frame)
         if operator is not None:
             self.traced[operator.place] = None

@@ -229,7 +229,7 @@ def _pair(first: _Input, second: _Input, refuse: _Refuse) -> _Input | None:
         refuse(
             ImageError(
                 f"Cannot pair {first.record.name!r} with {second.record.name!r}: frames of {shapes}. Give frames "
-                f"of one size, or {arg('resize')} HEIGHTxWIDTH."
+                f"of one size and dtype, or {arg('resize')} HEIGHTxWIDTH."
             )
         )
         return None

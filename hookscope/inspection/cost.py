@@ -104,7 +104,7 @@ def _rows(
     counted: set[nn.Parameter] = set()
     for name, module in modules.items():
         computed = counts.inclusive[name]
-        if name not in counts.entered:  # a ModuleList, or a module whose forward was called by name
+        if name not in counts.entered:  # a ModuleList, or a module called as .forward(…)
             inside = [path for path in modules if path == name or not name or path.startswith(f"{name}.")]
             computed = sum((counts.own[path] for path in inside), Counter())
         own = {*module.parameters(recurse=False)} - counted  # a tied parameter belongs to the first module

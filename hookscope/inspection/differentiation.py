@@ -396,8 +396,8 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
     name = run.inspected.info.name
     if not loss.requires_grad:
         return Break(
-            f"The loss of {name} has no gradient: the forward pass runs under no_grad, detaches its output or returns "
-            f"integers. Only activations can be inspected."
+            f"The loss of {name} has no gradient: the forward pass or the loss runs under no_grad, detaches or returns "
+            "integers. Only activations can be inspected."
         )
     nodes = graph_nodes(loss)
     keep = not run.state.kept_nodes.isdisjoint(nodes)
@@ -413,8 +413,8 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
             error = reraise_internal(raised)
             failure = locate(run.inspected.modules, error)
-            # Checkpointing repeats forward passes, whose modules are in the traceback. Any other error is placed after
-            # the gradient that arrived last.
+            # A forward pass that checkpointing repeats has its modules in the traceback. For other errors, name the
+            # layer whose gradient arrived last.
             if not failure.layer:
                 failure = _after_the_last_gradient(run, error)
             overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)

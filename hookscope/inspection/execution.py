@@ -98,7 +98,7 @@ def calls_in_operators(network: nn.Module, modules: Mapping[str, nn.Module], bat
 
 
 def calls_of_forward(modules: Mapping[str, nn.Module], silent: Mapping[str, nn.Module], batch: Batch) -> dict[str, str]:
-    """Find `silent` modules whose `forward` the network calls by name, which skips their hooks; return lines by module.
+    """Find `silent` modules that the network calls as `.forward(…)`, which skips their hooks; return lines by module.
 
     A line is "net.py:14", "" if it is unknown. It takes a pass without hooks, if code of the network names `forward`.
     """

@@ -67,7 +67,7 @@ def _hint_of_dict(network: nn.Module, innermost: Sequence[FrameType]) -> str:
     called = [frame.f_locals for frame in innermost if frame.f_code is run_networks.__code__]
     if not called or not looks_up_a_name(called[0]["func"], called[0]["args"]):
         return ""
-    hint = f"; its code looks up '{printable(called[0]['args'][-1], 80)}' in this tensor, as in a dict"
+    hint = f"; the network looks up '{printable(called[0]['args'][-1], 80)}' in a tensor, as in a dict"
     names = [printable(parameter) for parameter in inspect.signature(network.forward).parameters]
     return f"{hint}; its one argument is {names[0]}" if len(names) == 1 else hint
 

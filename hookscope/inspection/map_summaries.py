@@ -225,13 +225,13 @@ def _spatial(
 def _maps(tensor: Tensor, channel_axis: int, spatial: tuple[int, ...], input_count: int) -> Tensor:
     """Return the maps of the inputs, (N, C, H, W); of a clip, its middle frame."""
     tensor = tensor.detach()
-    if tensor.shape[0] != input_count:
-        tensor = tensor.transpose(0, 1)  # (T, N, D)
+    if tensor.shape[0] != input_count:  # (T, N, D)
+        tensor = tensor.transpose(0, 1)
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
     tensor = tensor.abs() if tensor.is_complex() else tensor
     tensor = tensor if tensor.is_floating_point() and tensor.itemsize > 1 else tensor.float()
     maps = tensor if channel_axis == 1 else tensor.movedim(channel_axis, 1)
-    if maps.dim() == 3:  # without a class token and its like
+    if maps.dim() == 3:  # drops class and register tokens
         maps = maps[:, :, maps.shape[2] - math.prod(spatial) :].reshape(*maps.shape[:2], *spatial)
     return maps[:, :, maps.shape[2] // 2] if maps.dim() == 5 else maps
 

@@ -265,7 +265,7 @@ def _transposed(window: _Window, size: int, dilation: int) -> _Window:
 
 
 def _kernel_middles(weight: Tensor) -> list[float]:
-    """Return where the squared weights of kernels (O, I, h, w) have their centre of mass: where they look."""
+    """Return, for each axis, the centre of mass of the kernels' squared weights."""
     energy = weight.detach().float().square().sum((0, 1))
     total = float(energy.sum())
     if not math.isfinite(total) or not total:

@@ -155,7 +155,9 @@ def run_forward(
 def _with_cost(inspection: Activations, session: Session) -> Activations:
     """Measure what the network costs for the first input that ran; warn with the reason if it raises alone."""
     batches = session.inputs.batches(1, _ignore_error)
-    batch = next(batch for batch in batches if batch.records[0] == inspection.inputs[0])
+    batch = next((batch for batch in batches if batch.records[0] == inspection.inputs[0]), None)
+    if batch is None:
+        return replace(inspection, warnings=(*inspection.warnings, "No cost: the first input has changed since."))
     try:
         cost = network_cost(Call(session.loaded.module, batch.args, batch.kwargs))
     except ModelError as error:

@@ -249,7 +249,7 @@ def _massive(several: Sequence[_Seen]) -> dict[int, list[MassiveActivation]]:
 def _drawn_rows(rows: Sequence[LayerRow]) -> list[LayerRow]:
     """Return the rows to draw, each tensor once: some with high tokens, evenly over depth, or the last block.
 
-    A norm makes all tokens about equally long, so a block that ends in one is drawn only if there is no other.
+    A norm makes all tokens about equally long, so rows with its values are drawn only without high tokens or others.
     """
     placed = [row for row in rows if not row.duplicate_of and row.tokens is not None and _picture_grid(row.tokens)]
     high = [row for row in placed if row.tokens is not None and row.tokens.high_count]

@@ -124,7 +124,13 @@ def _same_but_for_order(first: Tensor, second: Tensor, others: Mapping[str, Tens
 
 
 def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(_stored(tensor.detach()).double().flatten()))
+    return float(torch.linalg.vector_norm(_in_double(tensor)))
+
+
+def _in_double(tensor: Tensor) -> Tensor:
+    """Return the stored values in double precision, on the CPU: other devices may lack it."""
+    values = _stored(tensor.detach()).cpu()
+    return values.to(torch.complex128 if values.is_complex() else torch.float64)
 
 
 def asks_for_identity(modules: Collection[nn.Module]) -> bool:
@@ -144,7 +150,7 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
 
 
 def _largest_difference(first: Tensor, second: Tensor) -> str:
-    a, b = (_stored(side).to(torch.complex128 if side.is_complex() else torch.float64) for side in (first, second))
+    a, b = _in_double(first), _in_double(second)
     if a.shape != b.shape:
         return figure(math.inf)
     apart = (a - b).abs().masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)  # Inf minus the same Inf is NaN

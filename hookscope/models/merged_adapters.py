@@ -155,7 +155,7 @@ def _is_odd(key: str, value: object) -> bool:
     if not (isinstance(value, Tensor) and _PART.fullmatch(key)):
         return any(part in key for part in _UNSUPPORTED)
     is_dense = value.layout is torch.strided and value.is_floating_point()
-    return not is_dense or value.dim() < 2 or not value.numel() or ".base_layer." in key  # peft adds these twice
+    return not is_dense or value.dim() < 2 or not value.numel() or ".base_layer." in key  # inside another adapter
 
 
 def _replace(module: nn.Module, tensors: Mapping[str, Tensor], whole: Mapping[str, Tensor], name: str) -> None:

@@ -114,7 +114,7 @@ def _kept_remark(built: Mapping[str, Tensor], module: nn.Module, name: str) -> l
         return []
     differing = [key for key, values in telling.items() if not torch.equal(values, built[key])]
     equal = len(telling) - len(differing)
-    compared = f"{equal} of its {counted(len(telling), 'parameter')} equal{'s' if len(telling) == 1 else ''} the file's"
+    compared = f"{equal} of its {counted(len(telling), 'parameter')} equal{'s' if equal == 1 else ''} the file's"
     changed = some_of([printable(key, 80) for key in differing], _LISTED_NAMES)
     return [f"{name} loads weights itself; as built, {compared}{changed and f', and not {changed}'}."]
 

@@ -88,7 +88,7 @@ def values_of_tensor(tensor: Tensor) -> Values | None:
         return _values((tensor.dequantize() if by_channel else tensor).reshape(-1), tensor.dtype, 1)
     stored, _, zeros = stored_values(tensor, tuple(tensor.shape))
     stored = stored.resolve_conj().resolve_neg()
-    # Expanded axes repeat elements. In sparse tensors they are few, and the zeros come on top.
+    # Expanded axes repeat elements, so each is read once; not with implicit zeros, which the count would multiply.
     held = stored[tuple(slice(None if stride or zeros else 1) for stride in stored.stride())]
     held, _ = in_memory_order(held, None)
     if not held.is_contiguous() and held.numel() * held.element_size() > _GATHER_BYTES_LIMIT:
@@ -106,7 +106,7 @@ def _values(flat: Tensor, dtype: torch.dtype, repeats: int, *, zeros: int = 0) -
         if is_out_of_memory(error):
             raise
         is_whole = not (dtype.is_floating_point or dtype.is_complex)
-        # float4 has no NaN and Inf (Open Compute Project, "Microscaling Formats", 2023).
+        # float4 has no NaN or Inf (Open Compute Project, "Microscaling Formats", 2023).
         return Values(0, 0) if is_whole or dtype is torch.float4_e2m1fn_x2 else None
 
 

@@ -147,7 +147,7 @@ def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
 
 @cache
 def _library() -> torch.library.Library:
-    return torch.library.Library("hookscope", "FRAGMENT")  # type: ignore[no-untyped-call] # torch's
+    return torch.library.Library("hookscope", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 @cache
@@ -156,8 +156,8 @@ def _operator(returns: tuple[str, ...]) -> str:
     written = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
     # Conservative: it may do anything, so torch neither drops nor moves nor merges it.
     schema = f"{name}(Any layer, str method, Any arguments) -> {written}"
-    _library().define(schema, alias_analysis="CONSERVATIVE")  # type: ignore[no-untyped-call] # torch's
-    _library().impl(name, _call, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call] # torch's
+    _library().define(schema, alias_analysis="CONSERVATIVE")  # type: ignore[no-untyped-call]
+    _library().impl(name, _call, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
     return f"hookscope::{name}"
 
 

@@ -122,7 +122,7 @@ def _torchvision_weights(name: str, options: BuildOptions) -> ChosenWeights:
 
 
 def _published(choices: type[WeightsEnum], sha256: str) -> WeightsEnum | None:
-    digests = {enum: re.search(r"-([a-f0-9]{8,})\.", enum.url) for enum in choices}
+    digests = {enum: re.search(r"[-_]([a-f0-9]{8,})\.", enum.url) for enum in choices}
     return next((enum for enum, digest in digests.items() if digest and sha256.startswith(digest[1])), None)
 
 

@@ -154,7 +154,7 @@ class TrainingFinding(Finding):
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnd:
-    """How watching ended: "closed", or the exception's class name and text."""
+    """How watching ended: "closed", "not recorded", or the exception's class name and text."""
 
     step: int
     reason: str

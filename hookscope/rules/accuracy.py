@@ -143,7 +143,7 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
             f"and now {now:,} {are(now)}, {percent_text(now / count)}: {lost:,} lost and {gained:,} gained, a loss of "
             f"{percent_text(drop)} (limit {_percent(most)}; McNemar's exact test: p = {figure(p)})"
         )
-        most_lost = f" The label that loses most is '{label}', {worst:,}."
+        most_lost = f" The label '{label}' loses most: {worst:,}."
         if p <= 1 - CONFIDENCE:
             yield RuleFinding(WHOLE_NETWORK, f"{words}.{most_lost}")
         else:

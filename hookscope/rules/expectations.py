@@ -40,7 +40,7 @@ def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
             reason = measured.unmeasured.get("expectation", "the network returned no class scores; name the output.")
             messages = iter([f"could not be checked: {reason.rstrip('.')}."])
         else:
-            messages = iter(["is not a single input: name one picture, or a file of one input."])
+            messages = iter(["is not among the inputs as a single one: name one picture, or a file of one input."])
         for message in messages:
             yield RuleFinding(FindingTarget(name), f"'{name}' {message}")
 

@@ -398,7 +398,7 @@ def test_a_folder_that_a_deep_glob_matches_stands_for_its_files(
     for name in ("runs/a/kept/2.pt", "runs/b/deep/kept/inner/10.pt", "runs/b/notes.txt"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
-    for source in ("runs/**/kept", "runs/**/", "runs/**/*.pt"):
+    for source in ("runs/**/kept", "runs/**/", "runs/**/*.pt", "runs**"):
         assert find_checkpoints([source]) == ["runs/a/kept/2.pt", "runs/b/deep/kept/inner/10.pt"], source
 
 

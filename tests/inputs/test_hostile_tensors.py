@@ -38,7 +38,7 @@ HOSTILE = {
         "misread",
     ),
     "shows memory that nothing was written to": (hostile.raw_torch(b"ctorch\nFloatTensor\nK\x04\x85R"), "misread"),
-    "claims more elements than it has": (one_view(10**9, (10**9,), (1,)), "should have 4000000000 bytes and has 4"),
+    "claims more elements than it has": (one_view(10**9, (10**9,), (1,)), "should have 4000000000 bytes but has 4"),
     "expands four bytes to four terabytes": (one_view(1, (10**6, 10**6), (0, 0)), "expanded tensor"),
     "begins behind its storage": (one_view(1, (1,), (1,), 10**9), "damaged"),
     "unpacks to 2 GiB": (hostile.zip_bytes([*hostile.torch_members(), hostile.bomb("archive/data/x")]), "compressed"),

@@ -140,6 +140,6 @@ def test_a_name_looked_up_in_a_tensor_is_told_as_such_and_torch_warns_of_nothing
         def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
             return super().forward(batch["input_image"], batch["meta"])
 
-    said = "its code looks up 'input_image' in this tensor, as in a dict; its one argument is batch. Give it the dict"
+    said = "the network looks up 'input_image' in a tensor, as in a dict; its one argument is batch. Give it the dict"
     with pytest.raises(HookscopeError, match=said):
         run(Entries(), torch.ones(2, 4))

@@ -292,6 +292,27 @@ def test_a_network_that_asks_whether_two_tensors_are_one_still_shows_gradients(i
     assert inputs == ({"same[0]": "no gradient path"} if include_inputs else {})
 
 
+def test_one_tensor_given_twice_has_no_gradient_at_either_argument_where_no_alias_may_stand_for_it() -> None:
+    held: list[Tensor] = []
+
+    class Knows(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return 2 * q + 3 * k if any(q is tensor for tensor in held) else q - k
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        held[:] = [net.linear(x)]
+        return net.knows(held[0], held[0]) + 7 * held[0].sum()
+
+    run = hookscope.grads(
+        Written(forward, linear=nn.Linear(3, 3), knows=Knows()), X.clone(), loss=total, layer="knows", inputs=True
+    )
+    assert {row.label: row.status for row in run.gradients} == {
+        "knows[0]": "no gradient path",
+        "knows[1]": "no gradient path",
+        "knows": "gradient",
+    }
+
+
 # --- a backward pass that fails by itself ---
 
 

@@ -266,7 +266,9 @@ def test_a_tensor_that_wraps_another_is_not_called_damaged(tmp_path: Path, as_zi
     content = {"weight": Wrapper(torch.ones(2))}
     torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=as_zip)
     for read in (read_checkpoint, list_contents):
-        with pytest.raises(CheckpointError, match=r"holds tensors of tests\.\S+\.Wrapper, unreadable without its code"):
+        with pytest.raises(
+            CheckpointError, match=r"holds tensors of tests\.\S+\.Wrapper, unreadable without that class"
+        ):
             read(tmp_path / "model.pt")
 
 

@@ -147,7 +147,7 @@ def test_parameters_fold_alike() -> None:
 
 def test_a_loss_may_have_no_target_and_a_pass_no_loss() -> None:
     assert "loss sum = NaN\n" in shown(replace(GRADIENTS, loss=LossRecord("sum", "", float("nan"))))
-    assert "forward pass raised" in shown(replace(GRADIENTS, loss=None))
+    assert "No loss and no gradients: the loss raised." in shown(replace(GRADIENTS, loss=None))
 
 
 def test_no_verdict_is_said_in_words() -> None:

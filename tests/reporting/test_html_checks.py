@@ -252,7 +252,7 @@ def test_a_folder_that_has_become_a_link_or_holds_a_pipe_for_a_record_is_not_rea
     link.symlink_to(folder)
     evidence = read_evidence(link, ROOM)
     assert evidence.pictures == {}
-    assert "has become a link" in evidence.remarks[0]
+    assert "is now a symbolic link" in evidence.remarks[0]
     (folder / "run.json").unlink()
     os.mkfifo(folder / "run.json")
     assert read_evidence(folder, ROOM).pictures == {}

@@ -108,7 +108,7 @@ def test_an_index_outside_the_classes_is_refused(index: int) -> None:
 
 def test_a_picture_that_is_not_among_the_inputs_fails() -> None:
     assert messages(image="elsewhere/cat.jpg", top1=0) == [
-        "'elsewhere/cat.jpg' is not a single input: name one picture, or a file of one input."
+        "'elsewhere/cat.jpg' is not among the inputs as a single one: name one picture, or a file of one input."
     ]
 
 

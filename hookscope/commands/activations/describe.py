@@ -86,9 +86,10 @@ def _answer(result: Activations) -> tuple[list[str], Level]:
 
 
 def no_findings(result: Activations) -> list[str]:
-    """Return two sentences: what the rules did not find, and from where on a ReLU is dead, which is later on noise.
+    """Return two sentences: what the rules did not find, and which share of zero channels makes a ReLU dead.
 
-    Inf that no later output holds, such as a mask's, and dead channels of a convolution are no findings.
+    The share is higher on noise. Inf that no later output holds, such as a mask's, and dead channels of a convolution
+    are no findings.
     """
     flags = {flag for row in result.rows for flag in row.flags}
     constant = "" if {"constant", "all zero"} & flags else "no constant outputs, "

@@ -28,7 +28,7 @@ from hookscope.results.network import row_label
 from hookscope.statistics.token_layout import TokenLayout
 from hookscope.text import layer_words
 
-# Most weights of a block whose rows are kept for every patch: 16 MB. Ours.
+# Blocks with at most this many weights (queries x keys) keep the rows of every patch: 16 MB. Ours.
 _MOST_WEIGHTS = 2**22
 
 

@@ -233,7 +233,7 @@ class _Run:
             if head >= block.heads:
                 raise UsageError(
                     f"{arg('head')} {head} is not possible: {layer_words(block.label)} has "
-                    f"{counted(block.heads, 'head')}, from 0."
+                    f"{counted(block.heads, 'head')}, counted from 0."
                 )
 
     # --- Results ---
@@ -309,7 +309,7 @@ def _check_blocks(blocks: Sequence[int | str], labels: Sequence[str], modules: C
         if isinstance(block, int):
             if not -len(labels) <= block < len(labels):
                 raise LayerNotFoundError(
-                    f"There is no block {block}: give one of {counted(len(labels), 'block')}, from 0; -1 is the last."
+                    f"There is no block {block}: {counted(len(labels), 'block')} seen, counted from 0; -1 is the last."
                 )
         elif block not in labels and block.partition("#")[0] not in modules:
             raise LayerNotFoundError(f"There is no block '{safe_text(block)}'.{nearest(block, labels)}")

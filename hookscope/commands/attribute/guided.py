@@ -55,7 +55,7 @@ _IN_SCRIPT = "guided-backprop cannot change a ReLU inside TorchScript."
 
 
 class ActivationCalls(TorchFunctionMode):
-    """Notes which module or operation made each node of autograd that computes an activation.
+    """Notes which module or operation made each node of autograd that belongs to an activation.
 
     An activation that overwrites a view has no node that the rule could be put on: autograd hides it in a node for
     the whole tensor. It is computed in a new tensor instead and copied into the view; the values are the same.

@@ -106,7 +106,7 @@ def input_size(network: nn.Module, batch: Batch) -> tuple[int, ...]:
 
 
 def _channel_axis(network: nn.Module, shape: Sequence[int]) -> int:
-    """Return the channel axis, 1 or the last: the one that fits the first layer, or its usual axis if both or none fit.
+    """Return the channel axis, 1 or the last: the one that fits the first layer; its usual one if both fit, or neither.
 
     A linear layer that fits neither takes the flattened signal. Pictures and volumes have fewer channels than places.
     """

@@ -25,7 +25,7 @@ from hookscope.statistics.token_layout import TokenLayout
 
 # What runs inside an attention layer is per head, or queries and keys: no features of a place.
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
-# Layers that return maps, never heads of an attention: tokens are placed on the grids of these maps.
+# Layers whose outputs, where they are maps, are never heads of an attention: tokens are placed on these maps' grids.
 _KEEP_PLACES = ("Conv1d", "Conv2d", "Conv3d", "LayerNorm", "LayerNorm2d")
 # Layers that may return their input: the layer before them is explained instead.
 _PASSING = (

@@ -88,7 +88,7 @@ def photograph_of(result: Activations | Attributions | Attention, index: int) ->
 
 
 def _title(heat_map: AttributionMap | AttentionMap) -> str:
-    """Return what a map's files are named after: "Egyptian-cat-layer4", "class-token-blocks.11.attn-head-3"."""
+    """Return a map's part of its file name: "Egyptian-cat-layer4", "class-token-blocks.11.attn-head-3"."""
     if isinstance(heat_map, AttributionMap):
         layer = [slug(heat_map.layer, 60)] if heat_map.layer else []
         return "-".join((slug(heat_map.target.label, 60), *layer))

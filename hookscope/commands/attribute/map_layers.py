@@ -50,7 +50,7 @@ _SEQUENCE_AXES = 3  # (N, C, L) or (N, T, D)
 
 
 class NotReachedError(Exception):
-    """No layer that is looked at has a map with a nonzero gradient, for some inputs of the batch at least."""
+    """A target's gradient is zero at a layer that is looked at, for some inputs at least, or no layer has a map."""
 
     def __init__(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> None:
         """Name the targets and the layers."""
@@ -300,7 +300,7 @@ class MapLayers:
     ) -> None:
         """Raise an error if no layer of a group can be explained; if some can, note those without a place.
 
-        `unreached` has the layers with a gradient that is zero everywhere, and its targets.
+        `unreached` maps each layer with a gradient that is zero everywhere to the targets of that gradient.
         """
         seen = {place: output for place, output in self.passes.outputs.by_place.items() if group.means(place)}
         flat = [place for place, output in seen.items() if isinstance(output.layout, str)]

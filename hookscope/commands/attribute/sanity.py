@@ -60,13 +60,13 @@ _BLUR_PARTS = 8
 _LEAST_PROBABILITY = 0.05
 # One map of these methods takes dozens of passes or more, and the first two checks need seven maps.
 _SLOW: frozenset[Method] = frozenset({"integrated-gradients", "smoothgrad", "occlusion"})
-_NO_ORDER = "Sanity: no tests of maps that are the same everywhere, hold NaN or Inf, or have under 4 cells."
+_NO_ORDER = "Sanity: no tests of maps that are the same everywhere, hold NaN or Inf, or have fewer than 4 cells."
 
 
 def rank_correlation(first: Map, second: Map) -> float:
     """Return Spearman's correlation of two maps: Pearson's of their ranks, where equal values share the mean rank.
 
-    Where only the second map ranks no places, they correlate by 0; where the first ranks none, by NaN.
+    0 if only the second map ranks no places; NaN if the first ranks none.
     """
     if not (puts_places_in_order(first) and puts_places_in_order(second)):
         return 0.0 if puts_places_in_order(first) else math.nan

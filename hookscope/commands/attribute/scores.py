@@ -119,7 +119,7 @@ def batch_targets(
             if (worst := max(query.index, query.against or 0)) >= classes:
                 raise UsageError(
                     f"{arg('target')} '{safe_text(query.text)}' is class {worst}, but {scores.label} of shape "
-                    f"{shape_text(scores.tensor.shape)} has {counted(classes, 'class', 'classes')}, from 0."
+                    f"{shape_text(scores.tensor.shape)} has {counted(classes, 'class', 'classes')}, counted from 0."
                 )
             chosen = torch.full((count,), query.index, device=scores.tensor.device)
             targets.append(of_classes(chosen, query.against))
@@ -332,7 +332,7 @@ def _no_box(wanted: Wanted, boxes: Sequence[Mapping[str, Tensor]], categories: S
     if wanted.box is not None:
         most = max(len(detected["scores"]) for detected in boxes)
         message = f"There is no box {wanted.box}: the network found {counted(most, 'box', 'boxes')}"
-        return f"{message}, from 0." if most else f"{message}. Give another picture."
+        return f"{message}, counted from 0." if most else f"{message}. Give another picture."
     hint = nearest(wanted.text, distinct) or (
         f" It found {some_of(distinct, _NAMED)}." if distinct else " It found no box at all."
     )

@@ -65,10 +65,10 @@ def read_evidence(folder: Path, room: int) -> Evidence:
 
 def _contents(folder: Path) -> RunRecord:
     if os.path.islink(folder):  # noqa: PTH114 - `is_symlink` raises in a folder without permission
-        raise InputError("The folder of the evidence has become a link.")
+        raise InputError("The evidence folder is now a symbolic link.")
     content = read_inside(folder, "run.json", _MAX_RECORD_BYTES)
     try:
         record: RunRecord = checked(RunRecord, parse_json(content) or {})
     except (ValueError, RecursionError) as error:
-        raise InputError("The run.json in the folder of the evidence is damaged.") from error
+        raise InputError("The run.json in the evidence folder is damaged.") from error
     return record

@@ -17,7 +17,7 @@ from hookscope.statistics.channels import reduce_by_channel
 from hookscope.statistics.storage import as_real_floats, is_dense
 
 MOST_PLACE_AXES = 3
-"""A position is kept of outputs with at most so many axes besides batch and channels, as for clips."""
+"""Outputs with at most this many axes besides batch and channels keep positions: three, as for clips."""
 
 
 @dataclass(slots=True)

@@ -219,7 +219,10 @@ def first_departure(p_values: NDArray[np.float64]) -> int | None:
 
 
 def _reaches(features: NDArray[np.float32], members: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return distances from the group's mean in median absolute deviations, (n + 1,), the input's first."""
+    """Return distances from the group's mean, less their median, in median absolute deviations, (n + 1,).
+
+    The input's comes first.
+    """
     group = np.nan_to_num(np.concatenate([features[None], members]).astype(np.float64))
     distances = np.sqrt(((group - group.mean(0)) ** 2).sum(1))
     apart = distances - np.median(distances)

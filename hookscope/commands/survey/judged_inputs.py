@@ -21,7 +21,7 @@ from hookscope.results.inputs import Preprocessing
 from hookscope.statistics.storage import plain_array
 
 LOOKS = ("brightness", "contrast", "aspect")
-"""Columns of `JudgedInputs.looks`: mean and standard deviation of the grey picture, its width over its height."""
+"""Columns of `JudgedInputs.looks`: mean and standard deviation of the grey picture, width over height in the file."""
 
 GRID = 8
 """Height and width of the small pictures by which layouts are compared."""

@@ -145,7 +145,7 @@ def run_survey(
     work = _Work(session, option, folder, labelled, target, share, plan, parts, on_progress)
     done = [index for index in work.chunks(Share() if launched else share) if folder.files(index).sidecar.exists()]
     if folder.is_foreign:
-        raise refusal(folder.path, "its files have the names of chunks and are none", kind="folder")
+        raise refusal(folder.path, "its plan.json or chunk files are not those of a survey", kind="folder")
     if done and not option.resume:
         raise OutputError(
             f"'{safe_text(str(folder.path))}' holds {counted(len(done), 'finished chunk')} of an unfinished "

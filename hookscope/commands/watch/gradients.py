@@ -91,7 +91,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def can_be_measured(parameter: Tensor) -> bool:
-    """Tell whether a parameter holds dense numbers with a fraction, real or complex."""
+    """Tell whether a parameter holds dense floating-point numbers, real or complex."""
     is_dense = parameter.layout is torch.strided and not parameter.is_meta
     return is_dense and (parameter.is_floating_point() or parameter.is_complex())
 

@@ -78,7 +78,7 @@ OUTPUT_RULES: Mapping[str, tuple[str | float | None, Callable[[LayerRow], float 
     "non-finite-activation": (0.0, lambda row: float(non_finite_count(row.activation))),
     "overflowing-activation": ("max_magnitude", _greatest),
     "fp16-headroom": ("max_fraction_of_range", lambda row: _greatest(row) / FORMATS["float16"].greatest),
-    "dead-layer": (None, attrgetter("activation.dead_channel_fraction")),
+    "dead-layer": (None, attrgetter("activation.zero_fraction")),
     "dead-channels": ("max_fraction", attrgetter("activation.dead_channel_fraction")),
     "saturated-activation": ("max_fraction", saturated_fraction),
 }
@@ -370,7 +370,7 @@ def small_weights(changes: Iterable[OutsideChange]) -> dict[str, str]:
     """Return why an update is large for weights whose norm has fallen much since an earlier step."""
     return {
         change.name: f"its norm has fallen to {figure(change.now / change.before, 2)} of its value at step "
-        f"{change.since}: look for what made it small, not at the learning rate"
+        f"{change.since}; what made it small is at fault, not the learning rate"
         for change in changes
         if 0 <= change.now < _FALLEN * change.before
     }

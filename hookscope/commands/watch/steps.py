@@ -146,7 +146,7 @@ class ArrivedStep:
 
     @property
     def is_broken(self) -> bool:
-        """Whether its NaN or Inf has another cause than a GradScaler's scale, which never makes the loss NaN."""
+        """Whether its NaN or Inf has a cause other than a GradScaler's scale, which never makes the loss NaN."""
         return not is_finite(self.record) and (not self.record.skipped or math.isnan(self.record.loss or 0.0))
 
 

@@ -196,7 +196,7 @@ def _scale_of(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
 
 
 def _listed_and_iterable(parameters: Any) -> tuple[list[Tensor], Any]:
-    """Return the parameters as a list, and in a form that can still be iterated: the list uses up a generator."""
+    """Return the parameters as a list, and in a form that can still be iterated: listing uses up a generator."""
     if isinstance(parameters, Tensor):
         return [parameters], parameters
     tensors = list(parameters)

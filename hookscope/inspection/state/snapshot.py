@@ -357,7 +357,7 @@ def _add_modules(reached: _Reachable, modules: Sequence[nn.Module], *, closely: 
 
 
 def _keeps_still(module: nn.Module) -> bool:
-    """Tell whether a module is one of torch's and changes nothing while it runs; BatchNorm does in train mode."""
+    """Tell whether a module of torch's changes nothing while it runs, unlike BatchNorm in train mode."""
     attributes = vars(module)
     key = (type(module), len(attributes))
     if key not in _constant:

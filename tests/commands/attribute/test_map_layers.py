@@ -226,7 +226,7 @@ def test_one_call_of_a_layer_can_be_meant() -> None:
         ({"method": None}, UsageError, "There is no method 'None'. There are: grad-cam,"),
         ({"sanity": "quik"}, UsageError, "`sanity` takes none or quick or full, not 'quik'."),
         ({"target": "cat"}, UsageError, "is not an index from 0"),
-        ({"target": 4}, UsageError, "has 4 classes, from 0"),
+        ({"target": 4}, UsageError, "has 4 classes, counted from 0"),
         ({"target": 1, "top": 2}, UsageError, "either targets or how many of the best"),
         ({"top": 0}, UsageError, "`top` 0 is not possible"),
         ({"tokens": "14x14"}, UsageError, "not of the form"),

@@ -244,7 +244,7 @@ def test_outputs_without_scores_are_refused(output: Any, message: str) -> None:
 
 
 def test_classes_and_boxes_that_there_are_not_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"is class 3, but \(model\) of shape 2x3 has 3 classes, from 0\."):
+    with pytest.raises(UsageError, match=r"is class 3, but \(model\) of shape 2x3 has 3 classes, counted from 0\."):
         batch_targets(LOGITS, inputs(2), [Wanted("3", 3)], None, (), None)
     with pytest.raises(UsageError, match="asks for a box, but the network returns no boxes"):
         batch_targets(LOGITS, inputs(2), [Wanted("box:0", box=0)], None, (), None)
@@ -326,7 +326,7 @@ def test_without_a_target_the_best_boxes_count() -> None:
     ("wanted", "message"),
     [
         (Wanted("bird", 3), "The network found no 'bird'. It found dog, cat."),
-        (Wanted("box:7", box=7), "There is no box 7: the network found 3 boxes, from 0."),
+        (Wanted("box:7", box=7), "There is no box 7: the network found 3 boxes, counted from 0."),
         (Wanted("dog-cat", 1, 2), "each box has the score of one class"),
     ],
 )

@@ -320,7 +320,7 @@ def test_a_survey_that_measures_nothing_leaves_the_folder_as_it_was(tmp_path: Pa
         path = chunks / name
         path.write_text("mine", encoding="utf-8")
         for resumes in (True, False):
-            with pytest.raises(OutputError, match=r"c': its files have the names of chunks and are none"):
+            with pytest.raises(OutputError, match=r"c': its plan.json or chunk files are not those of a survey"):
                 hookscope.survey(network(), torch.randn(2, 3, 8, 8), **SIZE, chunks=chunks, resume=resumes)
         assert {path.name for path in chunks.iterdir()} == {"weights.safetensors", "notes.json", name}
         assert {path.read_text() for path in chunks.iterdir()} == {"mine"}

@@ -106,7 +106,7 @@ def test_a_large_update_of_a_weight_that_has_become_small_is_no_fault_of_the_lea
     watch = train(trained, every=100, before=lambda step: trained[2].weight.data.mul_(factors.get(step, 1.0)))
     (verdict,) = (verdict for verdict in watch.verdicts if verdict.rule == "large-update")
     assert (verdict.step, verdict.where) == (36, "2.weight")
-    assert "of its value at step 1: look for what made it small, not at the learning rate." in verdict.message
+    assert "of its value at step 1; what made it small is at fault, not the learning rate." in verdict.message
 
 
 @pytest.mark.parametrize("at", [10, 40])  # before and after there are steps enough to call a norm a jump

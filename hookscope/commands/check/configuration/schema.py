@@ -314,7 +314,7 @@ def _settings_of(table: _Rule) -> RuleSettings:
 
 
 def _settings_for_layers(table: _Rule) -> RuleSettings:
-    rule, limits = RULES[type(table).__name__], table.present()  # a default overrides the network's limit, too
+    rule, limits = RULES[type(table).__name__], table.present()  # a default, if written, overrides [rules] too
     settings = RuleSettings(limits.pop("level", None), limits)
     if rule.needs in _ABOUT_ALL:
         raise ValueError("is about the whole checkpoint, not about layers. Set it in [rules].")

@@ -96,7 +96,7 @@ def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
 
 
 def _occurring_again(rows: Tensor) -> tuple[_Indices, _Indices]:
-    """Return the indices of rows that occur more than once, and of the first occurrences."""
+    """Return the indices of rows that occur more than once, and one index for each distinct row."""
     keys = _bytes_of(rows)
     whole = keys.view(np.dtype((np.void, keys.shape[1]))).reshape(-1)
     _, firsts, inverse, counts = np.unique(whole, return_index=True, return_inverse=True, return_counts=True)
