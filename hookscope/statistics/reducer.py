@@ -271,7 +271,7 @@ def summarise(reductions: Sequence[Reduction]) -> list[TensorStatistics]:
 
 
 def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> TensorStatistics:
-    """Return the statistics of one tensor, with its distribution.
+    """Return the statistics of one tensor, with its distribution; UsageError if it lacks `channel_axis`.
 
     Args:
         tensor: Any shape, dtype, layout and device; only read.
@@ -279,9 +279,6 @@ def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> Tensor
 
     Returns:
         The statistics; if they are missing, `unmeasured` is the reason.
-
-    Raises:
-        UsageError: If the tensor lacks that axis.
     """
     if channel_axis is not None:
         if not -tensor.dim() <= channel_axis < tensor.dim():

@@ -25,16 +25,15 @@ def gathered(tensor: Tensor) -> Tensor:
         tensor = tensor.detach().full_tensor()
     collectives = sys.modules.get("torch.distributed._functional_collectives")
     if collectives is not None and isinstance(tensor, collectives.AsyncCollectiveTensor):
-        waited: Tensor = tensor.trigger_wait()
-        return waited
+        tensor = tensor.trigger_wait()
     return tensor
 
 
 def plain_array(tensor: Tensor) -> NDArray[Any]:
     """Return a dense tensor on the CPU as an array of the same memory, which is only read.
 
-    After `.numpy()`, the network could no longer resize its tensor's storage. Raises RuntimeError for a wrapper without
-    memory of its own, such as a MaskedTensor or FakeTensor, for which torch would export an arbitrary address.
+    After `.numpy()`, the network could no longer resize its tensor's storage. Raises RuntimeError for a wrapper such as
+    a MaskedTensor or FakeTensor: it has no memory of its own, and torch would export an arbitrary address.
     """
     if not has_memory(tensor):
         raise RuntimeError(f"{an(type(tensor).__name__)} has no memory of its own")
@@ -44,8 +43,7 @@ def plain_array(tensor: Tensor) -> NDArray[Any]:
 def flat_bytes(tensor: Tensor) -> Tensor:
     """Return the bytes of a strided tensor's values in C order, (n,), on the CPU."""
     values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    # Not `reshape`: a single element that was expanded would keep its stride of 0.
-    return values.as_strided((values.numel(),), (1,)).view(torch.uint8)
+    return values.as_strided((values.numel(),), (1,)).view(torch.uint8)  # `reshape` may keep a stride of 0
 
 
 def is_dense(tensor: Tensor) -> bool:
