@@ -96,7 +96,7 @@ class Broken(Small):
 def test_maps_that_rank_no_place_are_not_said_to_pass(network: type[Small], method: str) -> None:
     run = hookscope.attribute(network(), pictures(), method=method)
     assert names(run) == []
-    assert "Sanity: no tests of maps that are the same everywhere, hold NaN or Inf, or have under 4 cells." in run.notes
+    assert "Sanity: no tests of maps that are the same everywhere, hold NaN or Inf, or have fewer than 4 cells." in run.notes
     assert run.warnings
 
 
@@ -104,7 +104,7 @@ def test_maps_of_three_cells_agree_too_often_by_chance_to_be_tested() -> None:
     network = nn.Sequential(nn.Conv1d(1, 4, 4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
     run = hookscope.attribute(network, torch.randn(2, 1, 12), layer="0")
     assert names(run) == []
-    assert any(note.endswith("or have under 4 cells.") for note in run.notes)
+    assert any(note.endswith("or have fewer than 4 cells.") for note in run.notes)
 
 
 def test_a_map_of_another_input_is_not_tested_by_blurring_the_first() -> None:
