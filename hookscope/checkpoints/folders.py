@@ -47,7 +47,7 @@ def files_of(
     folders = {match for match in matches if match.is_dir()}
     wholes = {match for match in folders if whole is not None and whole(match)}
     files = wholes | {match for match in matches if match not in folders and wholes.isdisjoint(match.parents)}
-    if not re.search(r"(^|[/\\])\*\*([/\\]\*)?$", source):  # these match the files below a matched folder, too
+    if not re.search(r"(^|[/\\])\*\*([/\\]\*)?$", source):  # not "**", which lists the files itself
         outermost = (folder for folder in folders if folders.isdisjoint(folder.parents))
         files.update(file for folder in outermost for file in files_below(folder, suffixes, also, whole))
     if not files:

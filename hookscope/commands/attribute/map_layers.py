@@ -358,7 +358,7 @@ def _input_shape(batch: Batch) -> tuple[int, ...] | None:
 
 
 def _unreached(targets: Sequence[BatchTarget], reached: Sequence[Tensor]) -> list[BatchTarget]:
-    """Return the targets whose gradient is zero at some layer for some input; `reached` is by layer, from `reaches`."""
+    """Return the targets whose gradient is zero at some layer for some input; `reached` has the marks of each layer."""
     return [target for at, target in enumerate(targets) if not all(bool(marks[at].all()) for marks in reached)]
 
 
