@@ -152,7 +152,8 @@ def _summarised(key: RowKey, maps: Tensor, over_channels: OverChannels, first: i
         strongest = strongest.abs()
     if step > 1:
         combined, strongest = (functional.avg_pool2d(plane, step, ceil_mode=True) for plane in (combined, strongest))
-    return SavedSummary(key, combined, over_channels, strongest, channels, channel_count, (size[0], size[1]), first)
+    planes = combined.float(), over_channels, strongest.float()
+    return SavedSummary(key, *planes, channels, channel_count, (size[0], size[1]), first)
 
 
 def _combined(maps: Tensor, over_channels: OverChannels) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,7 +172,7 @@ def _combined(maps: Tensor, over_channels: OverChannels) -> tuple[Tensor, Tensor
         combined = maps.mean(1, dtype=wide)
         typical = torch.linalg.vector_norm(strength, 2, 1) / math.sqrt(channel_count * math.prod(size))  # (n,)
         combined = torch.where(combined.abs() <= _ROUNDING * typical[:, None, None].nan_to_num(posinf=0), 0, combined)
-    return combined.float(), strongest.float(), channels
+    return combined, strongest.to(wide), channels
 
 
 def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tuple[MapSummary, ...]:

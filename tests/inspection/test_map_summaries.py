@@ -149,6 +149,9 @@ def test_large_maps_are_averaged_over_blocks_those_at_the_end_smaller() -> None:
     assert uneven.combined.shape == (81, 81)
     assert uneven.combined[0, -1] == 160  # the last block has one column
     assert uneven.combined[0, 0] == 0.5
+    [loud] = summaries_of(nn.Identity(), torch.full((1, 2, 200, 200), 3e38)).map_summaries  # float32 cannot add two
+    assert (loud.combined == loud.strongest).all()
+    assert (loud.combined == np.float32(3e38)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
