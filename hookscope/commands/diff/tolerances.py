@@ -11,7 +11,7 @@ from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.parameters import arg
 from hookscope.reporting.columns import number_text
 from hookscope.results.differences import DifferenceRow, Measures, OutputDifference, ToleranceFinding, WeightDifference
-from hookscope.text import number_in, safe_text
+from hookscope.text import layer_words, number_in, safe_text
 
 _FORM = re.compile(r"(?:(?P<pattern>.+):)?(?P<measure>\w+)\s*(?P<sign>[<>])\s*(?P<limit>[^<>]+)")
 
@@ -113,8 +113,10 @@ def exceeded(
             raise UsageError(f"{option}: {measure} is not known here.{needed}")
         for label, measures, value in judged:
             if value is not None and condition.holds(value):
-                amount = "it cannot be compared" if measures is None and math.isnan(value) else number_text(value)
-                message = f"{label or 'The output'} is beyond '{condition.text}': {amount}."
+                amount = number_text(value)
+                if math.isnan(value) and (measures is None or measures.nonfinite is None):
+                    amount = "it cannot be compared" if measures is None else f"it has no {measure}, and differs"
+                message = f"{layer_words(label) if label else 'The output'} is beyond '{condition.text}': {amount}."
                 findings.append(ToleranceFinding(condition.text, "fail", label, message, value=value))
     return tuple(findings)
 
@@ -127,7 +129,8 @@ def _is_meant(row: DifferenceRow | WeightDifference, pattern: Pattern | None) ->
 def _value(judged: DifferenceRow | WeightDifference | OutputDifference, measure: str) -> float | None:
     """Return a measure of a row or an output; None if it was not taken.
 
-    NaN, which exceeds every limit, if a value is not finite on one side only, or if A and B cannot be compared.
+    NaN, which exceeds every limit, if a value is not finite on one side only, if A and B cannot be compared, or if they
+    differ and have no such measure, as a tensor of zeros has no cosine.
     """
     if measure in _MEASURES_BY_TYPE[type(judged)]:
         return _MEASURES_BY_TYPE[type(judged)][measure](judged)
@@ -136,4 +139,5 @@ def _value(judged: DifferenceRow | WeightDifference | OutputDifference, measure:
         return None
     if measures is None:  # two runs may have classes without a row of the output
         return None if isinstance(judged, OutputDifference) and judged.top1 is not None else math.nan
-    return _MEASURES[measure](measures) if measures.nonfinite is None else math.nan
+    value = _MEASURES[measure](measures)
+    return math.nan if measures.nonfinite is not None or (value is None and measures.relative_l2) else value

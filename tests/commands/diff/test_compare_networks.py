@@ -1084,6 +1084,16 @@ def test_conditions_are_about_rows_patterns_and_the_output() -> None:
     }
 
 
+def test_a_difference_from_zeros_has_no_cosine_and_fails_a_condition_on_it() -> None:
+    network, other = nn.Sequential(nn.Linear(4, 3)), nn.Sequential(nn.Linear(4, 3))
+    nn.init.zeros_(other[0].weight)
+    nn.init.zeros_(other[0].bias)
+    result = hookscope.diff(network, other, torch.ones(2, 4), fail_over="cosine<-1")
+    beyond = "is beyond 'cosine<-1': it has no cosine, and differs."
+    assert [finding.message for finding in result.exceeded] == [f"layer 0 {beyond}", f"The output {beyond}"]
+    assert not hookscope.diff(network, network, torch.ones(2, 4), fail_over="cosine<0.9").exceeded
+
+
 def test_a_container_whose_own_code_makes_nan_says_so() -> None:
     network, other = nn.Sequential(nn.Linear(4, 3)).eval(), nn.Sequential(nn.Linear(4, 3)).eval()
     other.load_state_dict(network.state_dict())
