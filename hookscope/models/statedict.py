@@ -104,9 +104,12 @@ def load_into(
         raise MisfitError(f"{misfit}: {type(failure).__name__}.") from failure
     notes = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
     notes += [f"{origin}: its names fit with the prefix '{printable(added, 80)}' in front."] if added else []
-    own = ((key, value) for key, value in formed.items() if isinstance(value, Tensor) and not key.endswith(COUNTER))
-    notes += converted(origin, ((fitting[key].dtype, value.dtype) for key, value in own if key in fitting))
-    warned = [*unfit, *_twice_given(memory, fitting, original, origin)]
+    own = [key for key, value in formed.items() if isinstance(value, Tensor) and not key.endswith(COUNTER)]
+    loaded = [(original.get(key, key), fitting[key], formed[key].dtype) for key in own if key in fitting]
+    notes += converted(origin, ((stored.dtype, dtype) for _, stored, dtype in loaded))
+    beyond = [key for key, stored, dtype in loaded if _exceeds(stored, dtype)]
+    overflown = _sentence(origin, "of its tensors overflowed in the network's dtype", beyond)
+    warned = [*unfit, *filter(None, [overflown]), *_twice_given(memory, fitting, original, origin)]
     warned += _unneeded(options.allow_missing, [*not_given, *reshaped], arg("allow_missing"), "no name that is missing")
     nothing, there = "no name that the network does not know", unexpected + [original[key] for key in reshaped]
     warned += _unneeded(options.allow_unexpected, there, arg("allow_unexpected"), nothing)
@@ -155,6 +158,15 @@ def converted(origin: str, dtypes: Iterable[tuple[torch.dtype, torch.dtype]]) ->
     counts = Counter((stored, own) for stored, own in dtypes if stored != own)
     parts = [f"{counted(count, 'tensor')} from {stored} to {own}" for (stored, own), count in counts.items()]
     return [f"{origin}: loading converted {', '.join(parts)}.".replace("torch.", "")] if parts else []
+
+
+def _exceeds(stored: Tensor, dtype: torch.dtype) -> bool:
+    """Tell whether finite values of a tensor are not finite in another dtype."""
+    if not (stored.is_floating_point() and dtype.is_floating_point and stored.layout == torch.strided):
+        return False
+    if stored.is_meta or torch.finfo(stored.dtype).max <= torch.finfo(dtype).max:
+        return False
+    return bool((stored.isfinite() & ~stored.to(dtype).double().isfinite()).any())
 
 
 def _without_transient(module: nn.Module, target: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -205,6 +206,28 @@ def test_values_lose_precision_at_most(inputs: torch.dtype, own: torch.dtype, co
         shown = f"{str(inputs).removeprefix('torch.')}, network {str(own).removeprefix('torch.')}"
         with pytest.raises(MisfitError, match=f"values: file {shown}"):
             load_into(module, state, "model.pt")
+
+
+@pytest.mark.parametrize(
+    ("value", "stored", "own", "overflows"),
+    [
+        (65519.0, torch.float32, torch.float16, False),  # the nearest number of float16 is 65504
+        (65520.0, torch.float32, torch.float16, True),
+        (-65520.0, torch.bfloat16, torch.float16, True),
+        (1e39, torch.float64, torch.float32, True),
+        (1e39, torch.float64, torch.bfloat16, True),
+        (math.inf, torch.float64, torch.float32, False),
+        (65520.0, torch.float16, torch.float32, False),
+    ],
+)
+def test_values_beyond_the_networks_dtype_are_a_warning(
+    value: float, stored: torch.dtype, own: torch.dtype, overflows: bool
+) -> None:
+    module = nn.Module()
+    module.register_buffer("values", torch.zeros(2, dtype=own))
+    warned, _ = load_into(module, {"module.values": torch.tensor([1, value], dtype=stored)}, "model.pt")
+    sentence = "model.pt: 1 of its tensors overflowed in the network's dtype (module.values)."
+    assert warned == ([sentence] if overflows else [])
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
