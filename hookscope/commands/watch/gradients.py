@@ -16,7 +16,7 @@ from hookscope.statistics.native import square_sums
 from hookscope.statistics.storage import without_float8
 
 _gradient_of = attrgetter("grad")
-_HALF = frozenset({torch.float16, torch.bfloat16})
+HALF = frozenset({torch.float16, torch.bfloat16})
 _DOUBLE = frozenset({torch.float64, torch.complex128})
 
 
@@ -148,7 +148,7 @@ def _norms_in_torch(tensors: Sequence[Tensor]) -> Tensor:
 def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
     first = tensors[0]
     if first.device.type == "mps":
-        return [*torch._foreach_norm([*tensors], 2, torch.float32 if first.dtype in _HALF else None)]
+        return [*torch._foreach_norm([*tensors], 2, torch.float32 if first.dtype in HALF else None)]
     dtype = torch.complex128 if first.is_complex() else torch.float64
     if hasattr(first, "device_mesh"):  # torch cannot compute norms of DTensors in another dtype
         return [*torch._foreach_norm([tensor.to(dtype) for tensor in tensors], 2)]

@@ -165,7 +165,7 @@ class ScriptWatch:
             self._say_once(f"{place} calls backward on several values, or with gradients: its loss is not seen.")
             return
         if self._watch is None:
-            del self._shared.losses[:-_KEPT_LOSSES]
+            del self._shared.losses.losses[:-_KEPT_LOSSES]
         elif self._watch.is_closed:
             return
         if self._edits_layers and self._watch is not None and self._backward_count < _WITHOUT_OPTIMIZER:
@@ -175,7 +175,8 @@ class ScriptWatch:
         if self._watch is not None:
             self._watch.read_graph(loss)
         self._places[place] = None
-        self._shared.losses.append((place, torch_calls.value_of(loss)))
+        parameters = graph_of(loss)[0] if self._watch is None else self._watch.parameters()
+        self._shared.losses.backward_begins((place, torch_calls.value_of(loss)), parameters)
         if loss.grad_fn is not None:
             self._shared.graphs[place] = loss.grad_fn
         if self._leaves is not None:
@@ -188,7 +189,8 @@ class ScriptWatch:
 
     @torch_calls.guarded
     def backward_ended(self) -> None:
-        """End a step of a script without an optimiser; called by `torch_calls`."""
+        """Note the gradients, and end a step of a script without an optimiser; called by `torch_calls`."""
+        self._shared.losses.backward_ended()
         if self._leaves is not None:
             self._leaves.step()
 
@@ -247,7 +249,7 @@ class ScriptWatch:
         optimizers = [optimizer]
         if isinstance(optimizer, GraphLeaves):  # found at the second step, from its second loss
             last_step = max(last_step, self._backward_count - 1)
-            del self._shared.losses[:-1]
+            del self._shared.losses.losses[:-1]
         else:
             optimizers = [
                 candidate
@@ -255,7 +257,7 @@ class ScriptWatch:
                 if candidate is optimizer or candidate not in self._retired
             ]
             self._leaves = None
-        self._places = dict.fromkeys(place for place, _ in self._shared.losses)
+        self._places = dict.fromkeys(place for place, _ in self._shared.losses.losses)
         parameters = [parameter for watched in optimizers for parameter in parameters_of(watched)]
         networks = networks_of(parameters, modules)
         sharded = is_sharded(parameters)

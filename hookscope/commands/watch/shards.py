@@ -129,7 +129,7 @@ class ShardedNorms:
         if self._is_watched():
             self.weights = self._summed(lambda: self._parameters)
             try:
-                self._before = [_local_part(parameter).clone() for parameter in self._parameters]
+                self._before = [local_part(parameter).clone() for parameter in self._parameters]
             except RuntimeError:  # no memory: updates will be NaN
                 self._before = []
         return True
@@ -160,7 +160,7 @@ class ShardedNorms:
         if self._is_watched():
             before, self._before = self._before, []
             self.updates = self._summed(
-                lambda: [_local_part(after) - earlier for after, earlier in zip(self._parameters, before, strict=True)]
+                lambda: [local_part(after) - earlier for after, earlier in zip(self._parameters, before, strict=True)]
             )
         self._parameters = ()  # parameters that the script drops are freed
 
@@ -172,9 +172,9 @@ class ShardedNorms:
 
     def _summed(self, parts: Callable[[], Sequence[Tensor]]) -> dict[int, Tensor]:
         """Return norms over all processes, by `id` of the parameter, from squares in float64, where none overflows."""
-        device = _local_part(self._parameters[0]).device
+        device = local_part(self._parameters[0]).device
         try:
-            squares = norms_of([*map(_local_part, parts())]).to(device).double().square()
+            squares = norms_of([*map(local_part, parts())]).to(device).double().square()
         except Exception:  # noqa: BLE001 - the others wait for this process
             squares = torch.full((len(self._parameters),), torch.nan, dtype=torch.float64, device=device)
         for group, members in self._groups():
@@ -203,7 +203,8 @@ class ShardedNorms:
         return [*groups.values()]
 
 
-def _local_part(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a parameter that this process holds: reading more would wait for the others."""
     return tensor.detach().to_local() if is_sharded([tensor]) else tensor.detach()  # type: ignore[attr-defined]
 
 

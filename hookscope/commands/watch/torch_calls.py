@@ -29,7 +29,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookscope.commands.watch.gradients import norms_of, number_of
+from hookscope.commands.watch.gradients import HALF, norms_of, number_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,7 +129,7 @@ def _observed_clipping(clip: Callable[..., Any], *, returns_norm: bool) -> Calla
         tensors, parameters = _listed_and_iterable(parameters)
         listening = [listener for listener in _listeners if listener.clips(tensors)]
         norm_type = keywords.get("norm_type", args[1] if len(args) > 1 else 2.0)
-        is_known = returns_norm and float(norm_type) == 2
+        is_known = returns_norm and float(norm_type) == 2 and not any(map(_has_half_gradient, tensors))
         before = _gradient_norm(tensors) if listening and not is_known else None
         result = clip(parameters, *args, **keywords)
         before = result.detach() if is_known else before
@@ -203,6 +203,11 @@ def _listed_and_iterable(parameters: Any) -> tuple[list[Tensor], Any]:
     if isinstance(parameters, GeneratorType):
         return tensors, (tensor for tensor in tensors)
     return tensors, parameters if isinstance(parameters, Sequence) else tensors
+
+
+def _has_half_gradient(parameter: Tensor) -> bool:
+    """Tell whether torch would round the norm of a gradient to three digits; sharded gradients are left to torch."""
+    return type(parameter.grad) is Tensor and parameter.grad.dtype in HALF
 
 
 def _gradient_norm(parameters: Sequence[Tensor]) -> Tensor | None:

@@ -32,6 +32,7 @@ from hookscope.commands.watch.gradients import can_be_measured, number_of, param
 from hookscope.commands.watch.journal import Journal
 from hookscope.commands.watch.judging import Judge
 from hookscope.commands.watch.loss_graph import LossOperations, broken_input, operations_of, why_below_zero
+from hookscope.commands.watch.losses import LossesToCome, lack_gradients
 from hookscope.commands.watch.networks import (
     GraphLeaves,
     Networks,
@@ -44,9 +45,9 @@ from hookscope.commands.watch.networks import (
 )
 from hookscope.commands.watch.outside_writes import OutsideWrites
 from hookscope.commands.watch.parameters import ParameterMeasurement
-from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded
+from hookscope.commands.watch.shards import ShardedNorms, Shards, is_sharded, local_part
 from hookscope.commands.watch.stale_gradients import WatchedOptimizer
-from hookscope.commands.watch.steps import ArrivedStep, PlacedLoss, StepInProgress
+from hookscope.commands.watch.steps import ArrivedStep, StepInProgress
 from hookscope.commands.watch.training_log import LAST_STEP
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import refuse_positions
@@ -77,7 +78,7 @@ _MOST_OUTSTANDING = 32
 class InScript:
     """What the watches of a script share."""
 
-    losses: list[PlacedLoss] = field(default_factory=list)  # for the next step of an optimiser
+    losses: LossesToCome = field(default_factory=LossesToCome)
     graphs: dict[str, Node] = field(default_factory=dict)  # last losses, by place
     last_step: int = 0  # where an earlier watch without a file ended
     shards: Shards | None = None
@@ -139,7 +140,7 @@ class Watch:
         self._last_call: Literal["", "backward", "step"] = ""  # since an optimiser stepped; "step" if both
         self._graphs = shared.graphs
         self._operations: dict[str, LossOperations] = {}
-        self._broken: tuple[list[str], str] | None = None  # bad weights and input, when a loss was not finite
+        self._broken: tuple[list[str] | None, str] | None = None  # bad weights and input, when a loss was not finite
         self._failure: Exception | None = None
         self._jump = ""
         self._rests_until = 0
@@ -391,7 +392,7 @@ class Watch:
         last = state.unscaled or state.unchanged_since()
         if last is None:
             return False
-        is_same = id(state.optimizer) in self._current.stepped or not (self._is_called or self._losses_to_come)
+        is_same = id(state.optimizer) in self._current.stepped or not (self._is_called or self._losses_to_come.losses)
         state.has_stepped = True
         number = last.number if is_same else self._current.number
         self._judge.judge_repeat(number, last, type(state.optimizer).__name__)
@@ -439,8 +440,7 @@ class Watch:
         self._broken = None
         if self._is_alone(optimizer):
             state.read(reading, step.number)
-        step.losses += self._losses_to_come
-        self._losses_to_come.clear()
+        step.losses += self._losses_to_come.taken()
         if summed is None:
             norms = reading.norms  # known at once on the CPU
             if isinstance(norms, Tensor):
@@ -508,14 +508,17 @@ class Watch:
         if loss is None or not loss.is_cpu or self._judge.verdicts.stands("non-finite-loss"):
             return
         if not math.isfinite(number_of(loss)):
-            causes = self._bad_weights(), broken_input(loss.grad_fn, self._names.of_one)
+            weights: list[str] | None = self._bad_weights()
+            if self._shards is not None:  # those of other processes are not known
+                weights = weights or None
+            causes = weights, broken_input(loss.grad_fn, self._names.of_one)
             self._broken = self._broken if self._broken and causes[0] else causes  # the first may have broken weights
-        elif self._broken and self._has_no_gradients():  # the script skipped that batch
+        elif self._broken and lack_gradients(self.parameters()):  # the script skipped that batch
             self._broken = None
 
-    def _has_no_gradients(self) -> bool:
-        gradients = (tensor.grad for optimizer in self._optimizers for tensor in parameters_of(optimizer))
-        return all(gradient is None or not gradient.any() for gradient in gradients)
+    def parameters(self) -> list[Tensor]:
+        """List the parameters of all optimisers."""
+        return [parameter for optimizer in self._optimizers for parameter in parameters_of(optimizer)]
 
     def backward_ended(self) -> None:
         """Do nothing; called by `torch_calls`."""
@@ -740,7 +743,7 @@ class Watch:
         held_by_optimizers = chain.from_iterable(map(parameters_of, self._optimizers))
         everything = {id(tensor): tensor for tensor in (*self._names.all.values(), *held_by_optimizers)}
         held = filter(can_be_measured, everything.values())
-        broken = [tensor for tensor in held if not without_float8(tensor.detach()).isfinite().all()]
+        broken = [tensor for tensor in held if not without_float8(local_part(tensor)).isfinite().all()]
         return self._names.in_order(self._names.of(broken))
 
 

@@ -208,6 +208,77 @@ def test_the_places_of_losses_are_those_of_the_training_that_begins(tmp_path: Pa
     ]
 
 
+# Three steps each; a script prints the losses whose gradients its optimiser steps with.
+SEVERAL_BACKWARDS = """
+import json
+import torch
+layer = torch.nn.Linear(3, 1)
+parameters = [*layer.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.01)
+counted = []
+def loss_of(x):
+    return (layer(x) - 1).square().mean()
+for number in range(6):
+    x = torch.rand(4, 3) + number
+    WAY
+    optimizer.step()
+    optimizer.zero_grad()
+    counted.append(sum(map(float, stepped)))
+print(json.dumps(counted))
+"""
+WAYS = {
+    "other inputs are found first": """
+    x.requires_grad_()
+    loss_of(x).backward()
+    optimizer.zero_grad()
+    stepped = [loss_of((x + x.grad.sign()).detach())]
+    stepped[0].backward()
+""",
+    "other weights are found first": """
+    loss_of(x).backward()
+    moves = [parameter.grad.clone() for parameter in parameters]
+    optimizer.zero_grad(set_to_none=False)
+    with torch.no_grad():
+        torch._foreach_add_(parameters, moves)
+    stepped = [loss_of(x)]
+    stepped[0].backward()
+    with torch.no_grad():
+        torch._foreach_sub_(parameters, moves)
+""",
+    "a batch is skipped": """
+    stepped = [loss_of(x)]
+    stepped[0].backward()
+    if number % 2:
+        optimizer.zero_grad()
+        continue
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+""",
+    "gradients are mixed": """
+    stepped, kept = [loss_of(x), loss_of(x * 2)], []
+    for loss in stepped:
+        loss.backward()
+        kept.append([parameter.grad for parameter in parameters])
+        optimizer.zero_grad()
+    for parameter, first, second in zip(parameters, *kept):
+        parameter.grad = first / 2 + second
+""",
+    "gradients are added up, the first of them 0": """
+    stepped = [loss_of(x).relu() * 0 + 3, loss_of(x)]
+    for loss in stepped:
+        loss.backward()
+""",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sample("other weights are found first", "gradients are mixed")
+def test_the_loss_of_a_step_is_of_the_gradients_it_steps_with(tmp_path: Path, forked: Forked, way: str) -> None:
+    (tmp_path / "train.py").write_text(SEVERAL_BACKWARDS.replace("\n    WAY\n", WAYS[way]))
+    done = forked("-m", "hookscope", "watch", "train.py", "--out", "run")
+    losses = [step.loss for step in read_training(tmp_path / "run").steps]
+    assert losses == pytest.approx(json.loads(done.stdout), rel=1e-5)
+
+
 NOT_SEEN = (
     HEAD
     + """

@@ -131,6 +131,17 @@ def test_norms_before_clipping_are_those_of_whole_tensors(tmp_path: Path, torchr
     assert actual[3:] == pytest.approx(message[3:], rel=1e-5)
 
 
+def test_a_loss_of_one_process_that_is_nan_waits_for_no_other(tmp_path: Path, torchrun: Forked) -> None:
+    source = DISTRIBUTED_SCRIPTS["fsdp"].replace(
+        "    loss.backward()\n", "    loss = loss * (math.nan if rank == 0 and step == 5 else 1)\n    loss.backward()\n"
+    )
+    (tmp_path / "train.py").write_text("import math\n" + source)
+    torchrun("-m", "hookscope", "watch", "train.py", "--out", "run", "--", "watched.pt", 0)
+    log = read_training(tmp_path / "run")
+    assert (log.verdicts[0].step, log.verdicts[0].rule) == (5, "non-finite-loss")
+    assert len(log.steps) > 5
+
+
 def test_a_process_that_is_not_watched_is_not_waited_for(tmp_path: Path, torchrun: Forked) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS["fsdp"])
     (tmp_path / "start.py").write_text(
