@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from hookscope.checkpoints.nested import ModuleLike, TensorLike, is_floating_point
+from hookscope.checkpoints.nested import ModuleLike, TensorLike, is_floating_point, values_in
 from hookscope.checkpoints.stand_ins import kind_of
 from hookscope.errors import CheckpointError, NothingMatchedError, UsageError
 from hookscope.parameters import arg
@@ -87,7 +87,7 @@ def sets_of(content: object) -> list[tuple[Keys, object]]:
     """Return a file's sets of weights with their keys: the content itself if none is inside, [] for an optimiser."""
     if is_optimiser(content):
         return []
-    if isinstance(content, dict):
+    if isinstance(content := by_position(content), dict):
         candidates, usual = weight_candidates(content)
         if usual or not tensors_of(content):
             others = [candidate for candidate in candidates if candidate[0] in usual or _may_be_weights(*candidate)]
@@ -105,7 +105,7 @@ def place_of_weights(content: object, key: str | None, name: str) -> tuple[Keys,
     """
     if key is not None:
         return *resolved_key(content, key, name), []
-    if not isinstance(content, dict):
+    if not isinstance(content := by_position(content), dict):
         return (), "", []
     if is_optimiser(content):
         raise CheckpointError(f"{name} is an optimiser's state, not a network's; give the file of its state dict.")
@@ -188,15 +188,25 @@ def _joined(keys: Keys) -> str:
 def entries_at(content: object, keys: Keys, prefix: str) -> tuple[object, list[str]]:
     """Return the entries at `keys` whose names start with `prefix`, and the other keys for a message."""
     entries, others = content, []
-    if keys and isinstance(content, dict):
-        others = [shown_key(key) for key in dict.keys(content) if key is not keys[0]]
+    if keys and isinstance(outer := by_position(content), dict):
+        others = [shown_key(key) for key in dict.keys(outer) if key is not keys[0]]
     for key in keys:
-        entries = dict.__getitem__(entries, key) if isinstance(entries, dict) else None
+        inner = by_position(entries)
+        entries = dict.__getitem__(inner, key) if isinstance(inner, dict) else None
     if not (prefix and isinstance(entries, dict)):
         return entries, others
-    inner = {key for key in dict.keys(entries) if isinstance(key, str) and key.startswith(prefix)}
-    others += [shown_key(key) for key in dict.keys(entries) if key not in inner]
-    return {key.removeprefix(prefix): value for key, value in dict.items(entries) if key in inner}, others
+    names = {key for key in dict.keys(entries) if isinstance(key, str) and key.startswith(prefix)}
+    others += [shown_key(key) for key in dict.keys(entries) if key not in names]
+    return {key.removeprefix(prefix): value for key, value in dict.items(entries) if key in names}, others
+
+
+def by_position(content: object) -> object:
+    """Return a list or tuple with sets of weights as a dict by position; anything else as it is."""
+    if not isinstance(content, list | tuple) or len(content) > _SETS_LIMIT:
+        return content
+    parts = [part for entry in content for part in (entry, *values_in(entry))]
+    has_weights = any(isinstance(part, ModuleLike) or _may_be_weights((), part) for part in parts)
+    return dict(enumerate(content)) if has_weights else content
 
 
 def weight_candidates(content: dict[Any, Any]) -> tuple[list[tuple[Keys, object]], list[Keys]]:
@@ -212,15 +222,16 @@ def _candidates(content: dict[Any, Any]) -> Iterator[tuple[Keys, object]]:
         deeper: list[tuple[Keys, dict[Any, Any]]] = []
         for keys, parent in level:
             for key, value in dict.items(parent):
-                if not isinstance(key, str | int) or not isinstance(value, dict | ModuleLike):
+                inner = by_position(value)
+                if not isinstance(key, str | int) or not isinstance(inner, dict | ModuleLike):
                     continue
                 if id(value) in seen or len(seen) > _DICTS_LIMIT:
                     continue
                 seen.add(id(value))
-                if isinstance(value, ModuleLike) or tensors_of(value):
-                    yield (*keys, key), value
-                elif not is_optimiser(value):
-                    deeper.append(((*keys, key), value))
+                if isinstance(inner, ModuleLike) or tensors_of(inner):
+                    yield (*keys, key), inner
+                elif not is_optimiser(inner):
+                    deeper.append(((*keys, key), inner))
         level = deeper
 
 
@@ -242,7 +253,7 @@ def resolved_key(content: object, key: str, name: str) -> tuple[Keys, str]:
 
 def _ways_to(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
     """Yield the keys by which `dotted_key` leads into nested dicts, longest first, and the remaining prefix or ""."""
-    if not isinstance(content, dict):
+    if not isinstance(content := by_position(content), dict):
         return
     keys = {str(key): key for key in dict.keys(content) if isinstance(key, str | int)}
     for text in sorted(keys, key=len, reverse=True):

@@ -51,6 +51,18 @@ def test_several_weights_are_listed_with_what_to_give() -> None:
     assert "ema (2 tensors), model_ema (2 tensors)" in refusal({"ema": EMA, "model_ema": STATE}, UsageError)
 
 
+def test_weights_in_a_tuple_or_list_are_chosen_by_position() -> None:
+    for content in ((STATE, EMA), [STATE, EMA]):
+        assert "0 (2 tensors), 1 (2 tensors); choose with --key, such as --key 0." in refusal(content, UsageError)
+        assert torch.equal(weights_in(content, "model.pt", "1").state["conv.bias"], EMA["conv.bias"])
+    assert weights_in((3, {"model": STATE}, OPTIMISER), "model.pt").keys == (1, "model")
+    assert weights_in({"pair": (EMA, STATE)}, "model.pt", "pair.1").keys == ("pair", 1)
+    logs = {"net_g": STATE, "log": [{"loss": torch.tensor(0.5)}, {"loss": torch.tensor(0.4)}]}
+    assert weights_in(logs, "model.pt").keys == ("net_g",)
+    assert "'2' names nothing in model.pt, which holds a tuple." in refusal((STATE, EMA), NothingMatchedError, "2")
+    assert "holds a tuple, not a state dict" in refusal((torch.ones(2), torch.ones(2)))
+
+
 def test_two_state_dicts_of_one_network_are_one_set_of_weights() -> None:
     network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2))
     content = {"model": network.state_dict(), "net": network.state_dict()}
