@@ -195,7 +195,7 @@ def test_what_is_not_finite_in_the_optimiser_is_counted(tmp_path: Path) -> None:
     [
         (torch.ones(2), ["(tensor)"]),
         ({0: torch.ones(1), 1: torch.ones(2), (2, "a"): torch.ones(3)}, ["0", "1", "(2, a)"]),
-        ({"models": [{"w": torch.ones(1)}, {"w": torch.ones(1)}]}, ["models[0].w", "models[1].w"]),
+        ({"w": torch.ones(1), "more": [{"b": torch.ones(1)}]}, ["w", "more[0].b"]),
         ({"w": torch.ones(1), "inner": {"b": torch.ones(1)}}, ["w", "inner.b"]),
         ({f"layer{at}": {"w": torch.ones(1)} for at in range(20)}, [f"layer{at}.w" for at in range(20)]),
     ],
@@ -203,6 +203,12 @@ def test_what_is_not_finite_in_the_optimiser_is_counted(tmp_path: Path) -> None:
 )
 def test_tensors_are_listed_however_they_are_kept(tmp_path: Path, content: Any, names: list[str]) -> None:
     assert by_part(list_contents(saved(tmp_path / "file.pt", "torch", content))) == {"": names}
+
+
+def test_weights_in_a_list_are_parts_by_position(tmp_path: Path) -> None:
+    content = {"models": [{"w": torch.ones(1)}, {"w": torch.ones(1), "b": torch.ones(1)}]}
+    contents = list_contents(saved(tmp_path / "file.pt", "torch", content))
+    assert by_part(contents) == {"models.0": ["w"], "models.1": ["w", "b"]}
 
 
 def test_a_tensor_without_data_and_one_that_is_expanded_are_listed(tmp_path: Path) -> None:
