@@ -887,7 +887,7 @@ def check(
     allow_global: Texts = (),
     output_key: str | None = None,
     classes: Classes | None = None,
-    multi_label: bool = False,
+    multi_label: bool | None = None,
     trust: bool = False,
     survey: str | Path | None = None,
     resize: Sizes | None = None,
@@ -932,7 +932,8 @@ def check(
             are skipped, never imported.
         output_key: Which of several outputs holds the class scores.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.
+        multi_label: Classes are independent labels (BCE): read scores as sigmoids, not as a softmax; default: the
+            configuration's, else no.
         trust: Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do
             anything that you can.
         survey: Run directory of `survey` of this network: rules about activations then judge all of its inputs.

@@ -150,7 +150,7 @@ def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
 _KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys((str, str | None), ((str,), "a text")),
     **dict.fromkeys((int, int | None), ((Integral,), "a whole number")),
-    bool: ((bool,), "True or False"),
+    **dict.fromkeys((bool, bool | None), ((bool,), "True or False")),
     int | Sequence[int]: ((Integral, list, tuple), "a whole number or a list of whole numbers"),
     str | int | None: ((str, Integral), "a text or a whole number"),
     str | int | Sequence[str | int]: ((str, Integral, list, tuple), "texts and whole numbers"),
@@ -202,7 +202,7 @@ def of_kind(name: str, kind: Any, value: Any) -> Any:
     is_list = isinstance(value, list | tuple) and list in classes
     right = tuple({*classes} - {list, tuple, Mapping}) if is_list else classes
     items = value if is_list else [value]
-    wrong = [item for item in items if not isinstance(item, right) or isinstance(item, bool) is not (kind is bool)]
+    wrong = [item for item in items if not isinstance(item, right) or isinstance(item, bool) is not (bool in classes)]
     if classes and wrong:
         actual = f"the class {wrong[0].__name__}" if isinstance(wrong[0], type) else f"type {type(wrong[0]).__name__}"
         raise UsageError(f"{arg(name)} takes {wanted}, not {printable(actual)}.{_HINTS.get(name, '')}")
@@ -922,43 +922,9 @@ class RuleOptions:
     )
 
 
-@group(FILES)
-class ReportOptions:
-    """What `check` writes.
-
-    Attributes:
-        evidence: Folder for an overview, and for grids and rows of the layers that failed; None writes nothing.
-    """
-
-    junit: Path | None = shown(None, "FILE  Also write the report as JUnit XML.")
-    sarif: Path | None = shown(None, "FILE  Also write the report as SARIF 2.1.0, for code scanning.")
-    page: Path | None = shown(None, "--report FILE  Also write the report as one HTML page.")
-    evidence: File | None = option(
-        None, "DIR  If a checkpoint fails, write an overview, and grids and rows of the failing layers, to DIR."
-    )
-    report_format: Literal["text", "json", "github", "markdown"] | None = shown(
-        None, "--format  Format on stdout; default: github in GitHub Actions, else text.", section=TERMINAL
-    )
-
-
-@group(PROCESSES)
-class WorkerOptions:
-    """What the processes of `check` may take."""
-
-    jobs: int = shown(1, "N  Checkpoints to check in parallel.", bounds=(1, None))
-    timeout: float = shown(600, "SECONDS  Time limit for each checkpoint.", bounds=(0.1, 1e6))
-    memory: float | None = shown(
-        None,
-        "GIB  Memory limit for each checkpoint; default: 90% of the machine's memory, divided by --jobs.",
-        bounds=(0.01, 1e6),
-    )
-
-
 @group(RULES)
 class Check(
     OnProcessor,
-    WorkerOptions,
-    ReportOptions,
     RuleOptions,
     InputOptions,
     CheckInputs,
@@ -973,6 +939,7 @@ class Check(
             the network of the configuration, or to recognise it.
         input_shape: Noise, as for `activations`, instead of the configuration's.
         baseline: File written by `--update-baseline`; default: the configuration's, if any.
+        evidence: Folder for an overview, and for grids and rows of the layers that failed; None writes nothing.
     """
 
     arch: Named | None = option(
@@ -982,6 +949,31 @@ class Check(
         section=MODEL,
     )
     baseline: File | None = option(None, "FILE  Compare layer statistics with this baseline.")
+    multi_label: bool | None = option(  # type: ignore[assignment] # it is read through `CheckSettings`
+        None,
+        "--multi-label/--no-multi-label  Classes are independent labels (BCE): read scores as sigmoids, not as a "
+        "softmax; default: the configuration's, else no.",
+        section=MODEL,
+    )
+    junit: Path | None = shown(None, "FILE  Also write the report as JUnit XML.", section=FILES)
+    sarif: Path | None = shown(None, "FILE  Also write the report as SARIF 2.1.0, for code scanning.", section=FILES)
+    page: Path | None = shown(None, "--report FILE  Also write the report as one HTML page.", section=FILES)
+    evidence: File | None = option(
+        None,
+        "DIR  If a checkpoint fails, write an overview, and grids and rows of the failing layers, to DIR.",
+        section=FILES,
+    )
+    report_format: Literal["text", "json", "github", "markdown"] | None = shown(
+        None, "--format  Format on stdout; default: github in GitHub Actions, else text.", section=TERMINAL
+    )
+    jobs: int = shown(1, "N  Checkpoints to check in parallel.", bounds=(1, None), section=PROCESSES)
+    timeout: float = shown(600, "SECONDS  Time limit for each checkpoint.", bounds=(0.1, 1e6), section=PROCESSES)
+    memory: float | None = shown(
+        None,
+        "GIB  Memory limit for each checkpoint; default: 90% of the machine's memory, divided by --jobs.",
+        bounds=(0.01, 1e6),
+        section=PROCESSES,
+    )
     update_baseline: bool = shown(False, "Write the baseline of one checkpoint instead of comparing with it.")
     rules: bool = shown(False, "List the rules and exit.")
     explain: str | None = shown(None, "RULE  Explain a rule and its limits, and exit.")

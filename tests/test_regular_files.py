@@ -12,7 +12,7 @@ import hookscope
 from hookscope.checkpoints.class_names import read_classes
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.folders import files_below
-from hookscope.commands.check.configuration.document import read_settings
+from hookscope.commands.check.configuration.reading import read_settings
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.inputs.labelled_files import find_labelled
 from hookscope.inputs.loading import read_tensor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hookscope import options
-from hookscope.cli.ci_output import CiOutput, ci_output, sarif_log, write_each, write_sarif
+from hookscope.cli.ci_output import CiOutput, ci_output, refuse_one_file, sarif_log, write_each, write_sarif
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import print_page
 from hookscope.errors import OutputError, UsageError, most_severe
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hookscope.cli.check_workers import Checked
     from hookscope.results.check import CheckReport
     from hookscope.rules.baseline import Baseline
-    from hookscope.rules.settings import CheckSettings
 
 _CONFIG = Path("hookscope.toml")
 
@@ -52,22 +51,23 @@ def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
         return _inform(option)
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
     from hookscope.cli.check_workers import CheckJob, check_workers
-    from hookscope.commands.check.configuration.document import read_settings
+    from hookscope.commands.check.configuration.reading import read_settings
     from hookscope.results.runs.reports import check_report_target
     from hookscope.rules.judging import judged_by
     from hookscope.rules.settings import with_options
 
     config = None if option.config is None else Path(option.config)
     evidence = None if option.evidence is None else Path(option.evidence)
+    refuse_one_file(option)
     with sarif_log(option.sarif, config):
         if not checkpoints:
             raise UsageError(
                 "Missing CHECKPOINT: name a weights file, a folder or a glob. See `hookscope check --help`."
             )
         began = time.perf_counter()
-        settings = with_options(read_settings(config, Path()), option)
+        settings = with_options(read_settings(option.config, Path()), option)
         paths = find_checkpoints(checkpoints)
-        baseline = _baseline_to_compare(settings, paths, renews=option.update_baseline)
+        baseline = _baseline_to_compare(settings.baseline, paths, renews=option.update_baseline)
         settings, wanted = judged_by(settings, option, baseline, renews_baseline=option.update_baseline)
         ci = ci_output(option)
         if option.page is not None:
@@ -81,7 +81,9 @@ def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
         with progress_bar(messages, shown=messages.is_terminal) as advance:
             results = check_workers(work, _limits(option, at_once), at_once, advance)
         reports = [outcome.report for outcome in results]
-        job, seconds = _job(checkpoints), time.perf_counter() - began
+        names = filter(None, map(os.environ.get, ("GITHUB_WORKFLOW", "GITHUB_JOB", "CI_JOB_NAME")))
+        job = ": ".join(filter(None, (" / ".join(names), " ".join(checkpoints))))  # what is the same in later runs
+        seconds = time.perf_counter() - began
         writers = [*ci.writers(reports, seconds=seconds, job=job)]
         if option.page is not None:
             from hookscope.commands.check.page import checks_html
@@ -134,19 +136,18 @@ def _inform(option: options.Check) -> int:
     return 0
 
 
-def _baseline_to_compare(settings: "CheckSettings", checkpoints: Sequence[str], *, renews: bool) -> "Baseline | None":
+def _baseline_to_compare(baseline: Path | None, checkpoints: Sequence[str], *, renews: bool) -> "Baseline | None":
     """Read the baseline to compare with; None without one, and if `--update-baseline` is to write it."""
-    if not renews:
-        from hookscope.rules.baseline import read_baseline
-
-        return None if settings.baseline is None else read_baseline(settings.baseline)
     from hookscope.results.runs.atomic import check_text_target
+    from hookscope.rules.baseline import read_baseline
 
-    if settings.baseline is None:
+    if not renews:
+        return None if baseline is None else read_baseline(baseline)
+    if baseline is None:
         raise UsageError("--update-baseline needs the file to write: give --baseline FILE.")
     if len(checkpoints) != 1:
         raise UsageError(f"--update-baseline takes one checkpoint, not {len(checkpoints)}: name one.")
-    check_text_target(settings.baseline, "--baseline")
+    check_text_target(baseline, "--baseline", "{")
     return None
 
 
@@ -175,12 +176,6 @@ def _limits(option: options.Check, at_once: int) -> "Limits":
         return Limits(option.timeout, int(option.memory * 2**30))
     machine = machine_memory_bytes()
     return Limits(option.timeout, None if machine is None else int(_SHARE_OF_MEMORY * machine / at_once))
-
-
-def _job(checkpoints: Sequence[str]) -> str:
-    """Return what identifies a CI job across runs: its name, and what it checks."""
-    names = [os.environ.get(name, "") for name in ("GITHUB_WORKFLOW", "GITHUB_JOB", "CI_JOB_NAME")]
-    return ": ".join(filter(None, (" / ".join(filter(None, names)), " ".join(checkpoints))))
 
 
 def _renew(baseline: Path, checked: "Checked") -> None:

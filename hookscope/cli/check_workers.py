@@ -78,11 +78,6 @@ def _validated(job: CheckJob, answer: object) -> Checked:
 
 
 def _check(job: CheckJob) -> dict[str, Any]:
-    done = _checked(job)
-    return asdict(replace(done, report=replace(done.report, overview_parts=None)))  # the overview is drawn
-
-
-def _checked(job: CheckJob) -> Checked:
     from hookscope.commands.check.checkpoint import check_checkpoint
     from hookscope.inspection.device import choose_device
 
@@ -90,7 +85,7 @@ def _checked(job: CheckJob) -> Checked:
     try:
         device = None if job.device == "cpu" else choose_device(job.device)
     except UsageError as error:
-        return Checked(refused(job.checkpoint, error, job.wanted))
+        return asdict(Checked(refused(job.checkpoint, error, job.wanted)))
     report = check_checkpoint(
         job.checkpoint,
         job.settings,
@@ -101,7 +96,8 @@ def _checked(job: CheckJob) -> Checked:
         evidence=job.evidence,
         on_measured=measured.append if job.renews_baseline else None,
     )
-    return Checked(report, baseline_text(baseline_of(measured[0])) if measured else "")
+    report = replace(report, overview_parts=None)  # the overview is drawn
+    return asdict(Checked(report, baseline_text(baseline_of(measured[0])) if measured else ""))
 
 
 def _unfinished(job: CheckJob, ending: WorkerFailure) -> Checked:

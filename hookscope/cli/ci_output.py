@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from hookscope import options
-from hookscope.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, HookscopeError, Terminated
-from hookscope.text import exception_line
+from hookscope.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, HookscopeError, Terminated, UsageError
+from hookscope.text import exception_line, printable
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckReport
@@ -68,10 +68,22 @@ def ci_output(option: options.Check | options.Diff) -> CiOutput:
     path = os.environ.get(_SUMMARY) if chosen == "github" else None
     output = CiOutput(chosen, option.junit, Path(path) if path else None)
     if output.junit is not None:
-        check_text_target(output.junit, "--junit")
+        check_text_target(output.junit, "--junit", "<")
     if output.summary is not None:
         append(output.summary, "", _SUMMARY)
     return output
+
+
+def refuse_one_file(option: options.Check | options.Diff) -> None:
+    """Raise UsageError for a file that two options name: the second would replace what the first wrote or reads."""
+    named: dict[str, str] = {}
+    for name in ("config", "baseline", "junit", "sarif", "page"):
+        path = getattr(option, name, None)
+        if path is not None and (os.path.isfile(path) or not os.path.lexists(path)):  # noqa: PTH113 never raises
+            flag = "--report" if name == "page" else f"--{name}"
+            first = named.setdefault(os.path.abspath(path), flag)  # noqa: PTH100 `resolve` raises for a loop of links
+            if first != flag:
+                raise UsageError(f"{first} and {flag} name the same file, '{printable(str(path))}': name two.")
 
 
 def write_each(writers: Iterable[Callable[[], None]]) -> list[HookscopeError]:
@@ -97,7 +109,7 @@ def sarif_log(path: Path | None, config: Path | None) -> Iterator[None]:
         return
     from hookscope.results.runs.atomic import check_text_target
 
-    check_text_target(path, "--sarif")
+    check_text_target(path, "--sarif", "{")
     if path.is_file() or not path.exists():  # what a pipe takes cannot be replaced
         write_sarif(path, (), config, error="hookscope check did not finish: it was killed.", exit_code=EXIT_BUG)
     try:

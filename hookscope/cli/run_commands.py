@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hookscope import options
-from hookscope.cli.ci_output import ci_output, write_each
+from hookscope.cli.ci_output import ci_output, refuse_one_file, write_each
 from hookscope.cli.console import print_error
 from hookscope.cli.run import Run, check_early, report_all, start_run
 from hookscope.cli.sections import SectionedCommand
@@ -170,6 +170,7 @@ def diff(a: str, b: str, images: Sequence[str] = (), *, option: options.Diff) ->
     check_early(option, images, *(() if are_runs else (a, a if b == "same" else b)))
     otherwise = ("inputs" if option.input else "noise") if has_inputs else Path(b).stem
     models = [a, b] if has_inputs else [a]
+    refuse_one_file(option)
     ci = ci_output(option)
     run = start_run("diff", models, option, images, otherwise, takes_stdout=ci.format == "markdown")
     with run.progress() as advance:

@@ -63,7 +63,8 @@ def watch(context: typer.Context, script: str | None = None, *, option: options.
         raise UsageError(f"There is no script to run: '{printable(script)}' {problem}.")
     refuse_positions(option.layer)
     out = None if option.out is None else Path(option.out)
-    if out is not None and _is_first_process():
+    ranks = (os.environ.get(name) for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
+    if out is not None and next(filter(None, ranks), "0") == "0":
         _check_writable(out, resume=option.resume)
     elif option.resume and out is None:
         raise UsageError("--resume needs --out, the folder of the training to continue.")
@@ -84,8 +85,3 @@ def _check_writable(folder: Path, *, resume: bool) -> None:
             file.path.unlink()
             for path in made:
                 path.rmdir()
-
-
-def _is_first_process() -> bool:
-    ranks = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-    return next((os.environ[name] for name in ranks if name in os.environ), "0") == "0"

@@ -61,8 +61,8 @@ _MOST_LAYERS = 1000  # ours: published networks have a few hundred; a million ta
 def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     """Build the network that a folder's configuration names, with the weights of the folder.
 
-    Raises UntrustedFileError if the folder asks for code of its own, UsageError without transformers or for a network
-    that takes neither pictures nor recordings, ModelNotFoundError for a class that transformers does not have,
+    Raises UntrustedFileError if the folder asks for code of its own, UsageError without transformers,
+    ModelNotFoundError for unknown classes, quantised weights, and networks that take neither pictures nor recordings,
     CheckpointError if the configuration is damaged, MisfitError if the weights do not fit it.
     """
     folder = Path(source)
@@ -107,7 +107,7 @@ def _safe_settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
                 "with a function of yours instead: net.py:build."
             )
         if key == _QUANTISED:
-            raise UsageError(
+            raise ModelNotFoundError(
                 f"{shown} describes quantised weights, which cannot be loaded here; give the unquantised ones."
             )
         counts = value if isinstance(value, list) else [value]
@@ -184,7 +184,7 @@ def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str)
         return config, kind
     vision = getattr(transformers, f"{kind.__name__.removesuffix('Model')}VisionModel", None)
     if vision is None or not hasattr(config, "vision_config"):
-        raise UsageError(
+        raise ModelNotFoundError(
             f"{kind.__name__} of {shown} takes {kind.main_input_name}, not pictures (pixel_values) or "
             f"recordings (input_values). Give FILE.py:FUNCTION that builds it, and its inputs with {arg('input')}."
         )

@@ -59,7 +59,7 @@ class WrongPicture:
     Attributes:
         taken_for: Name or number of the class with the greatest score; "NaN" for scores with NaN.
         probability: Of the class in `taken_for`: the softmax of the scores, or the score itself if scores are
-            probabilities; None for scores with NaN.
+            probabilities; None for scores with NaN or Inf.
         label_probability: Of the label's class.
     """
 

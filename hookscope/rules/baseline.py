@@ -7,7 +7,7 @@ size of each change. Containers without parameters are left out. Labelled pictur
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, groupby, repeat
 from pathlib import Path, PurePath
@@ -22,7 +22,6 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.store import checked
 from hookscope.results.statistics import QUANTILE_LEVELS
-from hookscope.rules import RULES
 from hookscope.rules.baseline_values import (
     channels_from_text,
     channels_text,
@@ -30,7 +29,6 @@ from hookscope.rules.baseline_values import (
     values_from_text,
     values_text,
 )
-from hookscope.rules.rule import of_modules, required
 from hookscope.rules.settings import RENEW
 from hookscope.text import counted, one_line, printable, safe_text, shape_text, strict_json
 
@@ -157,7 +155,7 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
 
 def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, BaselineRow], ...]:
     """Return the rows that a baseline holds, in execution order, each with its form in the baseline."""
-    rows = of_modules(required(measured.forward).rows)
+    rows = [row for row in (measured.forward.rows if measured.forward else ()) if row.owner is None]
     containers = {row.layer[: dot.start()] for row in rows for dot in re.finditer(r"\.", row.layer)}
     gradients = measured.gradients.gradients if measured.gradients else ()
     norms = {row.label: row.gradient.l2 for row in gradients if row.role == "output"}
@@ -175,12 +173,9 @@ def _labelled_of(result: LabelledResult | None) -> tuple[BaselineClass, ...]:
     classes = []
     for indices, pictures in sorted(result.pictures.items()):
         label = ", ".join(dict.fromkeys(by_index[index] for index in indices)) or "no label"
-        classes.append(BaselineClass(label, indices, _digests(pictures, True), _digests(pictures, False)))
+        right, wrong = ([sha for sha in sorted(pictures) if pictures[sha] is is_right] for is_right in (True, False))
+        classes.append(BaselineClass(label, indices, tuple(right), tuple(wrong)))
     return tuple(classes)
-
-
-def _digests(pictures: Mapping[str, bool], right: bool) -> tuple[str, ...]:
-    return tuple(sorted(digest for digest, is_right in pictures.items() if is_right is right))
 
 
 def input_values_of(measured: CheckMeasurements) -> str | None:
@@ -322,7 +317,7 @@ def _changed_class(baseline: Baseline, measured: CheckMeasurements) -> str:
 
 
 def _changed_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:
-    now = inputs_of(required(measured.forward).inputs)
+    now = inputs_of(measured.forward.inputs if measured.forward else ())
     counts = [sum(entry.count for entry in inputs) for inputs in (baseline.inputs, now)]
     if counts[0] != counts[1]:
         return f"it was made with {counted(counts[0], 'input')}, and this run has {counts[1]}"
@@ -358,8 +353,9 @@ def _changed_gradients(baseline: Baseline, measured: CheckMeasurements) -> str:
     if baseline.gradients is None:
         return ""
     if measured.gradients is None:
-        tried = any(rule in RULES and RULES[rule].needs == "gradients" for rule in measured.unmeasured)
-        return "" if tried else "it has gradients, and this run takes none, because no rule about gradients is on"
+        if "gradients" in measured.seconds:  # they could not be taken, which the rules about gradients report
+            return ""
+        return "it has gradients, and this run takes none, because no rule about gradients is on"
     now = gradients_of(measured.gradients)
     if now is None or now == baseline.gradients:
         return ""

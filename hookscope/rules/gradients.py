@@ -157,7 +157,7 @@ def _non_finite_parameter(gradients: Gradients) -> Iterator[RuleFinding]:
     broken = [row for row in in_forward_order(gradients) if non_finite_count(row.gradient)]
     if broken:
         name, words = broken[-1].name, non_finite_words(broken[-1].gradient)
-        message = f"The gradient of '{name}' has {words} (limit 0), those of the selected layers' outputs have none."
+        message = f"The gradient of '{name}' has {words} (limit 0); those of the selected layers' outputs have none."
         yield RuleFinding(parameter_of(broken[-1]), message)
 
 

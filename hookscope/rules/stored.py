@@ -143,7 +143,8 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     untrained = {module for module, _, name, values in named if name == "running_mean" and is_zero(values)}
     for module, _, name, values in named:
         if name == "num_batches_tracked" and (values.min or 0) < 0:
-            yield about(values, f" counts {values.min:,.0f} batches (limit 0)")
+            origin = ", which NaN and Inf become as whole numbers" if values.min == -(2.0**63) else ""
+            yield about(values, f" counts {values.min:,.0f} batches (limit 0){origin}")
         if name != "running_var" or values.min is None:
             continue
         limit = 0.0 if module in untrained else terms.limit("max_zero_fraction", stored_in(values))
@@ -177,24 +178,27 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleF
     A row or kernel of zeros makes a constant output channel. Structured pruning does this on purpose, and weight decay
     does it to a channel without a gradient. Neither prefers channels in a row: if such channels are zero and few
     others are, this part of the tensor was never written, or channels were padded. Load the weight again if it was not
-    pruned. A weight that is zero everywhere is left to zero-parameter. Rows of embeddings do not count as filters: the
-    padding row is zero by design.
+    pruned. Weights under a mask of torch.nn.utils.prune are judged with the mask. A weight that is zero everywhere is
+    left to zero-parameter. Rows of embeddings do not count as filters: the padding row is zero by design.
     """
+    masks = pruning_masks(measured.stored)
     for values in measured.stored:
-        if not values.zero_filters or not values.filter_count or is_zero(values) or "Embedding" in values.kind:
+        is_left = is_zero(values) or is_zero(masks.get(values.name, values)) or "Embedding" in values.kind
+        if not values.zero_filters or not values.filter_count or is_left:
             continue
+        zeros = "all 0 under the mask of pruning" if values.name in masks else "all 0"
         limit = terms.limit("max_fraction", stored_in(values))
         share = len(values.zero_filters) / values.filter_count
         if share > limit:
             channels = f"{len(values.zero_filters)} of {counted(values.filter_count, 'output channel')}"
-            claim = f"{channels} are all 0, {percent_text(share)} (limit {limit * 100:.6g}%)"
+            claim = f"{channels} are {zeros}, {percent_text(share)} (limit {limit * 100:.6g}%)"
             yield about(values, f": {claim}: {some_of(values.zero_filters, 8)}")
             continue
         first, run, chance = _least_likely_run(values.zero_filters, values.filter_count)
         if chance < (least := terms.limit("min_chance", stored_in(values))):
             at_end = first + run == values.filter_count
             which = f"the last {run}" if at_end else f"{run} in a row, from {first} to {first + run - 1},"
-            claim = f"{which} of {counted(values.filter_count, 'output channel')} are all 0"
+            claim = f"{which} of {counted(values.filter_count, 'output channel')} are {zeros}"
             rare = f"by chance has a probability of {figure(chance, 1)} (limit {least:g})"
             yield about(values, f": {claim}, which {rare}")
 

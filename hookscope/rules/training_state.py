@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "Cauchy-Schwarz inequality: at most 1, whatever the gradients; twice that, for rounding to bfloat16",
 )
 def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
-    """Training cannot resume from the state of the optimiser beside the weights.
+    """The state of the optimiser beside the weights is not sound.
 
     A moment with NaN or Inf fails: it makes the weight NaN at the next step, although the weights in the file are still
     sound. A negative mean of squares, a step count that is negative or NaN, and settings that torch.optim refuses (a
@@ -68,7 +68,7 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[R
     "it starts at 65,536, and is halved when gradients overflow float16; below 1 they overflow even unscaled",
 )
 def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
-    """Training cannot resume from the state of the GradScaler beside the weights.
+    """The state of the GradScaler beside the weights is not sound.
 
     The scaler multiplies the loss by a scale, and divides the gradients by it before the step. A scale that is zero,
     negative, infinite or NaN leaves no gradient, and fails. A growth factor of 1 or less, and a backoff factor that is
@@ -161,7 +161,7 @@ def _outdated(copy: CopyValues) -> Iterator[RuleFinding]:
         yield _about(copy.key, f"is stale: {layers}, while those of the weights are not: {listed(copy.reset)}", "warn")
     if copy.newer:
         theirs, mine = next(iter(copy.newer.values()))
-        counts = f"it counts {counted(theirs, 'batch', 'batches')}, they {mine:,}"
+        counts = f"it counts {counted(theirs, 'batch', 'batches')}, and they count {mine:,}"
         yield _about(copy.key, f"is newer than the weights: {counts}: {listed([*copy.newer])}", "warn")
 
 

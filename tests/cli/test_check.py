@@ -531,7 +531,7 @@ def test_sarif_of_a_run_that_checked_nothing_is_not_clean(
     check: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     log = tmp_path / "check.sarif"
-    log.write_text("of a run before, which passed", encoding="utf-8")
+    log.write_text('{"of a run before": "which passed"}', encoding="utf-8")
     assert check(*arguments, "--sarif", log).code == code
     run = sarif_run(log)
     [invocation] = run["invocations"]
@@ -628,10 +628,10 @@ def test_a_baseline_of_an_earlier_hookscope_is_refused_in_one_line(check: Run, t
 
 def test_a_baseline_is_not_written_from_what_does_not_run(check: Run, tmp_path: Path) -> None:
     baseline = tmp_path / "baseline.json"
-    baseline.write_text("before", encoding="utf-8")
+    baseline.write_text('{"before": 1}', encoding="utf-8")
     ended = check("cut.pt", "--baseline", baseline, "--update-baseline")
     assert ended.code == 3
-    assert baseline.read_text(encoding="utf-8") == "before"
+    assert baseline.read_text(encoding="utf-8") == '{"before": 1}'
     assert "not written" in ended.errors[0]
 
 
@@ -645,7 +645,18 @@ def test_a_checkpoint_is_never_replaced(check: Run, tmp_path: Path, options: tup
     before = weights.read_bytes()
     ended = check(weights, *options, weights)
     assert (ended.code, weights.read_bytes()) == (3, before)
-    assert f"it holds no text, and is not replaced. Name another file with {options[-1]}." in ended.errors[0]
+    assert f"it holds something else, and is not replaced. Name another file with {options[-1]}." in ended.errors[0]
+    notes = tmp_path / "notes.txt"
+    notes.write_text("Remember the milk.", encoding="utf-8")
+    assert check(weights, *options, notes).code == 3
+    assert notes.read_text(encoding="utf-8") == "Remember the milk."
+
+
+@pytest.mark.parametrize("options", [("--junit", "--sarif"), ("--report", "--junit"), ("--baseline", "--sarif")])
+def test_two_options_do_not_write_one_file(check: Run, tmp_path: Path, options: tuple[str, str]) -> None:
+    ended = check("good.pt", options[0], tmp_path / "both", options[1], tmp_path / "sub" / ".." / "both")
+    assert (ended.code, [*tmp_path.iterdir()]) == (2, [])
+    assert "name the same file" in ended.errors[0]
 
 
 @pytest.mark.parametrize(
@@ -755,7 +766,7 @@ def test_init_writes_a_configuration_once(run: Run, tmp_path: Path) -> None:
     assert run("check", "--init").code == 0
     written = (tmp_path / "hookscope.toml").read_text(encoding="utf-8")
     from hookscope.commands.check.configuration.default_file import default_text
-    from hookscope.commands.check.configuration.document import read_settings
+    from hookscope.commands.check.configuration.reading import read_settings
 
     assert written == default_text()
     read_settings(None, tmp_path)

@@ -14,7 +14,7 @@ from torch import nn
 from torchvision.models import mobilenet_v3_small, resnet18
 
 import hookscope
-from hookscope.commands.check.configuration.document import read_settings
+from hookscope.commands.check.configuration.reading import read_settings
 from tests.docs.pages import DOCS, ROOT, Block, blocks, commands, is_shown, is_translated, name_of, pages
 from tests.fork_server import ForkServer
 

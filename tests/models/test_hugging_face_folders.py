@@ -12,6 +12,7 @@ import torch
 import transformers
 from PIL import Image
 
+import hookscope
 from hookscope.checkpoints.checkpoint import FileOptions
 from hookscope.checkpoints.fileformat import is_weights_folder
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
@@ -22,7 +23,6 @@ from hookscope.errors import (
     ModelError,
     ModelNotFoundError,
     UntrustedFileError,
-    UsageError,
 )
 from hookscope.inputs.batches import load_batches
 from hookscope.models.input_spec import example_shape
@@ -258,12 +258,12 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[HookscopeError], str]] = {
     ),
     "a network for text": (
         lambda folder: change(folder, model_type="bert", architectures=["BertModel"]),
-        UsageError,
+        ModelNotFoundError,
         "takes input_ids, not pictures (pixel_values) or recordings (input_values). Give FILE.py:FUNCTION",
     ),
     "quantised weights": (
         lambda folder: change(folder, quantization_config={"quant_method": "bitsandbytes"}),
-        UsageError,
+        ModelNotFoundError,
         "describes quantised weights",
     ),
     "a size without end": (
@@ -345,3 +345,16 @@ def test_a_mutated_configuration_builds_or_ends_in_one_sentence(vit: Path, tmp_p
             said = str(error)
             assert said.isprintable(), said
     assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("arch", [None, "none"])
+def test_check_judges_the_weights_of_a_network_for_text(tmp_path: Path, arch: str | None) -> None:
+    config = transformers.BertConfig(**SMALL, vocab_size=50)
+    network = transformers.BertModel(config)
+    with torch.no_grad():
+        network.pooler.dense.bias[3] = float("nan")
+    network.save_pretrained(tmp_path)
+    report = hookscope.check(str(tmp_path), arch=arch)
+    finding = next(finding for finding in report.findings if finding.level == "fail")
+    assert (finding.rule, finding.where) == ("non-finite-parameter", "pooler.dense.bias")
+    assert report.exit_code == (5 if arch is None else 1)

@@ -237,3 +237,8 @@ def test_colours_are_for_terminals_only_and_say_nothing_that_the_words_do_not() 
 def test_no_hostile_name_is_a_command_to_the_runner(width: int) -> None:
     long = [hostile("x" * padding + "::error::pwned") for padding in range(60, 100)]  # folded, it could start a line
     assert commands(shown(*HOSTILE, *long, width=width)) == []
+
+
+def test_the_headline_of_several_checkpoints_has_the_colour_of_the_worst() -> None:
+    levels = [describe_checks(reports).level for reports in ([PASSING, PASSING], [PASSING, WARNED], [WARNED, FAILED])]
+    assert levels == ["good", "warn", "fail"]

@@ -318,3 +318,11 @@ def test_a_copy_may_be_broken_in_several_ways_at_once() -> None:
         ("averaged-weights", "warn", "'ema' in the file lacks 2 parameters: 'c', 'd'."),
         ("averaged-weights", "warn", "'ema' in the file has 1 tensor that is not among the weights: 'e'."),
     ]
+
+
+def test_a_count_of_batches_that_was_nan_names_nan() -> None:
+    count = -(2.0**63)  # what `load_state_dict` makes of it, on x86
+    values = stored("0.num_batches_tracked", shape=(), role="buffer", dtype="int64", min=count, max=count)
+    (finding,) = judged(replace(HEALTHY, stored=(values,))).findings
+    assert finding.rule == "batchnorm-variance"
+    assert "(limit 0), which NaN and Inf become as whole numbers" in finding.message

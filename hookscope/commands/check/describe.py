@@ -37,7 +37,7 @@ from hookscope.reporting.document import (
     line_of,
 )
 from hookscope.reporting.run_facts import model_facts, size_words
-from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
+from hookscope.results.accuracy import Accuracy, WrongPicture
 from hookscope.results.binomial import interval
 from hookscope.results.check import CheckReport, OverviewParts, RuleOutcome
 from hookscope.results.findings import Finding
@@ -85,7 +85,7 @@ def describe_checks(
     documents = [describe_check(report, (evidence or {}).get(report.evidence)) for report in ordered]
     if len(documents) == 1:
         return documents[0]
-    levels: list[Level] = ["good" if report.passed else "fail" for report in ordered]
+    levels = [*map(_level, ordered)]
     columns = [
         Column("", "verdict", shown=lambda row: verdict(row[0]), words=True),
         Column("", "checkpoint", rank=0, shown=lambda row: row[1].title, words=True),
@@ -99,7 +99,7 @@ def describe_checks(
         title="Checkpoints",
         page_title=f"{counted(len(ordered), 'checkpoint')} · check",
         answer=[summary(reports, seconds)],
-        level="good" if all(report.passed for report in reports) else "fail",
+        level=next((level for level in ("fail", "warn") if level in levels), "good"),
         sections=[Section("verdicts", "Verdicts", [table])],
         making=[("Time", f"{total:.2f} s")],
         main="verdicts",
@@ -139,13 +139,17 @@ def describe_check(report: CheckReport, evidence: Evidence | None = None) -> Doc
         page_title=f"{name} · check",
         about=[(f"error: {error}", "fail")] if error else [],
         answer=[_headline(report, name), *filter(None, [accuracy_line(report)])],
-        level="fail" if not report.passed else "warn" if report.findings else "good",
+        level=_level(report),
         notes=[words if kind == "note" else f"{kind}: {words}" for kind, words in remarks(report) if kind != "data"],
         facts=_facts(report),
         sections=sections,
         making=_making(report),
         main="findings" if report.findings else "rules",
     )
+
+
+def _level(report: CheckReport) -> Level:
+    return "fail" if not report.passed else "warn" if report.findings else "good"
 
 
 def _seen(name: str) -> str:
@@ -209,7 +213,11 @@ def _labelled(accuracy: Accuracy, folder: str) -> Iterator[Part]:
         Column("share", "recall" if multi_label else "share", text=percent_text),
         Column("", "95% interval", value=lambda row: interval(row.right, row.count), text=str),
         *([Column("f1", "F1", text="{:.3f}".format)] if multi_label else []),
-        Column("", "instead, mostly" if multi_label else "mostly taken for", shown=_mistaken, words=True),
+        Column(
+            *("", "instead, mostly" if multi_label else "mostly taken for"),
+            shown=lambda row: f"{row.mistaken_for} ({row.mistaken_count:,})" if row.mistaken_count else "",
+            words=True,
+        ),
     ]
     yield Table(title="Labels, the lowest first", columns=columns, rows=accuracy.by_share, is_extra=True)
     pictures = [
@@ -234,18 +242,16 @@ def wrong_pictures(report: CheckReport) -> dict[str, Image.Image]:
     }
 
 
-def _mistaken(label: ClassAccuracy) -> str:
-    return f"{label.mistaken_for} ({label.mistaken_count:,})" if label.mistaken_count else ""
-
-
 def _wrong_lines(wrong: WrongPicture, *, multi_label: bool) -> list[str]:
     has, taken = ("missed with", "given") if multi_label else ("probability", "taken for")
     label = f"labelled {wrong.label}"
     if wrong.label_probability is not None:
         label += f" ({has} {probability_text(wrong.label_probability)})"
-    if wrong.probability is None:
-        return [label, f"{taken} {wrong.taken_for}" if wrong.label_probability is not None else "scores with NaN"]
-    return [label, f"{taken} {wrong.taken_for} (probability {probability_text(wrong.probability)})"]
+    if wrong.probability is not None:
+        return [label, f"{taken} {wrong.taken_for} (probability {probability_text(wrong.probability)})"]
+    if wrong.label_probability is not None:
+        return [label, f"{taken} {wrong.taken_for}"]
+    return [label, "scores with NaN" if wrong.taken_for == "NaN" else f"{taken} {wrong.taken_for}, scores with Inf"]
 
 
 def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[Part]:
@@ -263,13 +269,21 @@ def _evidence(report: CheckReport, folder: str, evidence: Evidence) -> Iterator[
 def _rules(outcomes: Sequence[RuleOutcome]) -> Table:
     ordered = sorted(outcomes, key=lambda outcome: [*_STATUSES].index(outcome.status))
     counts = Counter(outcome.status for outcome in ordered)
+    meanings = {name: rule.meaning for name, rule in RULES.items()}  # a report may have rules of another version
     return Table(
         title=", ".join(f"{count} {_STATUSES[status]}" for status, count in counts.items()),
         columns=[
             Column("status", "status", words=True),
             Column("rule", "rule", rank=0, words=True),
             Column("", "findings", shown=lambda outcome: level_counts(outcome.findings), words=True, usual=""),
-            Column("", "looks for", shown=_meaning, words=True, max_width=60, usual=""),
+            Column(
+                "",
+                "looks for",
+                shown=lambda outcome: meanings.get(outcome.rule, ""),
+                words=True,
+                max_width=60,
+                usual="",
+            ),
             Column("reason", "why it was skipped", words=True, max_width=60, usual=""),
         ],
         rows=ordered,
@@ -277,10 +291,6 @@ def _rules(outcomes: Sequence[RuleOutcome]) -> Table:
         remark="`hookscope check --explain RULE` explains a rule, its limits and what to do.",
         is_extra=True,
     )
-
-
-def _meaning(outcome: RuleOutcome) -> str:
-    return RULES[outcome.rule].meaning if outcome.rule in RULES else ""  # a report may be of another version
 
 
 def _facts(report: CheckReport) -> Facts:

@@ -36,8 +36,13 @@ def checks_html(reports: Sequence[CheckReport], *, seconds: float | None = None)
 
 def read_evidence(folder: Path, room: int) -> Evidence:
     """Read the pictures in `CheckReport.evidence`, up to `room` bytes."""
+    if os.path.islink(folder):  # noqa: PTH114 - `is_symlink` raises in a folder without permission
+        return Evidence(remarks=("Its pictures are not shown. The evidence folder is now a symbolic link.",))
     try:
-        record = _contents(folder)
+        content = read_inside(folder, "run.json", _MAX_RECORD_BYTES)
+        record: RunRecord = checked(RunRecord, parse_json(content) or {})
+    except (ValueError, RecursionError):
+        return Evidence(remarks=("Its pictures are not shown. The run.json in the evidence folder is damaged.",))
     except InputError as error:
         return Evidence(remarks=(f"Its pictures are not shown. {error}",))
     wrong = (path for path in record.files if path.startswith("pictures/"))
@@ -61,14 +66,3 @@ def read_evidence(folder: Path, room: int) -> Evidence:
     )
     grids = [grid for grid in record.grids if grid.path in pictures]
     return Evidence(grids, pictures, taken, [*filter(None, remarks)])
-
-
-def _contents(folder: Path) -> RunRecord:
-    if os.path.islink(folder):  # noqa: PTH114 - `is_symlink` raises in a folder without permission
-        raise InputError("The evidence folder is now a symbolic link.")
-    content = read_inside(folder, "run.json", _MAX_RECORD_BYTES)
-    try:
-        record: RunRecord = checked(RunRecord, parse_json(content) or {})
-    except (ValueError, RecursionError) as error:
-        raise InputError("The run.json in the evidence folder is damaged.") from error
-    return record

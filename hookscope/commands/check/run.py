@@ -15,7 +15,6 @@ from hookscope.options import any_given
 if TYPE_CHECKING:
     from hookscope.commands.opening import Model
     from hookscope.results.check import CheckReport
-    from hookscope.rules.settings import CheckSettings
 
 
 @interrupts_between_blocks()
@@ -40,6 +39,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
         UsageError: If the configuration, the baseline, the device or the name of a rule is wrong.
     """
     from hookscope.commands.check.checkpoint import check_checkpoint
+    from hookscope.commands.check.configuration.reading import read_settings
     from hookscope.inspection.device import choose_device
     from hookscope.inspection.given_inputs import as_sources, by_position_and_name
     from hookscope.models.spec import load_model, needs_a_name
@@ -64,7 +64,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
             raise UsageError(needs_a_name())
         if loaded.module is not checkpoint:  # TorchScript and exported programs, as modules
             checkpoint = loaded
-    settings = with_options(settings_of(option), option)
+    settings = with_options(read_settings(option.config, Path()), option)
     baseline = None if settings.baseline is None else read_baseline(settings.baseline)
     settings, wanted = judged_by(settings, option, baseline)
     report = check_checkpoint(
@@ -77,10 +77,3 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
         evidence=None if option.evidence is None else Path(option.evidence),
     )
     return refuse_unmatched([report], wanted)[0]
-
-
-def settings_of(option: options.RuleOptions) -> CheckSettings:
-    """Return the settings of the configuration file, or of none."""
-    from hookscope.commands.check.configuration.document import read_settings
-
-    return read_settings(None if option.config is None else Path(option.config), Path())

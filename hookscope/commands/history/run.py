@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookscope import options
-from hookscope.commands.check.run import settings_of
 from hookscope.commands.opening import several
 from hookscope.hooks.interrupts import interrupts_between_blocks
 
@@ -48,6 +47,7 @@ def history(
         NothingMatchedError: If a folder or a glob holds no weights file.
     """
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
+    from hookscope.commands.check.configuration.reading import read_settings
     from hookscope.commands.history.follow import follow
     from hookscope.inspection.device import choose_device
     from hookscope.inspection.given_inputs import as_sources, by_position_and_name
@@ -56,7 +56,7 @@ def history(
 
     images, named = by_position_and_name(images, option.input)
     inputs = as_sources(images)
-    configured = settings_of(option)
+    configured = read_settings(option.config, Path())
     has_inputs = bool(named) or option.input_shape is not None or not isinstance(inputs, list) or bool(inputs)
     arch = option.arch or configured.arch or (None if has_inputs else NO_NETWORK)
     checked = options.taken(options.Check, option, images=inputs, input=named, arch=arch)

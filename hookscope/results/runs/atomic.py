@@ -93,15 +93,13 @@ def check_writable(path: Path, option: str = "", kind: Kind = "file", beside: Pa
             TemporaryFile(dir=folder).close()  # permissions are not enough: /proc grants them all
 
 
-def check_text_target(path: Path, option: str) -> None:
-    """Raise OutputError, before long work, if a text file cannot be written, or would replace a checkpoint or the like.
-
-    A file with a zero byte near its beginning is no text.
-    """
+def check_text_target(path: Path, option: str, begins: str = "") -> None:
+    """Raise OutputError, before long work, if a text cannot be written, or would replace one that begins otherwise."""
     check_writable(path, option)
     with reported(path, option):
-        if path.is_file() and b"\0" in read_bounded(path, 4096):
-            raise refusal(path, "it holds no text, and is not replaced", option)
+        text = read_bounded(path, 4096).decode("utf-8-sig", "replace").lstrip() if path.is_file() else ""
+        if "\0" in text or (text and not text.startswith(begins)):
+            raise refusal(path, "it holds something else, and is not replaced", option)
 
 
 def reason_of(error: OSError) -> str:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
-from hookscope.commands.check.configuration.document import Entry, key_of, shown_value
+from hookscope.commands.check.configuration.document import Entry, inside, key_of, shown_value
 from hookscope.errors import UsageError, nearest
 from hookscope.hooks.patterns import parse_pattern
 from hookscope.parameters import arg
@@ -341,7 +341,8 @@ def _mistake(model: type[_Table], top: Entry, errors: Sequence[ErrorDetails]) ->
     for error in errors:
         if error["type"] == "extra_forbidden":
             *above, key = error["loc"]
-            return _entry(top, above).unknown(str(key), _hint(str(key), _keys_at(model, above)))
+            table, hint = _entry(top, above), _hint(str(key), _keys_at(model, above))
+            return table.at(key).wrong(f"unknown key '{printable(str(key))}' {inside(table.path)}.{hint}")
     located = [(_entry(top, error["loc"]), error) for error in errors]
     entry, error = max(located, key=lambda pair: len(pair[0].path))
     if error["type"] == "value_error":

@@ -66,7 +66,7 @@ class BatchNormInputs:
         reasons = {
             "No BatchNorm stores statistics, or its eps is not known (TorchScript, exported programs).": not self.norms,
             "The input is noise, which BatchNorm was not trained on: give pictures.": is_noise,
-            f"At least {FEWEST_INPUTS} pictures are needed, {few}.": input_count < FEWEST_INPUTS,
+            f"At least {FEWEST_INPUTS} pictures are needed; {few}.": input_count < FEWEST_INPUTS,
             "BatchNorm statistics are at their initial values: mean 0, variance 1.": is_new
             and all(map(is_as_new, self.norms.values())),
             "No BatchNorm was seen to run, as in TorchScript.": not self.seen,

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from hookscope.checkpoints.checkpoint import Checkpoint, FileOptions
+from hookscope.checkpoints.fileformat import weights_file
 from hookscope.checkpoints.locate_state_dict import weights_in
 from hookscope.checkpoints.training_entries import training_entries
 from hookscope.checkpoints.wrapped_names import twin_names
@@ -65,11 +66,13 @@ def read_alone(model: str | Mapping[str, Any], settings: CheckSettings, *, trust
         weights = weights_in(content, STATE_DICT, settings.key)
         training = training_entries(content, weights, settings.key)
         return Checkpoint(STATE_DICT, weights.state, "", notes=weights.notes, training=training)
-    if parse_model(model).form != "weights":
+    if parse_model(model).form not in ("weights", "hugging face"):
         raise UsageError(f"{arg('arch')} none needs a weights file; MODEL '{printable(model)}' is a network.")
     if not os.path.lexists(model):
         raise CheckpointError(f"{printable(model)} does not exist.")
-    return read_checkpoint(Path(model), FileOptions(trust, settings.key, allowed_globals=tuple(settings.allow_global)))
+    return read_checkpoint(
+        weights_file(Path(model)), FileOptions(trust, settings.key, allowed_globals=tuple(settings.allow_global))
+    )
 
 
 def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasurements:
@@ -184,7 +187,7 @@ def _with_ties(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Ten
 
 def _empty_module(tensors: Mapping[str, Tensor]) -> nn.Module:
     """Return an empty module of the class that tensors of these names and shapes suggest."""
-    weight, bias = tensors.get("weight"), tensors.get("bias")
+    weight, bias = tensors.get("weight", tensors.get("weight_orig")), tensors.get("bias")
     kind: type[nn.Module] = nn.Module
     if {"running_mean", "running_var"} <= tensors.keys():
         kind = BatchNorm

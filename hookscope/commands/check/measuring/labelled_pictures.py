@@ -219,6 +219,8 @@ class _Counting:
             sure = max((float(shares[index]) for index in extra), default=None)
             true = min((float(shares[[*classes[label]]].max()) for label in missed), default=None)
             surety = (_THRESHOLD if sure is None else sure) - (_THRESHOLD if true is None else true)
+            if shares.isnan().any():  # the softmax of Inf
+                surety, sure, true = 2.0, None, None
             named = _listed([*map(self.counts.name, predicted)])
             self._keep(surety, WrongPicture(record.name, record.sha256, _listed(labels), named, sure, true))
 

@@ -232,7 +232,6 @@ class _Measuring:
         """Run the network over all inputs with every module hooked; return the rows, and the first pass's outputs."""
         loaded, settings = self.prepared.loaded, self.settings
         expecting = "expectation" in self.wanted and bool(settings.expectations)
-        looked_at = expecting or bool(self.needing("outputs"))
         outputs = FirstPass(subject, self.wanted, settings.seed)
         predictions: list[Prediction] = []
 
@@ -262,14 +261,8 @@ class _Measuring:
                 distributions=True,
                 tokens="massive-activation" in self.wanted,
             )
-            seen = inspect(
-                loaded,
-                batches,
-                options,
-                on_tensor=on_tensor,
-                on_call=on_call,
-                on_output=on_output if looked_at else None,
-            )
+            observer = on_output if expecting or self.needing("outputs") else None
+            seen = inspect(loaded, batches, options, on_tensor=on_tensor, on_call=on_call, on_output=observer)
         except ForwardError as error:
             return error.inspection, outputs
         return replace(seen, predictions=tuple(predictions)) if predictions else seen, outputs
@@ -327,7 +320,7 @@ def _read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
         raise refusal(folder, "it is not a run of `hookscope survey`", "Give the folder of one.")
     unfit, dtype = f"{arg('survey')} '{safe_text(str(folder))}' does not fit", subject.placed[1]
     if survey.dtype != dtype:
-        raise UsageError(f"{unfit}: the network ran in {survey.dtype}, here it is {dtype}.")
+        raise UsageError(f"{unfit}: the network ran in {survey.dtype}, and here it is {dtype}.")
     if survey.model_digest != model_digest(subject.network):
         other = f"different network or different weights ({survey.model.name}, {survey.model.weights})"
         raise UsageError(f"{unfit}: it was made with a {safe_text(other)}. Survey this one first.")

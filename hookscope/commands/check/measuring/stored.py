@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +112,7 @@ def _measure(entry: _NamedTensor) -> StoredValues:
     measured = StoredValues(
         *(entry.name, type(entry.module).__name__, entry.role, shape, str(tensor.dtype).removeprefix("torch."), count),
         **asdict(totals),
-        zero_filters=_zero_filters(filters, totals.zero_count),
+        zero_filters=_zero_filters(entry, filters, totals.zero_count),
         filter_count=None if filters is None else len(filters),
         aliases=tuple(entry.aliases),
         outlier_ratio=outlier_ratio(values) if is_real and (totals.max_abs or 0) > 1 else None,
@@ -127,7 +127,7 @@ def _measure(entry: _NamedTensor) -> StoredValues:
         may_be_whole = 1 < (totals.max_abs or 0) <= _GREATEST_INTEGER and not tensor.is_quantized
         is_whole = may_be_whole and all(torch.equal(piece, piece.round()) for piece in _pieces(plain))
         measured = replace(measured, is_whole=is_whole)
-    if filters is None:
+    if filters is None or entry.name.endswith("_orig"):
         return measured
     rounded = tensor.is_quantized or filters.itemsize < 2
     filters = filters.float() if filters.itemsize < 2 else filters
@@ -207,7 +207,7 @@ class _Totals:
 
 def _filters(entry: _NamedTensor, values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """Return a weight as (output channels, inputs, places); None if it has no known output channels."""
-    module, name = entry.module, entry.name.rpartition(".")[2]
+    module, name = entry.module, entry.name.rpartition(".")[2].removesuffix("_orig")
     packed = attribute_of(module, "_packed_params") is not None
     is_kernel = name == "weight" and (packed or isinstance(module, _ConvNd | nn.Linear))
     is_attention = isinstance(module, nn.MultiheadAttention) and name.endswith("proj_weight")
@@ -223,7 +223,13 @@ def _filters(entry: _NamedTensor, values: Tensor, shape: tuple[int, ...]) -> Ten
     return values.reshape(count, -1, places) if values.numel() else values.reshape(count, 0, 0)
 
 
-def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
+def _zero_filters(entry: _NamedTensor, filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
+    """Return the filters that are zero everywhere, as they are or under a mask of torch.nn.utils.prune."""
+    name, _, suffix = entry.name.rpartition(".")[2].rpartition("_")
+    mask: Any = attribute_of(entry.module, f"{name}_mask") if suffix == "orig" else None
+    masks = _filters(entry, mask, mask.shape) if getattr(mask, "shape", None) == entry.tensor.shape else None
+    if filters is not None and masks is not None:
+        filters, zero_count = filters * masks, filters.numel()
     if filters is None or zero_count < max(1, math.prod(filters.shape[1:])):
         return ()
     return tuple((filters == 0).flatten(1).all(1).nonzero().flatten().tolist())

@@ -9,8 +9,6 @@ from torch import Tensor
 from hookscope.results.check import ConstantRun, Float8Values
 from hookscope.statistics.storage import plain_array
 
-_Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
-
 _PIECE_ELEMENTS = 2**16  # they stay in a processor's cache, as in `stored`
 _SAMPLE_ELEMENTS = 4096  # enough evenly spaced values to estimate where the greatest thousandth begins
 _FEWEST_FOR_OUTLIERS = 16  # with fewer values, the second greatest does not show the usual size
@@ -76,7 +74,10 @@ def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
     filters = filters.flatten(1)
     if filters.shape[1] < _FEWEST_IN_FILTER or len(filters) < 2:
         return ()
-    alike, firsts = _occurring_again(filters[:, :: filters.shape[1] // _PROBED_COLUMNS])
+    keys = _bytes_of(filters[:, :: filters.shape[1] // _PROBED_COLUMNS])
+    whole = keys.view(np.dtype((np.void, keys.shape[1]))).reshape(-1)
+    _, firsts, inverse, counts = np.unique(whole, return_index=True, return_inverse=True, return_counts=True)
+    alike = np.flatnonzero(counts[inverse] > 1)
     if not len(alike):
         return ()
     if not rounded:
@@ -93,14 +94,6 @@ def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
         if first_with.setdefault(content, index) != index:
             repeats.append(index)
     return () if is_depthwise and len(repeats) == len(filters) - 1 else tuple(repeats)
-
-
-def _occurring_again(rows: Tensor) -> tuple[_Indices, _Indices]:
-    """Return the indices of rows that occur more than once, and one index for each distinct row."""
-    keys = _bytes_of(rows)
-    whole = keys.view(np.dtype((np.void, keys.shape[1]))).reshape(-1)
-    _, firsts, inverse, counts = np.unique(whole, return_index=True, return_inverse=True, return_counts=True)
-    return np.flatnonzero(counts[inverse] > 1), firsts
 
 
 def _bytes_of(rows: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:

@@ -409,7 +409,7 @@ PAIRS = [
     Pair(
         "averaged-weights of often_normalised at ema",
         after(ALL_MOVED, (saved_with(ema=with_batches(1)), saved_with(ema=averaged()))),
-        "is newer than the weights: it counts 1 batch, they 0: 'module.middle.2.num_batches_tracked'",
+        "is newer than the weights: it counts 1 batch, and they count 0: 'module.middle.2.num_batches_tracked'",
         {"key": "model"},
     ),
     Pair(

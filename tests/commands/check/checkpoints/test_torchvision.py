@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from hookscope.commands.check.checkpoint import check_checkpoint
-from hookscope.commands.check.configuration.document import read_settings
+from hookscope.commands.check.configuration.reading import read_settings
 from hookscope.results.check import CheckReport
 from hookscope.rules import RULES
 from hookscope.rules.judging import wanted_rules

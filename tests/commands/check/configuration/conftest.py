@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.commands.check.configuration.document import read_settings
+from hookscope.commands.check.configuration.reading import read_settings
 from hookscope.rules import RULES
 from hookscope.rules.rule import Limit, Rule
 from hookscope.rules.settings import CheckSettings

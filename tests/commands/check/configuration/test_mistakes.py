@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from hookscope.commands.check.configuration.default_file import default_text
-from hookscope.commands.check.configuration.document import read_settings
+from hookscope.commands.check.configuration.reading import read_settings
 from hookscope.errors import UsageError
 from hookscope.rules.settings import CheckSettings
 from tests.commands.check.configuration.conftest import Read

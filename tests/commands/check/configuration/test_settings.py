@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hookscope.commands.check.configuration.default_file import default_text
-from hookscope.commands.check.configuration.document import read_settings
+from hookscope.commands.check.configuration.reading import read_settings
 from hookscope.commands.check.configuration.schema import SECTIONS
 from hookscope.options import Check
 from hookscope.results.noise_shapes import NoiseShape

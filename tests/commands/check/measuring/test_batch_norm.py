@@ -117,8 +117,8 @@ def test_statistics_taken_from_the_pictures_themselves_are_no_distance_away() ->
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
-        (pictures(3), "At least 4 pictures are needed, 3 were given."),
-        (pictures(1), "At least 4 pictures are needed, 1 was given."),
+        (pictures(3), "At least 4 pictures are needed; 3 were given."),
+        (pictures(1), "At least 4 pictures are needed; 1 was given."),
         (pictures(6, side=4), "No BatchNorm was given 100 values in each channel: give more or larger pictures."),
     ],
 )

@@ -1,6 +1,7 @@
 """What a network says of labelled pictures: the same as a plain loop over them."""
 
 import gc
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,22 @@ def test_a_score_that_is_nan_is_wrong_and_equal_scores_are_of_the_first_class(sq
     assert (broken.worst[0].taken_for, broken.worst[0].probability) == ("NaN", None)
     even = accuracy_of(scores(torch.zeros(4)), squares)
     assert [class_name.right for class_name in even.classes] == [20, 0, 0, 0]
+
+
+def test_a_score_of_infinity_has_no_probability_and_comes_first(squares: Path) -> None:
+    class OneInf(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = torch.tensor([4.0, 0.0, 0.0, 0.0]).repeat(len(x), 1) + 0 * x.mean()
+            rows[-1, 1] = math.inf  # in the last picture of each batch
+            return rows
+
+    worst = accuracy_of(OneInf(), squares, select=["accuracy", "forward"]).worst
+    e = math.exp(4)
+    shares = [(picture.taken_for, picture.probability, picture.label_probability) for picture in worst]
+    infinite = [share for share in shares if share[0] == "green"]
+    assert infinite
+    assert shares[: len(infinite)] == [("green", None, None)] * len(infinite)
+    assert all(share[1:] == pytest.approx((e / (e + 3), 1 / (e + 3))) for share in shares[len(infinite) :])
 
 
 def test_scores_that_are_probabilities_are_shown_as_they_are(squares: Path) -> None:

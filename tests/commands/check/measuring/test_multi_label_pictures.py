@@ -193,3 +193,14 @@ def test_a_baseline_compares_pictures_by_their_sets_of_labels(fork_server: ForkS
     other = run(*options, "--data", "one.csv")
     assert other.returncode == 2
     assert "its labelled pictures were counted with --multi-label" in " ".join(other.stdout.split())
+
+
+def test_multi_label_false_overrides_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hookscope.toml").write_text("[output]\nmulti-label = true\n", encoding="utf-8")
+    np.save(tmp_path / "x.npy", np.zeros((1, 2), np.float32))
+    (tmp_path / "data.csv").write_text("x.npy,0\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for given, expected in (({}, True), ({"multi_label": False}, False)):
+        report = hookscope.check(nn.Linear(2, 2), data="data.csv", **given)
+        assert report.accuracy is not None, report.error
+        assert report.accuracy.multi_label is expected

@@ -7,7 +7,9 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
+from hookscope.commands.check.measuring.file_alone import as_named
 from hookscope.commands.check.measuring.stored import stored_tensors
 from hookscope.results.check import StoredValues
 from tests.networks import MECHANISMS, NETWORKS, Written
@@ -237,3 +239,19 @@ def test_a_variance_of_zero_beside_a_mean_that_is_not_is_told_from_a_dead_channe
     assert measured["running_mean"] == ()
     norm.running_var = running_var.to_sparse()
     assert by_name(norm)["running_var"].means_without_variance == (1, 4)
+
+
+def test_filters_under_a_mask_of_pruning_are_zero() -> None:
+    network = nn.Sequential(filled(nn.Conv2d(3, 10, 3)), filled(nn.ConvTranspose2d(4, 6, 3, groups=2)))
+    prune.ln_structured(network[0], "weight", 4, 2, 0)
+    prune.custom_from_mask(network[1], "weight", torch.ones(4, 3, 3, 3))
+    network[1].weight_mask[:2, 1] = 0  # output 1 of the first group
+    with torch.no_grad():
+        network[1].weight_orig[2:, 2] = 0  # output 2 of the second
+    masked = network[0].weight_mask.flatten(1).sum(1)
+    expected = ((masked == 0).nonzero().flatten().tolist(), [1, 5])
+    for measured in (by_name(network), by_name(as_named(network.state_dict()))):
+        assert [*measured["0.weight_orig"].zero_filters] == expected[0]
+        assert measured["0.weight_orig"].filter_count == 10
+    assert [*by_name(network)["1.weight_orig"].zero_filters] == expected[1]
+    assert len(expected[0]) == 4
