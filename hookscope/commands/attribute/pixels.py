@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.commands.attribute.cams import channel_sum
 from hookscope.commands.attribute.guided import ActivationCalls, advice, ruled
 from hookscope.commands.attribute.input_places import (
     InputPlaces,
@@ -102,7 +103,7 @@ def map_of(method: Method, pixels: Tensor) -> Tensor:
     sum over channels; occlusion, which covers all channels at once, their mean.
     """
     if method in {"input-x-gradient", "integrated-gradients"}:
-        return pixels.sum(1)
+        return channel_sum(pixels)
     return pixels.mean(1) if method == "occlusion" else pixels.abs().amax(1)
 
 
