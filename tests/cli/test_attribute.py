@@ -251,9 +251,7 @@ def test_checks_have_a_row_and_a_failed_one_a_warning(command: Run, tmp_path: Pa
         text,
     ), text
     number = r"\d\.\d+"
-    deletion = (
-        rf"deletion probability {number} → {number} random places {number} .*lurr.* (ok|failed|inconclusive) "
-    )
+    deletion = rf"deletion probability {number} → {number} random places {number} .*lurr.* (ok|failed|inconclusive) "
     assert re.search(deletion, text), text
     # Both classes read the one map, so that it cannot tell them apart.
     assert ended.stderr.count("'class'") == 1
