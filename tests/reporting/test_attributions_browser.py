@@ -91,7 +91,7 @@ def test_the_checks_say_what_they_mean(open_page: Open) -> None:
     page = open_page(RESULT).page
     rows = page.locator("#belief tbody tr")
     assert [rows.nth(number).locator("td").last.inner_text() for number in range(3)] == ["ok", "failed", "ok"]
-    assert "deletion: probability 0.41 → 0.06, random places → 0.38" in rows.nth(2).inner_text()
+    assert "probability 0.41 → 0.06\trandom places 0.38" in rows.nth(2).inner_text()
     assert "runner-up class" in page.locator(".warning").nth(1).inner_text()
 
 

@@ -10,6 +10,10 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+# A map of sums with a smaller part of its shares' magnitude is rounding. Before LayerNorms rounding left 4e-9 to 2e-6
+# in float32, and 7e-4 in bfloat16; maps of other layers had 0.01 to 0.3.
+_CANCELLED = 2.0**-9
+
 
 def grad_cam(activation: Tensor, gradient: Tensor) -> Tensor:
     """Weigh each channel by the mean of its gradient, and keep what speaks for the score.
@@ -58,13 +62,22 @@ def layer_cam(activation: Tensor, gradient: Tensor) -> Tensor:
 def hires_cam(activation: Tensor, gradient: Tensor) -> Tensor:
     """Weigh each position of each channel by its own gradient, signs and all.
 
-    M = sum_k g_k A_k, signed. Where a single linear layer follows, M adds up to the score less its bias.
+    M = sum_k g_k A_k, signed. Where a single linear layer follows, M adds up to the score less its bias. Before a
+    LayerNorm over the channels, which no factor of its input changes, M is 0: see `channel_sum`.
 
     Source:
         Draelos and Carin, Use HiResCAM instead of Grad-CAM for faithful explanations of convolutional neural networks,
         arXiv 2011.08891, 2020, section 3.
     """
-    return (gradient * activation).sum(1)
+    return channel_sum(gradient * activation)
+
+
+def channel_sum(products: Tensor) -> Tensor:
+    """Add up shares (N, C, *size) over the channels; 0 in a map, (*size), where they cancel but for rounding."""
+    maps, magnitudes = products.sum(1), products.abs().sum(1)
+    places = [*range(1, maps.dim())]
+    cancelled = maps.abs().sum(places, keepdim=True) < _CANCELLED * magnitudes.sum(places, keepdim=True)
+    return maps.masked_fill(cancelled, 0)
 
 
 def _places(values: Tensor) -> tuple[int, ...]:

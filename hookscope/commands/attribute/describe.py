@@ -110,34 +110,40 @@ def _target_words(target: Target) -> str:
 def _belief(result: Attributions) -> Iterator[Table | Text]:
     if result.sanity:
         levels = [_LEVELS[check.passed] for check in result.sanity]
-        yield Table(title="Checks of the maps", columns=CHECKS, rows=result.sanity, levels=levels)
+        yield Table(title="Checks of the maps", columns=_CHECKS, rows=result.sanity, levels=levels)
     else:
         was_tried = any(note.startswith("Sanity") for note in result.notes)
         yield Text(["No checks were made." if was_tried else f"No checks were made: {arg('sanity')} quick makes them."])
     yield Table(title="Left as they are", columns=_UNCHANGED, rows=[*result.unchanged.items()], is_extra=True)
 
 
-def verdict(check: SanityCheck) -> str:
-    """Return the verdict of a check in a word."""
+def _verdict(check: SanityCheck) -> str:
     return "inconclusive" if check.passed is None else "ok" if check.passed else "failed"
 
 
-def check_text(check: SanityCheck) -> str:
-    """Return what a check measured: "deletion: probability 0.41 → 0.06, random places → 0.38"."""
+def _measured(check: SanityCheck) -> str:
+    """Return what a check measured: "probability 0.41 → 0.06", "rank correlation 0.12"."""
     if check.name == "deletion":
-        after, before, *others = told_apart((check.value, *check.compared_with))
-        random = f", random places → {others[0]}" if others else ""
-        return f"deletion: probability {before} → {after}{random}"
-    if check.name == "completeness":
-        return f"completeness gap {percent_text(check.value)} (limit {SANITY_LIMITS[check.name]:.0%})"
-    changed = "weights shuffled" if check.name == "weights" else "class (runner-up)"
-    return f"{changed}: rank correlation {check.value:.2f} (limit {SANITY_LIMITS[check.name]})"
+        after, before = told_apart((check.value, *check.compared_with))[:2]
+        return f"probability {before} → {after}"
+    return f"gap {percent_text(check.value)}" if check.name == "completeness" else f"rank correlation {check.value:.2f}"
 
 
-CHECKS = (
-    Column("", "check", "what was measured", 0, shown=check_text, words=True, max_width=60),
+def _compared_with(check: SanityCheck) -> str:
+    """Return what decides about a check: "limit 0.85", "random places 0.38"."""
+    if check.name == "deletion":
+        return f"random places {told_apart((check.value, *check.compared_with))[2]}"
+    limit = SANITY_LIMITS[check.name]
+    return f"limit {limit:.0%}" if check.name == "completeness" else f"limit {limit}"
+
+
+_CHECK_NAMES = {"weights": "weights shuffled", "class": "class (runner-up)"}
+_CHECKS = (
+    Column("name", "check", "what was changed", 0, lambda name: _CHECK_NAMES.get(name, name), words=True),
+    Column("", "measured", "what was measured", 2, shown=_measured, words=True),
+    Column("", "compared with", "what it is compared with", 3, shown=_compared_with, words=True),
     Column("meaning", "meaning", "what it says of the maps", 12, words=True, max_width=60),
-    Column("", "verdict", "what came of it", 1, shown=verdict, words=True),
+    Column("", "verdict", "what came of it", 1, shown=_verdict, words=True),
 )
 
 _UNCHANGED = (

@@ -4,7 +4,7 @@ Networks pad their input at the bottom and at the right; maps cover the padding,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,12 @@ def main_input(batch: Batch) -> Tensor | None:
     tensors = [value for value in values if isinstance(value, Tensor) and _FEWEST_AXES <= value.dim() <= _MOST_AXES]
     tensors = [tensor for tensor in tensors if tensor.is_floating_point()] or tensors
     return max(tensors, key=Tensor.dim, default=None)
+
+
+def with_argument(batch: Batch, old: object, new: object) -> Batch:
+    """Return a batch with another value wherever an argument is the object `old`."""
+    args, kwargs = (new if value is old else value for value in batch.args), batch.kwargs.items()
+    return replace(batch, args=(*args,), kwargs={name: new if value is old else value for name, value in kwargs})
 
 
 def alike_inputs(batch: Batch) -> list[Tensor]:

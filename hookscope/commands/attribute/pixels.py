@@ -8,15 +8,22 @@ captum is needed and not installed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hookscope.commands.attribute.cams import channel_sum
 from hookscope.commands.attribute.guided import ActivationCalls, advice, ruled
-from hookscope.commands.attribute.input_places import InputPlaces, places_of, require_floating_point
+from hookscope.commands.attribute.input_places import (
+    InputPlaces,
+    main_input,
+    places_of,
+    require_floating_point,
+    with_argument,
+)
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs.batches import Batch, copy_of
 from hookscope.inspection.verification import difference, outcome_of
@@ -52,22 +59,21 @@ class ScoredBatch:
 
     @property
     def places(self) -> InputPlaces:
-        """How the axes of the first argument are to be read, whose values are explained.
+        """How the axes of the argument whose values are explained are to be read.
 
         Raises:
             UsageError: If it is no batch of floating numbers.
         """
-        batch, first = self.batch, _first_given(self.batch)
-        if isinstance(first, Tensor) and 2 <= first.dim() <= 5 and first.is_floating_point():
-            return places_of(self.network, first)
-        kind = type(first).__name__
-        if isinstance(first, Tensor):
-            require_floating_point(self.network, first)
-            kind = f"a tensor {shape_text(first.shape)}"
-        kind = "its inputs by name: leave out the name of the first" if not batch.args and batch.kwargs else kind
+        values = _as_tensor(_explained(self.batch))
+        if isinstance(values, Tensor) and 2 <= values.dim() <= 5 and values.is_floating_point():
+            return places_of(self.network, values)
+        kind = type(values).__name__
+        if isinstance(values, Tensor):
+            require_floating_point(self.network, values)
+            kind = f"a tensor {shape_text(values.shape)}"
         raise UsageError(
-            "Maps of the input itself need one tensor as the first argument: signals (N, C, L), pictures (N, C, H, W) "
-            f"or volumes (N, C, D, H, W). The network is given {kind}."
+            "Maps of the input itself need one tensor as an argument: signals (N, C, L), pictures (N, C, H, W) or "
+            f"volumes (N, C, D, H, W). The network is given {kind}."
         )
 
 
@@ -97,7 +103,7 @@ def map_of(method: Method, pixels: Tensor) -> Tensor:
     sum over channels; occlusion, which covers all channels at once, their mean.
     """
     if method in {"input-x-gradient", "integrated-gradients"}:
-        return pixels.sum(1)
+        return channel_sum(pixels)
     return pixels.mean(1) if method == "occlusion" else pixels.abs().amax(1)
 
 
@@ -213,29 +219,35 @@ def _captum() -> Any:
     return attr
 
 
-def _first_given(batch: Batch) -> Any:
-    first = batch.args[0] if batch.args else None
-    if isinstance(first, list) and first and all(isinstance(tensor, Tensor) for tensor in first):
-        return torch.stack(first)
-    return first
+def _explained(batch: Batch) -> Any:
+    """Return the argument whose values are explained: the main input, or a list of pictures in first place."""
+    first = next(iter((*batch.args, *batch.kwargs.values())), None)
+    main = None if isinstance(first, list) else main_input(batch)
+    return first if main is None else main
+
+
+def _as_tensor(value: Any) -> Any:
+    if isinstance(value, list) and value and all(isinstance(tensor, Tensor) for tensor in value):
+        return torch.stack(value)
+    return value
 
 
 def _input_leaf(scored: ScoredBatch) -> Tensor:
     """Return a copy of the inputs, (N, C, *size), that requires a gradient."""
     with torch.inference_mode(mode=False):
-        return scored.places.by_channel(_first_given(scored.batch).detach()).clone().requires_grad_()
+        values = _as_tensor(_explained(scored.batch))
+        return scored.places.by_channel(values.detach()).clone().requires_grad_()
 
 
 def _output(scored: ScoredBatch, pixels: Tensor) -> Any:
     """Run the network on a copy of the inputs, because it may overwrite them."""
-    rest = copy_of(replace(scored.batch, args=scored.batch.args[1:]))
-    original = scored.batch.args[0]
-    is_list = isinstance(original, list)
-    as_given = scored.places.as_given(pixels)
-    first: Any = as_given.to((original[0] if is_list else original).dtype, copy=True)  # captum's are float32
-    if is_list:
-        first = list(first.unbind())
-    return scored.network(first, *rest.args, **rest.kwargs)
+    original = _explained(scored.batch)
+    dtype = _as_tensor(original).dtype  # captum's are float32
+    values: Any = scored.places.as_given(pixels).to(dtype, copy=True)
+    placeholder = object()  # copying cuts the graph
+    rest = copy_of(with_argument(scored.batch, original, placeholder))
+    batch = with_argument(rest, placeholder, [*values.unbind()] if isinstance(original, list) else values)
+    return scored.network(*batch.args, **batch.kwargs)
 
 
 def _score(scored: ScoredBatch, pixels: Tensor) -> Tensor:

@@ -100,7 +100,8 @@ class _Gathered:
         lacking = [
             f"The network found no {words} in {names[index]}, so there is no such map." for index, words in self.without
         ]
-        return lacking + [words for shown in self.maps if (words := _suspicious(shown, names[shown.input_index]))]
+        suspicious = (_suspicious(shown, names[shown.input_index], self.method) for shown in self.maps)
+        return [*lacking, *filter(None, suspicious)]
 
 
 def run_attribution(
@@ -226,7 +227,7 @@ def _first_inputs(network: nn.Module, batch: Batch, first: int) -> dict[int, NDA
     return {first + place: values[place].to("cpu", torch.float32, copy=True).numpy() for place in range(count)}
 
 
-def _suspicious(heat_map: AttributionMap, name: str) -> str:
+def _suspicious(heat_map: AttributionMap, name: str, method: Method) -> str:
     """Return a warning if a map of the input `name` is flat, or its values or its score are not finite; else ""."""
     values, score, label = heat_map.values, heat_map.target.score, safe_text(heat_map.target.label)
     subject = f"The map of '{label}'{f' at {layer_words(heat_map.layer)}' if heat_map.layer else ''} for {name}"
@@ -235,6 +236,12 @@ def _suspicious(heat_map: AttributionMap, name: str) -> str:
     if not np.isfinite(score):
         return f"The score of '{label}' for {name} is {figure(score)}: look at `hookscope activations`."
     if values.max() == values.min():
-        where = "0 everywhere: nothing there speaks for it" if values.max() == 0 else "the same everywhere"
-        return f"{subject} is {where}."
+        if values.max() != 0:
+            return f"{subject} is the same everywhere."
+        if method == "hires-cam":
+            return (
+                f"{subject} is 0 everywhere but for rounding: at each place, activations times gradients add up to 0, "
+                f"as before a LayerNorm. Give {arg('layer')} of a layer after it, or take {arg('method')} grad-cam."
+            )
+        return f"{subject} is 0 everywhere: nothing there speaks for it."
     return ""

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hookscope.commands.attribute.batch_maps import Explained, explain_again
 from hookscope.commands.attribute.forward_backward import ForwardBackward, ModelRaisedError, model_errors
-from hookscope.commands.attribute.input_places import main_input, places_of
+from hookscope.commands.attribute.input_places import main_input, places_of, with_argument
 from hookscope.commands.attribute.scores import BatchTarget, probabilities, runner_up
 from hookscope.errors import HookscopeError, ModelError
 from hookscope.inputs.batches import Batch, copy_of
@@ -369,7 +369,7 @@ class Checking:
             scores = weights_correlations(network, lambda other: again(other, target), maps, self.seed)
             self._keep(scores, "weights")
         copied = copy_of_network(network)
-        output = self._output(passes, copied, batch, batch.args)
+        output = self._output(passes, copied, batch)
         other = runner_up(output, target, self.output_key)
         if other is None:
             self.notes["Sanity: no class and deletion tests, because the target is not a single class."] = None
@@ -394,11 +394,12 @@ class Checking:
         if reason := _why_not_deleted(batch, target):
             self.notes[f"Sanity: no deletion test, because {reason}."] = None
             return
-        argument = batch.args[0]
+        argument = main_input(batch)
+        assert argument is not None  # noqa: S101 - `_why_not_deleted` has looked
         layout = places_of(copied, argument)
 
         def probability(changed: Tensor) -> Tensor:
-            output = self._output(passes, copied, batch, (layout.as_given(changed), *batch.args[1:]))
+            output = self._output(passes, copied, with_argument(batch, argument, layout.as_given(changed)))
             return probabilities(output, target, self.output_key)
 
         elsewhere = {layer.label for layer in explained.layers if not layer.leads_to_input}
@@ -420,16 +421,16 @@ class Checking:
                 if likely.any():
                     self._measured["deletion"].append(deleted[:, likely])
 
-    def _output(self, passes: ForwardBackward, network: nn.Module, batch: Batch, args: tuple[Any, ...]) -> object:
-        copied = copy_of(replace(batch, args=args))
+    def _output(self, passes: ForwardBackward, network: nn.Module, batch: Batch) -> object:
+        copied = copy_of(batch)
         with preserved(nn.Identity(), self.seed), torch.no_grad(), model_errors(passes.inspected, "forward"):
             return network(*copied.args, **copied.kwargs)
 
 
 def _why_not_deleted(batch: Batch, target: BatchTarget) -> str:
-    argument = batch.args[0] if batch.args else None
-    if not isinstance(argument, Tensor) or argument is not main_input(batch):
-        return "the maps are not of the network's first argument by position"
+    argument = main_input(batch)
+    if argument is None:
+        return "the network is given no input as one tensor"
     if target.is_dense:
         return "the target has a score at each place, and no single probability"
     return "" if argument.is_floating_point() else "only floating-point numbers can be blurred"

@@ -32,6 +32,35 @@ def test_hires_cam_keeps_signs() -> None:
     assert hires_cam(ACTIVATION, GRADIENT).tolist() == [[[2.0 - 3.0, 3.0]]]
 
 
+class Normed(nn.Module):
+    """Each place's channels are normalised: no factor of a place changes the scores, so that sum_k g_k A_k is 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.conv, self.norm, self.head = nn.Conv2d(3, 64, 4, 4), nn.LayerNorm(64, eps=1e-12), nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(self.norm(self.conv(x).permute(0, 2, 3, 1)).relu().mean((1, 2)))
+        return output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hires_cam_before_a_layer_norm_is_zero_and_no_map_of_rounding(dtype: torch.dtype) -> None:
+    network, x = Normed().to(dtype), torch.rand(2, 3, 32, 32)
+    before = hookscope.attribute(network, x, method="hires-cam", layer="conv", target=1)
+    assert not any(heat_map.values.any() for heat_map in before.maps)
+    assert all("0 everywhere but for rounding" in warning for warning in before.warnings)
+    assert len(before.warnings) == 2
+    after = hookscope.attribute(network, x, method="hires-cam", layer="norm", target=1, sanity="none")
+    assert all(heat_map.values.all() for heat_map in after.maps)
+
+
+def test_hires_cam_with_nan_or_infinities_is_not_said_to_cancel() -> None:
+    for value in (torch.nan, torch.inf):
+        assert not hires_cam(ACTIVATION * value, GRADIENT).isfinite().any()
+
+
 def test_grad_cam_plus_plus_is_the_formula_of_the_paper() -> None:
     # g^2 / (2 g^2 + g^3 sum A) is 4 / (8 + 8 * 3) in the only place with a positive gradient; its weight is 2 / 8.
     assert grad_cam_plus_plus(ACTIVATION, GRADIENT).tolist() == [[[0.25, 0.5]]]

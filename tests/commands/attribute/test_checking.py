@@ -65,10 +65,6 @@ def test_why_there_is_no_deletion_check_is_said() -> None:
     for run, reason in (
         (hookscope.attribute(network, pictures(), target=0), " where the target's probability is NaN."),
         (
-            hookscope.attribute(Small(), input={"x": pictures()}),
-            ", because the maps are not of the network's first argument by position.",
-        ),
-        (
             hookscope.attribute(dense, pictures(), target=0),
             ", because the target has a score at each place, and no single probability.",
         ),

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -224,7 +225,7 @@ def test_a_network_that_cuts_the_gradient_off_says_what_to_do(cut: Callable[[Ten
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        (torch.rand(2), r"need one tensor as the first argument: .* The network is given a tensor 2\.$"),
+        (torch.rand(2), r"need one tensor as an argument: .* The network is given a tensor 2\.$"),
         (torch.rand(2, 3, 2, 2, 2, 2), "is given a tensor 2x3x2x2x2x2"),
         (torch.zeros(2, 7, dtype=torch.long), "whole numbers, 2x7, .* --method grad-cam --layer NAME"),
     ],
@@ -234,9 +235,19 @@ def test_inputs_without_places_or_gradients_are_refused_with_a_way_out(inputs: T
         PIXEL_METHODS["gradient"](scored_batch(Smooth(), inputs))
 
 
-def test_an_input_by_name_is_refused_with_a_way_out() -> None:
-    with pytest.raises(UsageError, match="its inputs by name: leave out the name of the first"):
-        hookscope.attribute(Smooth(), input={"x": torch.rand(1, 3, 8, 8)}, method="gradient")
+@pytest.mark.parametrize("method", PIXEL_METHODS)
+def test_an_input_by_name_gives_the_maps_of_the_same_input_by_position(method: Method) -> None:
+    class Scaled(InPlace):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            output = super().forward(x)
+            return output if scale is None else output * scale
+
+    x, scale = torch.rand(2, 3, 8, 8), torch.full((2, 1), 2.0)
+    plain = hookscope.attribute(Scaled(), x, method=method, target=1)
+    named = hookscope.attribute(Scaled(), {"scale": scale, "x": x}, method=method, target=1)
+    for once, twice in zip(plain.maps, named.maps, strict=True):
+        np.testing.assert_allclose(twice.values, 2 * once.values, rtol=1e-5, atol=1e-7)
+    assert "deletion" in [check.name for check in named.sanity]
 
 
 @pytest.mark.parametrize("method", ["integrated-gradients", "occlusion"])
