@@ -53,6 +53,7 @@ _ON_COMMAND_LINE: Mapping[Any, Any] = {
 # Headings in the help, in their order.
 _HEADINGS = (
     MOST_USED := "Most used",
+    TRAINING := "Training",
     GRADIENTS := "Loss and gradients",
     LOOKS := "Method and targets",
     HEADS := "Blocks, heads and queries",
@@ -1116,7 +1117,7 @@ class Report(LinesOptions):
     )
 
 
-@group(NUMBERS)
+@group(TRAINING)
 class Watch:
     """Options of `watch`.
 
