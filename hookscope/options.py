@@ -924,15 +924,7 @@ class RuleOptions:
 
 
 @group(RULES)
-class Check(
-    OnProcessor,
-    RuleOptions,
-    InputOptions,
-    CheckInputs,
-    TrustOption,
-    ScoreOptions,
-    PickleOptions,
-):
+class Check(OnProcessor, RuleOptions, InputOptions, CheckInputs, TrustOption, ScoreOptions, PickleOptions):
     """Options of `check`.
 
     Attributes:

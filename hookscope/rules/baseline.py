@@ -22,13 +22,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.store import checked
 from hookscope.results.statistics import QUANTILE_LEVELS
-from hookscope.rules.baseline_values import (
-    channels_from_text,
-    channels_text,
-    check_text,
-    values_from_text,
-    values_text,
-)
+from hookscope.rules.baseline_values import channels_from_text, channels_text, check_text, values_from_text, values_text
 from hookscope.rules.settings import RENEW
 from hookscope.text import counted, one_line, printable, safe_text, shape_text, strict_json
 
