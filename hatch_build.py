@@ -1,7 +1,7 @@
 """Compile the C files of hookscope into the wheel, with the C compiler that the `ziglang` package brings.
 
 Nothing of the user's machine is used but its kind. Where the library cannot be compiled the package is installed
-without it: torch then computes the same statistics, more slowly.
+without it: NumPy then computes the same statistics, more slowly.
 """
 
 import os

@@ -53,6 +53,7 @@ _ON_COMMAND_LINE: Mapping[Any, Any] = {
 # Headings in the help, in their order.
 _HEADINGS = (
     MOST_USED := "Most used",
+    TRAINING := "Training",
     GRADIENTS := "Loss and gradients",
     LOOKS := "Method and targets",
     HEADS := "Blocks, heads and queries",
@@ -923,15 +924,7 @@ class RuleOptions:
 
 
 @group(RULES)
-class Check(
-    OnProcessor,
-    RuleOptions,
-    InputOptions,
-    CheckInputs,
-    TrustOption,
-    ScoreOptions,
-    PickleOptions,
-):
+class Check(OnProcessor, RuleOptions, InputOptions, CheckInputs, TrustOption, ScoreOptions, PickleOptions):
     """Options of `check`.
 
     Attributes:
@@ -1116,7 +1109,7 @@ class Report(LinesOptions):
     )
 
 
-@group(NUMBERS)
+@group(TRAINING)
 class Watch:
     """Options of `watch`.
 

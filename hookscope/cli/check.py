@@ -73,7 +73,7 @@ def check(checkpoints: Sequence[str] = (), *, option: options.Check) -> int:
         if option.page is not None:
             check_report_target(option.page)
         work = [
-            CheckJob(name, settings, wanted, option.trust, option.device, baseline, folder, option.update_baseline)
+            CheckJob(name, settings, wanted, option, baseline, folder)
             for name, folder in zip(paths, _evidence_folders(evidence, paths), strict=True)
         ]
         tables, messages = consoles(json=ci.format in ("json", "markdown"))

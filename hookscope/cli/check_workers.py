@@ -10,6 +10,7 @@ from typing import Any
 from hookscope.checkpoints.sandbox.jobs import run_jobs
 from hookscope.checkpoints.sandbox.worker import Limits, WorkerFailure, usable_cores
 from hookscope.errors import HookscopeError, InputError, UsageError
+from hookscope.options import Check
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.rules.baseline import Baseline, baseline_of, baseline_text
 from hookscope.rules.judging import refuse_unmatched, refused
@@ -22,16 +23,14 @@ _PRELOAD = ("hookscope.commands.check.checkpoint", "torchvision")
 
 @dataclass(frozen=True, slots=True)
 class CheckJob:
-    """The arguments of `check_checkpoint` for a worker, and whether a new baseline is wanted."""
+    """What a worker needs to check a checkpoint: see `check_checkpoint`."""
 
     checkpoint: str
     settings: CheckSettings
     wanted: frozenset[str]
-    trust: bool = False
-    device: str = "cpu"
-    baseline: Baseline | None = None
-    evidence: Path | None = None
-    renews_baseline: bool = False
+    option: Check
+    baseline: Baseline | None
+    evidence: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +82,18 @@ def _check(job: CheckJob) -> dict[str, Any]:
 
     measured: list[CheckMeasurements] = []
     try:
-        device = None if job.device == "cpu" else choose_device(job.device)
+        device = None if job.option.device == "cpu" else choose_device(job.option.device)
     except UsageError as error:
         return asdict(Checked(refused(job.checkpoint, error, job.wanted)))
     report = check_checkpoint(
         job.checkpoint,
         job.settings,
         job.wanted,
-        trust=job.trust,
+        trust=job.option.trust,
         device=device,
         baseline=job.baseline,
         evidence=job.evidence,
-        on_measured=measured.append if job.renews_baseline else None,
+        on_measured=measured.append if job.option.update_baseline else None,
     )
     report = replace(report, overview_parts=None)  # the overview is drawn
     return asdict(Checked(report, baseline_text(baseline_of(measured[0])) if measured else ""))

@@ -81,7 +81,7 @@ def refuse_one_file(option: options.Check | options.Diff) -> None:
         path = getattr(option, name, None)
         if path is not None and (os.path.isfile(path) or not os.path.lexists(path)):  # noqa: PTH113 never raises
             flag = "--report" if name == "page" else f"--{name}"
-            first = named.setdefault(os.path.abspath(path), flag)  # noqa: PTH100 `resolve` raises for a loop of links
+            first = named.setdefault(os.path.realpath(path), flag)
             if first != flag:
                 raise UsageError(f"{first} and {flag} name the same file, '{printable(str(path))}': name two.")
 

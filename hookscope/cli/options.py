@@ -1,6 +1,6 @@
 """Options and arguments as typer takes them, and what a shell completes in them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import Field
 from functools import wraps
@@ -124,16 +124,11 @@ def _complete_layer(context: typer.Context, incomplete: str) -> list[str]:
     model = context.params.get("model") or next(iter(context.args), None)
     if model not in model_names():
         return []
-    unread = StringIO()  # a network may print while it is built
-    with suppress(Exception), redirect_stdout(unread), redirect_stderr(unread):
-        return sorted({name for name in _patterns(str(model)) if name.startswith(incomplete)})
-    return []
-
-
-def _patterns(model: str) -> Iterator[str]:
     from hookscope.commands.layers import layers as run_layers
 
-    for row in run_layers(model, option=Layers()).rows:
-        if row.layer:  # the whole model has none
-            yield row.layer
-        yield f"type:{row.kind.lower()}"
+    unread = StringIO()  # a network may print while it is built
+    with suppress(Exception), redirect_stdout(unread), redirect_stderr(unread):
+        rows = run_layers(str(model), option=Layers()).rows
+        patterns = {name for row in rows for name in (row.layer, f"type:{row.kind.lower()}") if name}
+        return sorted(name for name in patterns if name.startswith(incomplete))
+    return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hookscope.errors import UsageError
 from hookscope.parameters import arg
@@ -131,12 +131,12 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
     if baseline.multi_label != labelled.accuracy.multi_label:
         how = f"{'with' if baseline.multi_label else 'without'} {arg('multi_label')}"
         raise UsageError(f"The baseline does not fit: its labelled pictures were counted {how}. {RENEW}")
-    pairs = _paired(baseline.labelled, labelled)
-    lost, gained, count = pairs.lost.total(), pairs.gained, pairs.compared
+    count, before, lost_by_label, gained, remarks = _paired(baseline.labelled, labelled)
+    lost = lost_by_label.total()
     drop, most, p = (lost - gained) / count, terms.limit("max_fraction"), mcnemar(lost, gained)
     if drop > most:
-        label, worst = pairs.lost.most_common(1)[0]
-        before, now = pairs.before, pairs.before - lost + gained
+        label, worst = lost_by_label.most_common(1)[0]
+        now = before - lost + gained
         were = "was" if before == 1 else "were"
         words = (
             f"{before:,} of {counted(count, 'picture')} of the baseline {were} right, {percent_text(before / count)}, "
@@ -149,20 +149,17 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rul
         else:
             needed = _enough(pairs_needed(lost, gained, count))
             yield RuleFinding(WHOLE_NETWORK, f"{words}, which may be chance.{needed}{most_lost}", "warn")
-    if pairs.remarks:
-        yield RuleFinding(WHOLE_NETWORK, f"Pictures in the baseline: {' and '.join(pairs.remarks)}.", "warn")
+    if remarks:
+        yield RuleFinding(WHOLE_NETWORK, f"Pictures in the baseline: {' and '.join(remarks)}.", "warn")
 
 
-class _Pairs(NamedTuple):
-    compared: int
-    before: int
-    lost: Counter[str]
-    gained: int
-    remarks: Sequence[str]
+def _paired(
+    baseline: Sequence[BaselineClass], now: LabelledResult
+) -> tuple[int, int, Counter[str], int, Sequence[str]]:
+    """Compare pictures that have the same digest and class; raises UsageError if there are none.
 
-
-def _paired(baseline: Sequence[BaselineClass], now: LabelledResult) -> _Pairs:
-    """Compare pictures that have the same digest and class; raises UsageError if there are none."""
+    Returns how many were compared and how many of them were right before, those lost by label, those gained, remarks.
+    """
     compared = before = gained = absent = relabelled = 0
     lost: Counter[str] = Counter()
     digests = {digest for pictures in now.pictures.values() for digest in pictures}
@@ -182,7 +179,7 @@ def _paired(baseline: Sequence[BaselineClass], now: LabelledResult) -> _Pairs:
         raise UsageError(f"The baseline does not fit: none of its labelled pictures is in the data. {RENEW}")
     remarks = [f"{absent:,} {are(absent)} not in the data"] if absent else []
     remarks += [f"{relabelled:,} {'has' if relabelled == 1 else 'have'} another label"] if relabelled else []
-    return _Pairs(compared, before, lost, gained, remarks)
+    return compared, before, lost, gained, remarks
 
 
 def _enough(count: int | None, suffix: str = "") -> str:

@@ -85,7 +85,7 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     0.8,
     "share of a layer's channels that may be zero over all inputs, 0-1",
     "seeded networks of torchvision stay at or below 0.5 on noise; EfficientNet-Lite0 to 2 at 96 to 224 pixels at or "
-    "below 0.69 on one picture and 0.53 on four, on noise they reach 0.85",
+    "below 0.69 on one picture and 0.53 on four; on noise they reach 0.85",
     "dead_channel_fraction",
 )
 def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
@@ -413,12 +413,12 @@ _MASKED = ("float32", "bfloat16")
     "IEEE 754 binary16; seeded networks of torchvision stay below 0.001, the largest of 60 of timm is 0.025",
 )
 def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
-    """Values come near float16's largest, or become zero in it.
+    """Values come near the greatest number of float16, or become zero in it.
 
-    Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All weights are checked, and on
-    the inputs given all outputs of layers and operations, apart from negative values of operations, which masks hold on
-    purpose. Mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such layers in float32, or
-    ignore this rule if float16 is never used.
+    Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. The rule checks all weights,
+    and all outputs of layers and operations over the given inputs. It leaves out negative values of operations, because
+    masks hold them on purpose. Mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such
+    layers in float32, or ignore this rule if float16 is never used.
     """
     yield from _headroom(measured, terms, "float16")
     vanishing = [
@@ -443,8 +443,8 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
     The square of a number above 1.8e19 is beyond float32, so the next norm, variance or product of two such numbers is
     Inf. A trained network never comes near this. Causes: a flipped bit in the exponent of a weight, wrong units,
     missing normalisation. The first such layer is named, or else the first operation: look at its weights and at its
-    input. An operation, which may hold such values on purpose, is a warning, and so is a layer while weights are random
-    or BatchNorm is untrained.
+    input. An operation is only a warning, because it may hold such values on purpose; so is a layer while weights are
+    random or BatchNorm is untrained.
     """
     rows = forward_of(measured).rows
     magnitudes = [(_magnitude(row), row) for row in rows if row.activation.dtype in _MASKED]
@@ -473,7 +473,7 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
     "(2 - 2**-7) * 2**127; half of it, as for fp16-headroom",
 )
 def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
-    """Values come near bfloat16's largest.
+    """Values come near the greatest number of bfloat16.
 
     bfloat16 has nearly the range of float32, so values this large soon overflow float32 too; the rule warns before they
     become Inf. Normalise the input, or look for weights that diverged. The precision of bfloat16, 8 bits, is not

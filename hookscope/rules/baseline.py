@@ -22,13 +22,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.runs.store import checked
 from hookscope.results.statistics import QUANTILE_LEVELS
-from hookscope.rules.baseline_values import (
-    channels_from_text,
-    channels_text,
-    check_text,
-    values_from_text,
-    values_text,
-)
+from hookscope.rules.baseline_values import channels_from_text, channels_text, check_text, values_from_text, values_text
 from hookscope.rules.settings import RENEW
 from hookscope.text import counted, one_line, printable, safe_text, shape_text, strict_json
 
@@ -300,20 +294,16 @@ def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
 
     The class of network, the inputs and the gradients must be equal, and at least three quarters of the rows.
     """
+    was, now = printable(baseline.kind), printable(measured.model.kind)
+    names = f"it is of {printable(baseline.model)} ({was}), and this is {printable(measured.model.name)} ({now})"
     difference = (
-        _changed_class(baseline, measured)
+        ("" if was == now else names)
         or _changed_inputs(baseline, measured)
         or _changed_gradients(baseline, measured)
         or _changed_rows(baseline, measured)
     )
     if difference:
         raise UsageError(f"The baseline does not fit: {difference}. {RENEW}")
-
-
-def _changed_class(baseline: Baseline, measured: CheckMeasurements) -> str:
-    was, now = printable(baseline.kind), printable(measured.model.kind)
-    named = f"it is of {printable(baseline.model)} ({was}), and this is {printable(measured.model.name)} ({now})"
-    return "" if was == now else named
 
 
 def _changed_inputs(baseline: Baseline, measured: CheckMeasurements) -> str:

@@ -228,7 +228,9 @@ def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Rule
         return
     chosen = _chosen(measured, settings.output_key)
     wanted = settings.output_shape
-    if wanted is not None and not _is_of_shape(chosen.shape, wanted, chosen.input_count):
+    sizes = [chosen.input_count if size == "N" else size for size in wanted or ()]
+    fits = [want in ("*", size) for size, want in zip(chosen.shape, sizes, strict=False)]
+    if wanted is not None and not (len(sizes) == len(chosen.shape) and all(fits)):
         yield _about(chosen, f"has shape {_shown(chosen.shape)}, not {_shown(wanted)} as expected.")
     if settings.output_dtype is not None and chosen.dtype != settings.output_dtype:
         yield _about(chosen, f"is {chosen.dtype}, not {settings.output_dtype} as expected.")
@@ -345,11 +347,6 @@ def _chosen(measured: CheckMeasurements, key: str | None) -> OutputValues:
         which = f"name it with {arg('output_key')}: {listed}."
         raise UsageError(f"shape and dtype in [output] ask about one output; {which}")
     raise UsageError(f"{arg('output_key')} '{printable(key, 80)}' names no output; there is: {listed}.")
-
-
-def _is_of_shape(shape: tuple[int, ...], wanted: tuple[int | str, ...], count: int) -> bool:
-    sizes = [count if size == "N" else size for size in wanted]
-    return len(shape) == len(sizes) and all(want in ("*", size) for size, want in zip(shape, sizes, strict=True))
 
 
 def _holds_fractions(output: OutputValues) -> bool:

@@ -170,7 +170,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     "min_chance",
     1e-6,
     "least probability that a run of zero channels is there by chance, given the share of zero channels elsewhere",
-    "four zero channels at the end of 64, with no others, have 7e-8, three have 4e-6",
+    "four zero channels at the end of 64, with no others, have 7e-8; three have 4e-6",
 )
 def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[RuleFinding]:
     """Output channels of a weight are zero everywhere, while others are not.

@@ -113,7 +113,7 @@ def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     A copy with NaN or Inf fails, because averaging never removes them. A copy with a tensor of a different shape fails:
     it belongs to a different network. A copy whose matrices and kernels all have a single value, such as 0, fails: it
     was allocated, but never filled. If only some do, it is a warning. Parameters in only one of the two sets are a
-    warning: the network changed during training. The copy needs no buffers. Release the weights instead of such a copy,
+    warning: the network changed during training. The copy may lack buffers. Release the weights instead of such a copy,
     or start the average again.
 
     Signs that either set is out of date are warnings. The copy is out of date if it looks freshly initialised while the

@@ -299,9 +299,8 @@ def test_the_name_of_an_option_is_no_value_of_the_one_before(
 
 def test_no_option_only_repeats_a_default() -> None:
     commands = typer.main.get_command(app_module.app).commands
-    pairs = [
-        param.opts for command in commands.values() for param in command.params if param.opts and param.secondary_opts
-    ]
+    parameters = [param for command in commands.values() for param in command.params]
+    pairs = [param.opts for param in parameters if param.opts and param.secondary_opts and param.default is not None]
     assert pairs == []
 
 

@@ -69,10 +69,7 @@ class Evidence:
 
 
 def describe_checks(
-    reports: Sequence[CheckReport],
-    *,
-    evidence: Mapping[str, Evidence] | None = None,
-    seconds: float | None = None,
+    reports: Sequence[CheckReport], *, evidence: Mapping[str, Evidence] | None = None, seconds: float | None = None
 ) -> Document:
     """Describe the verdicts on all checkpoints, the most severe first.
 

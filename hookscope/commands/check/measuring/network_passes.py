@@ -67,11 +67,6 @@ SMOOTH = frozenset(
 _SMOOTH_OPERATIONS = frozenset({":gelu", ":silu", ":mish", ":softplus"})  # how their labels end
 
 
-def _smooth_labels(subject: InspectedNetwork) -> frozenset[str]:
-    modules = (row_label(name, 0, "") for name, module in subject.modules.items() if type(module).__name__ in SMOOTH)
-    return frozenset(modules) | _SMOOTH_OPERATIONS
-
-
 def _note_peaks(
     peaks: dict[str, Tensor], smooth: AbstractSet[str], label: str, tensor: Tensor, channel_axis: int | None
 ) -> None:
@@ -108,7 +103,8 @@ def measure(
         optimisers = optimiser_values(loaded.training) if "optimizer-state" in wanted else ()
         scalers = scaler_values(loaded.training) if "scaler-state" in wanted else ()
         copies = tuple(copy_values(loaded.training)) if "averaged-weights" in wanted else ()
-    smooth = _smooth_labels(subject) if "quiet-channels" in wanted else frozenset()
+    by_label = {row_label(name, 0, ""): type(module).__name__ for name, module in subject.modules.items()}
+    smooth = {label for label, kind in by_label.items() if kind in SMOOTH} | _SMOOTH_OPERATIONS
     peaks: dict[str, Tensor] = {}
     signatures = OutputSignatures() if with_signatures else None
     forward = None
@@ -116,7 +112,7 @@ def measure(
         with measuring.timed("forward"):
             forward, outputs = measuring.run_forward(
                 subject,
-                partial(_note_peaks, peaks, smooth),
+                partial(_note_peaks, peaks, smooth if "quiet-channels" in wanted else frozenset()),
                 norms.add if norms.norms and not prepared.is_noise else None,
                 signatures,
             )

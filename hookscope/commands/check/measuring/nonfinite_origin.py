@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -156,13 +157,7 @@ class _Search:
     def run(self, batch: Batch, seed: int) -> NonFiniteOrigin | None:
         """Run a batch; return where NaN or Inf begins in it, if it does."""
         network, modules = self.subject.network, self.subject.modules
-        names = {id(module): name for name, module in modules.items()}
-
-        def look(module: nn.Module | str, tensor: Tensor) -> Tensor:
-            self._enter(names[id(module)], tensor)
-            return tensor
-
-        edits = {name: [Intervention("input", look)] for name in modules}
+        edits = {name: [Intervention("input", partial(self._enter, name))] for name in modules}
         watched = capture(network, modules, self._leave, edits=edits, operations=self.operations)
         with preserved(network, seed), watched as self.captured:
             try:
@@ -176,7 +171,7 @@ class _Search:
         operation, source = self._first_operation(_layer_of(origin))
         return replace(origin, parameters=self._broken_parameters(origin), operation=operation, source=source)
 
-    def _enter(self, layer: str, tensor: Tensor) -> None:
+    def _enter(self, layer: str, _module: nn.Module | str, tensor: Tensor) -> Tensor:
         counts = _counts(tensor)
         if not self._stack or self._stack[-1][0] != layer:
             self._stack.append((layer, _FINITE))
@@ -187,6 +182,7 @@ class _Search:
                 self.origin = self._origin_at(around, self._ended.get(around, 0), counts, tensor)
         if counts.any and not self._stack[-1][1].broken:
             self._stack[-1] = (layer, counts)
+        return tensor
 
     def _leave(self, call: ModuleCall, _slot: str, tensor: Tensor) -> _Counts:
         layer, key, counts = call.layer, (call.layer, call.call), _counts(tensor)
