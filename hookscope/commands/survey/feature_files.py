@@ -233,8 +233,8 @@ def _batches(batches: Iterable[Any], labels: list[Any]) -> Iterator[Batch]:
         count = length_of(values)
         targets = others[0] if others else None
         listed = targets.tolist() if isinstance(targets, Tensor | np.ndarray) and targets.ndim == 1 else targets
-        is_list = isinstance(listed, Sequence) and not isinstance(listed, str | bytes) and len(listed) == count
-        labels += [*listed] if is_list else [None] * count
+        is_text = isinstance(listed, str | bytes)
+        labels += listed if isinstance(listed, Sequence) and not is_text and len(listed) == count else [None] * count
         record = InputRecord("tensor", None, None, tuple(values.shape[1:]), ())
         yield Batch((values,), tuple(range(begin, begin + count)), (record,) * count)
         begin += count
