@@ -291,8 +291,9 @@ def _merge(folder: Path, option: options.Survey, *, takes_inputs: bool) -> int:
 
     kinds = (options.OutputOptions, options.StrictOption, options.ShowOption, options.TensorBoardOption)
     used = {"merge", "crops", *(field.name for kind in kinds for field in fields(kind))} - {"out"}
-    changed = (field.name for field in fields(option) if options.is_given(option, field.name))
-    unused = "MODEL and no inputs" if takes_inputs else next((arg(name) for name in changed if name not in used), "")
+    changed = [name for field in fields(option) if options.is_given(option, name := field.name) and name not in used]
+    written = [arg(f"no_{name}" if getattr(option, name) is False else name) for name in changed]
+    unused = "MODEL and no inputs" if takes_inputs else next(iter(written), "")
     if unused:
         raise UsageError(f"--merge DIR, the --out of the shards, takes no {unused}: shards are measured already.")
     check_target(folder, "--merge")

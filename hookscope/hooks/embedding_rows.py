@@ -56,6 +56,8 @@ class RowsUsed(TorchFunctionMode):
         return output
 
     def _note(self, weight: object, indices: object) -> None:
+        if isinstance(indices, np.ndarray) or (isinstance(indices, list) and {int} == {*map(type, indices)}):
+            indices = torch.from_numpy(np.array(indices))
         if not isinstance(weight, Tensor) or not isinstance(indices, Tensor):
             return
         weight, indices = physical(weight)[0], physical(indices)[0]

@@ -202,6 +202,7 @@ def test_scalars_reach_tensorboard(data: Path, run: Run, tmp_path: Path) -> None
         (("slow.py:build", "data", "--shard", "1/8", "--json"), "--shard only measures a part"),
         (("slow.py:build", "--merge", "x"), "--merge DIR, the --out of the shards, takes no MODEL"),
         (("--merge", "x", "--layer", "0"), "--merge DIR, the --out of the shards, takes no --layer"),
+        (("--merge", "x", "--no-verify"), "--merge DIR, the --out of the shards, takes no --no-verify"),
         (("slow.py:build", "data", "data", "--by-class"), "--by-class takes one folder"),
     ],
 )

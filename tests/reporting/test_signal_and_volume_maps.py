@@ -1,6 +1,7 @@
 """Pictures of maps of signals and volumes: colours where the map is, over what the network was given."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +45,22 @@ def test_a_signal_is_coloured_where_its_map_is() -> None:
     outside = np.r_[coloured[LEFT : LEFT + round(0.38 * inner)], coloured[LEFT + round(0.62 * inner) :]]
     assert coloured[inside].mean() > 0.9  # the curve itself is dark
     assert not outside.any()
+
+
+def test_a_long_recording_takes_little_memory_and_has_the_colours_of_a_short_one() -> None:
+    steps = np.repeat(np.float32([0, 1, np.nan, 0.5]), 25)
+    samples = np.zeros((1, 100), np.float32)
+    short = draw_given(samples, one_map(steps, (100,)), WIDTH)
+    long_map = one_map(np.repeat(steps, 1000), (100_000,))
+    tracemalloc.start()
+    drawn = draw_given(np.repeat(samples, 1000, 1), long_map, WIDTH)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6
+    inner = WIDTH - LEFT - RIGHT
+    for share in (0.1, 0.4, 0.6, 0.9):  # in the middle of each step
+        column = LEFT + round(share * inner)
+        assert drawn.getpixel((column, 40)) == short.getpixel((column, 40))
 
 
 def test_the_curve_of_a_map_is_high_where_the_map_is() -> None:

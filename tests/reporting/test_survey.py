@@ -18,6 +18,7 @@ from hookscope.commands.survey.columns import CHANNELS
 from hookscope.commands.survey.describe import describe_survey
 from hookscope.commands.survey.draw_crops import GAP, HALVES_GAP, SCALE, TILE, crop_box
 from hookscope.errors import InputError, UsageError
+from hookscope.reporting.document import Bars
 from hookscope.reporting.html.document import document_html
 from hookscope.results.distribution import distribution_of
 from hookscope.results.headroom import FORMATS, headroom_of
@@ -117,6 +118,34 @@ def test_a_line_of_crops_is_as_long_as_a_file_can_be(survey: Survey, monkeypatch
     sheets = [*draw_crops.crop_sheets(survey, 1)]
     assert {sheet.columns for sheet, _ in sheets} == {3}
     assert {picture.width for _, picture in sheets} == {SCALE * (2 * (3 * (TILE + GAP) - GAP) + HALVES_GAP)}
+
+
+def test_a_channel_that_is_the_same_on_every_input_has_no_crops() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 3, 1))
+    with torch.no_grad():
+        network[0].weight[1] = 0  # its bias remains
+    result = hookscope.survey(network, torch.rand(4, 3, 8, 8))
+    assert result is not None
+    [(sheet, _)] = draw_crops.crop_sheets(result, None)
+    assert sheet.channels == (0, 2)
+
+
+class Brightness(nn.Module):
+    """Returns one number for each input: there is no axis of channels."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((1, 2, 3))
+
+
+def test_a_network_without_channels_is_drawn_by_its_outputs() -> None:
+    result = hookscope.survey(Brightness(), torch.full((4, 3, 8, 8), 655.04))
+    assert result is not None
+    document = describe_survey(result)
+    bars = next(part for section in document.sections for part in section.parts if isinstance(part, Bars))
+    assert [(name, words) for name, _, _, words in bars.bars] == [("(model)", "655, 100× below it")]
+    assert document.answer[0] == "No output has channels."
+    assert document.level == ""
+    assert "×100" in str(result)
 
 
 def test_a_run_is_read_back_as_it_was(survey: Survey, tmp_path: Path) -> None:

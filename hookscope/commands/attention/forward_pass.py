@@ -4,7 +4,7 @@ Source of the rollout:
     Abnar and Zuidema, Quantifying Attention Flow in Transformers, ACL 2020, section 3.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -69,6 +69,7 @@ class ForwardPass:
 
     Attributes:
         extents: Returns the area that a grid (h, w) fills, of each input.
+        positions: By label, the position of a block among those of the run, of this pass and of those before it.
         refused: By module, why its attention was not seen.
         calls: By module, how many attentions were seen.
         rollout: Attention followed through the blocks so far, (N, queries, tokens of the network's input); None if it
@@ -80,6 +81,7 @@ class ForwardPass:
     first: int
     collector: TensorCollector
     extents: Callable[[tuple[int, int]], Sequence[Extent]]
+    positions: dict[str, int]
     blocks: list[SeenBlock] = field(default_factory=list)
     refused: dict[str, Refusal] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
@@ -98,6 +100,7 @@ class ForwardPass:
         number = self.calls.get(inner.name, 0)
         self.calls[inner.name] = number + 1
         label = row_label(inner.name, number, "")
+        self.positions.setdefault(label, len(self.positions))
         query_count, key_count = call.rows.shape[-2:]
         block = AttentionBlock(
             label,
@@ -116,7 +119,7 @@ class ForwardPass:
             self._refuse_rollout(block, queries, keys)
         keeps = (
             self.wanted.numbers
-            and self._may_be_drawn(len(self.blocks), label)
+            and self._may_be_drawn(label)
             and axes.windows == 1
             and keys is not None
             and 1 < query_count <= _MOST_WEIGHTS // key_count
@@ -176,18 +179,29 @@ class ForwardPass:
     def _save(self, label: str, rows: Tensor, begin: int) -> None:
         self.collector.collect_rows(label, rows[:, 0] if rows.size(1) == 1 else rows, begin)  # one window: no axis
 
-    def _may_be_drawn(self, index: int, label: str) -> bool:
+    def _is_wanted(self, label: str) -> bool:
+        return label in self.wanted.blocks or self.positions[label] in self.wanted.blocks
+
+    def _may_be_drawn(self, label: str) -> bool:
         """Tell whether a block may be drawn; a negative position means a block that is known only at the end."""
-        if self.first >= SHOWN_INPUTS:
-            return False
-        return any(block in (index, label) or (isinstance(block, int) and block < 0) for block in self.wanted.blocks)
+        counts_from_the_end = any(isinstance(block, int) and block < 0 for block in self.wanted.blocks)
+        return self.first < SHOWN_INPUTS and (counts_from_the_end or self._is_wanted(label))
 
     def _free_matrices(self) -> None:
         """Free the whole weights of blocks that can no longer be drawn."""
         farthest = max((-block for block in self.wanted.blocks if isinstance(block, int) and block < 0), default=0)
-        for index, block in enumerate(self.blocks[: max(0, len(self.blocks) - farthest)]):
-            if index not in self.wanted.blocks and block.block.label not in self.wanted.blocks:
+        for block in self.blocks[: max(0, len(self.blocks) - farthest)]:
+            if not self._is_wanted(block.block.label):
                 block.numbers.whole = None
+
+    def drawn(self) -> list[SeenBlock]:
+        """Return the blocks to draw, in the order in which they were asked for."""
+        places: dict[int | str, int] = {}
+        for at, block in enumerate(self.blocks):
+            label = block.block.label
+            places |= {label: at, self.positions[label]: at, at - len(self.blocks): at}
+        chosen = dict.fromkeys(places[block] for block in self.wanted.blocks if block in places)
+        return [self.blocks[at] for at in chosen]
 
 
 # --- Maps on one input: `place` is its place in the batch, `at` the query's position ---
@@ -208,13 +222,13 @@ def query_maps(seen: ForwardPass, block: SeenBlock, place: int, at: int) -> Iter
         yield AttentionMap(seen.first + place, block.block.label, head, chosen.label, drawn, extent, rest, chosen.box)
 
 
-def head_maps(seen: ForwardPass, place: int, positions: Mapping[str, int]) -> Iterator[HeadMaps]:
-    """Yield the maps of all heads, by query and block; `positions` has the blocks' positions in the run."""
+def head_maps(seen: ForwardPass, place: int) -> Iterator[HeadMaps]:
+    """Yield the maps of all heads, by query and block."""
     for at in range(len(seen.wanted.queries)):
         for block in seen.blocks:
             if (mapped := _mapped(block, place, at)) is not None:
                 chosen, values, _ = mapped
-                yield HeadMaps(seen.first + place, positions[block.block.label], chosen.label, values.numpy())
+                yield HeadMaps(seen.first + place, seen.positions[block.block.label], chosen.label, values.numpy())
 
 
 def _mapped(block: SeenBlock, place: int, at: int) -> tuple[Chosen, Tensor, Tensor] | None:

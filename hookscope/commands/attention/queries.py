@@ -117,6 +117,11 @@ def _placed(
     tall, wide = queries.grid
     top, left, bottom, right = extent_of(queries.grid)  # it may extend beyond the input
     row, column = int((y - top) / (bottom - top) * tall), int((x - left) / (right - left) * wide)
+    if row >= tall or column >= wide:
+        raise UsageError(
+            f"{arg('query')} {query.text} lies in the margin of {safe_text(record.name)} that no patch covers: give a "
+            "pixel farther up or to the left."
+        )
     cell_height, cell_width = (bottom - top) / tall, (right - left) / wide
     window, token = (int(index) for index in (queries.cells == row * wide + column).nonzero()[0])
     left, top = left + column * cell_width, top + row * cell_height

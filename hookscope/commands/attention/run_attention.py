@@ -163,11 +163,11 @@ class _Run:
             self._sum(block)
         if not seen.blocks:
             return
-        _check_blocks(self.wanted.blocks, [*self.blocks], self.inspected.modules)
-        drawn = _drawn_positions(self.wanted, [block.block.label for block in seen.blocks])
-        positions = {label: index for index, label in enumerate(self.blocks)}
-        for index in drawn:
-            self._note_drawn(seen.blocks[index].block)
+        names = [block for block in self.wanted.blocks if isinstance(block, str)]  # later inputs may have more blocks
+        _check_blocks(names, [*self.blocks], self.inspected.modules)
+        drawn = seen.drawn()
+        for block in drawn:
+            self._note_drawn(block.block)
         pictures = [tensor for tensor in alike_inputs(batch) if tensor.dim() - 2 == PICTURE_AXES]
         if len(pictures) > 1:
             self.notes[
@@ -177,16 +177,17 @@ class _Run:
         for place in range(len(batch.records)):
             for at in range(len(self.wanted.queries)):
                 self.maps += rollout_maps(seen, place, at)
-                for index in drawn:
-                    self.maps += query_maps(seen, seen.blocks[index], place, at)
+                for block in drawn:
+                    self.maps += query_maps(seen, block, place, at)
             if first + place < SHOWN_INPUTS:
-                self.head_maps += head_maps(seen, place, positions)
-                self.patches += patch_weights(seen, [seen.blocks[index] for index in drawn], place)
+                self.head_maps += head_maps(seen, place)
+                self.patches += patch_weights(seen, drawn, place)
 
     def _forward(self, batch: Batch, first: int) -> ForwardPass:
         """Run a batch, and look at its attention; `first` is the position of its first input."""
         extents = cache(partial(padded_extents, self.inspected.network, batch))
-        seen = ForwardPass(self.wanted, batch.records, first, self.collector, extents)
+        positions = {label: index for index, label in enumerate(self.blocks)}
+        seen = ForwardPass(self.wanted, batch.records, first, self.collector, extents, positions)
         self.wanted.tokens.restart(batch.pictures)
         mode = AttentionMode(self.inspected.modules, seen.take)
         clone = copy_of(batch)
@@ -313,10 +314,3 @@ def _check_blocks(blocks: Sequence[int | str], labels: Sequence[str], modules: C
                 )
         elif block not in labels and block.partition("#")[0] not in modules:
             raise LayerNotFoundError(f"There is no block '{safe_text(block)}'.{nearest(block, labels)}")
-
-
-def _drawn_positions(wanted: Wanted, labels: Sequence[str]) -> list[int]:
-    places: dict[int | str, int] = {}
-    for at, label in enumerate(labels):
-        places |= {label: at, at: at, at - len(labels): at}
-    return [*dict.fromkeys(places[block] for block in wanted.blocks if block in places)]

@@ -27,6 +27,7 @@ _MOST_CHANNELS = 12
 """Channels that are drawn, each in a lane of its own."""
 
 _CURVE, _GROUND = (0, 0, 0), 150  # the ground of colour bars: equal values have equal colours
+_CELLS_A_PIXEL = 2  # of the map under a signal, at most
 _NON_FINITE = (255, 0, 255)
 _TICKS = 5
 _SIGNAL_AXES = 2  # (C, L)
@@ -77,7 +78,8 @@ def _signal(
         ground = np.full((height, inner, 3), _GROUND, np.uint8)
         if heat_map is not None:
             begin, end = heat_map.extent
-            flat = replace(heat_map, values=heat_map.values[None], extent=(0.0, begin, 1.0, end))
+            values = _in_blocks(heat_map.values, _CELLS_A_PIXEL * inner)
+            flat = replace(heat_map, values=values[None], extent=(0.0, begin, 1.0, end))
             ground = overlay(whole_photograph(ground), flat, colour_scale(heat_map.values))
         image.paste(Image.fromarray(ground), (_LEFT, 0))
         for place, channel in enumerate(channels):
@@ -88,6 +90,22 @@ def _signal(
         pen.rectangle((_LEFT, top, _LEFT + inner - 1, bottom - 1), outline=LINE)
     _write_steps(image, size[0], bottom)
     return image
+
+
+def _in_blocks(values: NDArray[np.float32], most: int) -> NDArray[np.float32]:
+    """Return at most so many means of neighbours; NaN where fewer than half of them are finite.
+
+    An overlay weighs every cell in every pixel, which takes gigabytes for long recordings.
+    """
+    if len(values) <= most:
+        return values
+    starts = np.linspace(0, len(values), most + 1).astype(int)
+    finite = np.isfinite(values)
+    counts = np.add.reduceat(finite, starts[:-1], dtype=np.float64)
+    sums = np.add.reduceat(np.where(finite, values, 0), starts[:-1], dtype=np.float64)
+    means = np.full(most, np.nan)
+    np.divide(sums, counts, out=means, where=2 * counts >= np.diff(starts))
+    return means.astype(np.float32)
 
 
 def _draw_curve(

@@ -1,6 +1,7 @@
-"""Which axes of a network's input count positions and channels, and what padding the network adds.
+"""Which axes of a network's input count positions and channels, and which part of it a map covers.
 
-Networks pad their input at the bottom and at the right; maps cover the padding, too.
+Networks pad their input at the bottom and at the right, and maps cover the padding, too; or their patches leave out a
+margin there.
 """
 
 from collections.abc import Sequence
@@ -149,7 +150,7 @@ def require_floating_point(network: nn.Module, tensor: Tensor | None) -> None:
 
 
 def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> list[Extent]:
-    """Return the area of each input that a map covers when it is stretched over the input and the network's padding.
+    """Return the area of each input that a map covers: the input with the network's padding, or without a margin.
 
     The transform of torchvision's detectors is called. `grid` is (l,), (h, w) or (d, h, w).
     """
@@ -163,17 +164,21 @@ def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> l
         height, width = made.tensors.shape[-2:]
         return [(0.0, 0.0, height / rows, width / columns) for rows, columns in made.image_sizes]
     covered = (1.0,) * len(grid)
-    merges = any(_MERGING in type(module).__name__ for module in network.modules())
-    if isinstance(pictures, Tensor) and pictures.dim() == 2 + PICTURE_AXES and is_map and merges:
-        patch = next((module.stride for module in network.modules() if isinstance(module, nn.Conv2d)), (1, 1))
-        rows, columns = (_covered(*sizes) for sizes in zip(pictures.shape[2:], grid, patch, strict=True))
-        covered = rows, columns
+    if isinstance(pictures, Tensor) and pictures.dim() == 2 + PICTURE_AXES and is_map:
+        merges = any(_MERGING in type(module).__name__ for module in network.modules())
+        first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
+        if first is not None and (merges or first.kernel_size == first.stride):
+            sides = zip(pictures.shape[2:], grid, first.stride, strict=True)
+            covered = tuple(_covered(*side, merges=merges) for side in sides)
     return [(*((0.0,) * len(grid)), *covered)] * len(batch.indices)
 
 
-def _covered(size: int, cells: int, patch: int) -> float:
-    """Return the length that a map covers as a share of the side: above 1 where the network pads, else 1."""
+def _covered(size: int, cells: int, patch: int, *, merges: bool) -> float:
+    """Return the length that a map covers as a share of the side, which need not be a whole number of patches.
+
+    Above 1 where the network pads, below 1 where its patches leave out a margin. Merged patches cover twice as much.
+    """
     covered, wanted = patch * cells, size - size % patch
-    while covered < wanted:
+    while merges and covered < wanted:
         covered *= 2
-    return max(covered / size, 1.0)
+    return covered / size if merges or wanted <= covered < size + patch else 1.0

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from hookscope.reporting.columns import Column, integer_text, machine_columns, number_text, statistics
 from hookscope.results.headroom import FLOAT16
 from hookscope.results.survey import Survey, SurveyChannel, SurveyRow
-from hookscope.text import counted, percent_text
+from hookscope.text import counted, figure, percent_text
 
 TIGHT = 10.0
 """Outputs with a smaller factor of headroom are close to the limit (our choice)."""
@@ -51,7 +51,7 @@ LAYERS = (
     Column("", "dead", "channels that are 0 on every input", 1, integer_text, _dead),
     Column("", "fires", "share of values that are not 0", 3, percent_text, _firing),
     *statistics({"mean": 6, "std": 5, "min": 9, "max": 4}, "activation"),
-    Column("factor", "to float16", "float16's limit over the largest", 7, lambda ratio: f"×{number_text(ratio, 3)}").on(
+    Column("factor", "to float16", "float16's limit over the largest", 7, lambda ratio: f"×{figure(ratio, 3)}").on(
         attrgetter("float16"), key=""
     ),
     Column("selectivity", "selectivity", "greatest of a channel", 10, lambda pair: number_text(pair[0]), usual="-"),

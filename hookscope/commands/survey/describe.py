@@ -95,8 +95,6 @@ def _making(result: Survey) -> list[tuple[str, str]]:
 
 
 def _charts(result: Survey) -> Iterator[DepthChart | Bars]:
-    if not any(row.channels for row in result.rows):
-        return
     rows, labels = result.rows, [row.label or "(model)" for row in result.rows]
     dead = [len(row.dead_channels) / len(row.channels) if row.dead_channels else None for row in rows]
     zeros = [row.activation.zero_fraction for row in rows]
@@ -163,13 +161,13 @@ def inputs_text(result: Survey) -> str:
 
 
 def _level(result: Survey) -> Level:
-    """Return the level of the answer: "" if inputs are classified wrong, or too few to call channels dead."""
+    """Return the level of the answer: "" without channels, with wrong inputs, or too few to call channels dead."""
     if [*_nonfinite(result), *_overflowing(result)]:
         return "fail"
     if [*_dead(result)]:
         return "warn"
     is_right = result.accuracy is None or result.accuracy.right == result.accuracy.count
-    return "good" if is_right and not result.dead_count else ""
+    return "good" if is_right and channel_counts(result.rows) and not result.dead_count else ""
 
 
 def _nonfinite(result: Survey) -> Iterator[str]:

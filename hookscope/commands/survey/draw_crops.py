@@ -61,7 +61,7 @@ def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet
 
     `per_row` is the number of channels drawn for each row; None for 128 in all, 16 of a row at most.
     """
-    rows = [row for row in result.rows if _alive(row).any()]
+    rows = [row for row in result.rows if _varying(row).any()]
     if result.pictures is None or not rows or per_row == 0:
         return
     count = min(per_row or min(_MOST_OF_A_LAYER, max(1, _MOST_CHANNELS // len(rows))), _MOST_LINES)
@@ -77,9 +77,10 @@ def crop_sheets(result: Survey, per_row: int | None) -> Iterator[tuple[CropSheet
     yield from _drawn(group, result)
 
 
-def _alive(row: SurveyRow) -> NDArray[np.bool_]:
+def _varying(row: SurveyRow) -> NDArray[np.bool_]:
+    """Return which channels have inputs that excite them: no input does so with a constant."""
     arrays = row.channels.arrays
-    return np.zeros(0, np.bool_) if arrays is None else (arrays.top_inputs >= 0).any((0, 2)) & ~arrays.is_dead
+    return np.zeros(0, np.bool_) if arrays is None else (arrays.top_inputs >= 0).any((0, 2)) & (arrays.max > arrays.min)
 
 
 def telling_channels(row: SurveyRow, count: int) -> list[SurveyChannel]:
@@ -89,9 +90,9 @@ def telling_channels(row: SurveyRow, count: int) -> list[SurveyChannel]:
         return []
     spread = np.where(arrays.std > 0, arrays.std, np.inf)
     peak = np.nan_to_num((arrays.max - arrays.mean) / spread)
-    alive = _alive(row)
-    order = np.lexsort((-peak, -np.nan_to_num(arrays.selectivity, nan=-1.0), ~alive))
-    return [row.channels[index] for index in sorted(order[: min(count, int(alive.sum()))].tolist())]
+    varying = _varying(row)
+    order = np.lexsort((-peak, -np.nan_to_num(arrays.selectivity, nan=-1.0), ~varying))
+    return [row.channels[index] for index in sorted(order[: min(count, int(varying.sum()))].tolist())]
 
 
 def _drawn(sheets: Sequence[_Sheet], result: Survey) -> Iterator[tuple[CropSheet, Image.Image]]:

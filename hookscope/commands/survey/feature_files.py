@@ -61,6 +61,8 @@ class FeatureTarget:
     @property
     def sidecar(self) -> Path:
         """The JSON file that lists the inputs, written last."""
+        if self.is_parquet:  # x.safetensors has x.json
+            return self.path.with_name(f"{self.path.name}.json")
         return self.path.with_suffix(".json") if self.is_one_file else self.path / "features.json"
 
     def check(self, option: str) -> None:
@@ -231,7 +233,8 @@ def _batches(batches: Iterable[Any], labels: list[Any]) -> Iterator[Batch]:
         count = length_of(values)
         targets = others[0] if others else None
         listed = targets.tolist() if isinstance(targets, Tensor | np.ndarray) and targets.ndim == 1 else targets
-        labels += [*listed] if isinstance(listed, list | tuple) and len(listed) == count else [None] * count
+        is_text = isinstance(listed, str | bytes)
+        labels += listed if isinstance(listed, Sequence) and not is_text and len(listed) == count else [None] * count
         record = InputRecord("tensor", None, None, tuple(values.shape[1:]), ())
         yield Batch((values,), tuple(range(begin, begin + count)), (record,) * count)
         begin += count

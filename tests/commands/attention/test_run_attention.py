@@ -360,6 +360,26 @@ def test_maps_of_heads_are_of_their_block_where_an_input_skips_another() -> None
     assert drawn == [(0, "layers.0.self_attn"), (0, "layers.1.self_attn"), (1, "layers.1.self_attn")]
 
 
+def test_a_position_is_the_same_block_for_every_input() -> None:
+    inputs = torch.stack([torch.full((3, 32, 32), value) for value in (-1.0, 1.0)])
+    result = hookscope.attention(Skipping(), inputs, block=[0, -1], batch_size=1)
+    by_input = [[heat_map.block for heat_map in result.maps if heat_map.input_index == index] for index in (0, 1)]
+    assert [block.label for block in result.blocks] == ["layers.1.self_attn", "layers.0.self_attn"]
+    assert by_input == [["layers.1.self_attn"], ["layers.1.self_attn"]]  # the last of an input is that input's
+
+
+def test_patches_that_do_not_fill_the_picture_leave_a_margin(network: nn.Module) -> None:
+    pictures = torch.randn(1, 3, 37, 34)  # 4 x 4 patches of 8 pixels
+    result = hookscope.attention(network, pictures, query=["cls", "31,31"])
+    [classes, patch] = result.maps
+    assert classes.extent == (0.0, 0.0, 32 / 37, 32 / 34)
+    assert "patch" in patch.query
+    with pytest.raises(UsageError, match="lies in the margin of tensor that no patch covers"):
+        hookscope.attention(network, pictures, query="5,35")
+    with pytest.raises(UsageError, match="lies outside of what the network sees"):
+        hookscope.attention(network, pictures, query="5,37")
+
+
 def test_a_query_that_is_given_twice_is_drawn_once(network: nn.Module, pictures: Tensor) -> None:
     result = hookscope.attention(network, pictures[:1], query=["cls", "mean", "cls"])
     assert [heat_map.query for heat_map in result.maps] == ["class token", "mean of queries"]
@@ -486,8 +506,7 @@ def test_an_input_that_does_not_run_the_wanted_block_has_no_map_and_the_others_h
             return tokens[:, 0]
 
     bright, dark = torch.full((3, 32, 32), 0.9), torch.full((3, 32, 32), 0.1)
-    orders = [[bright, dark], [dark, bright]] if isinstance(block, str) else [[bright, dark]]
-    for pictures in orders:
+    for pictures in ([bright, dark], [dark, bright]):
         looks = hookscope.attention(Skips(), torch.stack(pictures), block=block, batch_size=1)
         assert [heat_map.input_index for heat_map in looks.maps] == [
             at for at, picture in enumerate(pictures) if picture is bright

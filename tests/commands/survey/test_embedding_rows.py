@@ -49,6 +49,8 @@ LOOK_UPS: dict[str, Callable[[], nn.Module]] = {
     "index_select": lambda: Codebook(
         lambda index, entries: entries.index_select(0, index.flatten()).view(*index.shape, -1)
     ),
+    "a list": lambda: Codebook(lambda index, entries: entries[index.flatten().tolist()].view(*index.shape, -1)),
+    "an array": lambda: Codebook(lambda index, entries: entries[index.numpy(), :]),
     "a transposed buffer": lambda: Codebook(functional.embedding, transposed=True),
 }
 

@@ -1,6 +1,7 @@
 """Features on the disk are what the layers put out, in the order of the inputs, however many chunks and processes."""
 
 import json
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -68,6 +69,9 @@ def test_parquet_holds_the_same_values(tmp_path: Path, dtype: str) -> None:
     assert parquet.ParquetFile(tmp_path / "f.parquet").num_row_groups == 3
     assert [Path(each).name for each in table["input"].to_pylist()] == [f"{case}.npy" for case in (0, 2, 4, 6, 1, 3, 5)]
     assert table["class"].to_pylist() == ["a"] * 4 + ["b"] * 3
+    for name in ("f.json", "f.parquet.json"):  # each file has its own
+        sidecar = json.loads((tmp_path / name).read_bytes())
+        assert sidecar["files"] == [f"f.{'parquet' if 'parquet' in name else 'safetensors'}"]
     for label, values in expected.items():
         actual = table[label].combine_chunks().flatten().to_numpy().reshape(values.shape)
         np.testing.assert_array_equal(actual, values)
@@ -216,11 +220,15 @@ def test_batches_of_a_loader_with_labels(tmp_path: Path) -> None:
     assert not (tmp_path / "g.safetensors").exists()
 
 
-def test_labels_may_be_an_array_and_hold_any_text(tmp_path: Path) -> None:
-    batches = [(torch.randn(2, 3, 8, 8), np.array([1, 2])), (torch.randn(2, 3, 8, 8), ["a\ud800", "b"])]
+def test_labels_may_be_any_sequence_and_hold_any_text(tmp_path: Path) -> None:
+    batches = [
+        (torch.randn(2, 3, 8, 8), labels)
+        for labels in (np.array([1, 2]), ["a\ud800", "b"], range(3, 5), deque([5, 6]), "no")
+    ]
     hookscope.features(network(), batches, tmp_path / "f.safetensors", layer="2")
     entries = json.loads((tmp_path / "f.json").read_bytes())["inputs"]
-    assert [entry["class"] for entry in entries] == ["1", "2", r"a\ud800", "b"]
+    classes = [entry.get("class") for entry in entries]
+    assert classes == ["1", "2", r"a\ud800", "b", "3", "4", "5", "6", None, None]
 
 
 def test_a_file_with_the_name_of_features_is_not_overwritten(tmp_path: Path) -> None:
