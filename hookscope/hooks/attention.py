@@ -129,7 +129,9 @@ class AttentionMode(TorchFunctionMode):
         elif name in _PRODUCTS:
             product = self._products.product(name, args, keywords)
             if product is not None:
-                self._hand_on_product(product, sys._getframe(1))
+                rows = None if product.changed else of_weights(product.weights)
+                reason = "" if rows else "its weights are overwritten between softmax and values"
+                self._hand_on("softmax", sys._getframe(1), rows, reason, product if rows else None)
         elif name in _FOLLOWED:
             with torch.no_grad():
                 self._products.follow(name, func, args, keywords, output)
@@ -156,12 +158,6 @@ class AttentionMode(TorchFunctionMode):
             self._hand_on(entry, frame, rows_of(*args, **kwargs), "")
         except NotExactError as error:
             self._hand_on(entry, frame, None, str(error))
-
-    def _hand_on_product(self, product: Product, frame: FrameType) -> None:
-        if product.changed:
-            self._hand_on("softmax", frame, None, "its weights are overwritten between softmax and values")
-        else:
-            self._hand_on("softmax", frame, of_weights(product.weights), "", product)
 
     def _hand_on(
         self, entry: Entry, frame: FrameType, rows: AttentionRows | None, reason: str, product: Product | None = None

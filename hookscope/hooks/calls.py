@@ -154,14 +154,16 @@ class CallHooks(Generic[T]):
     ) -> object:
         """Forward pre-hook of other modules; `entries` is the module's list of calls in progress."""
         inputs = tensors_given(args, kwargs)
-        replaced: object = None
+        watch, replaced = self.gradient_watch, None
         with self.lock, _without_overrides():
             index = self._count(layer, inputs)
             if index is None:
-                return None
+                if watch is None or _graph_task() == _NONE:
+                    return None
+                return watch.inputs(ModuleCall(layer, module, 0, inputs), args, kwargs, is_replay=True)
             call = ModuleCall(layer, module, index, inputs)
-            if self.gradient_watch is not None and self.gradient_watch.replaces_inputs(type(module)):
-                args, kwargs = replaced = self.gradient_watch.inputs(call, args, kwargs)
+            if watch is not None and watch.replaces_inputs(type(module)):
+                args, kwargs = replaced = watch.inputs(call, args, kwargs)
                 before, inputs = inputs, tensors_given(args, kwargs)
                 self._identities.replaced(before, inputs)
                 call = call._replace(inputs=inputs)
@@ -260,15 +262,15 @@ class CallHooks(Generic[T]):
             if not outputs:
                 place = (call.layer, call.call, "")
                 self.observations.append(Observation(place, None, False, in_place, None, call.operation, sources))
-            named = call if len(outputs) < 2 else call._replace(slots=[slot for slot, _ in outputs])
+            observed = call if len(outputs) < 2 else call._replace(slots=[slot for slot, _ in outputs])
             for slot, tensor in outputs:
                 place = (call.layer, call.call, slot)
                 passed_through, first = self._identities.show(place, tensor, inputs, in_place=in_place)
                 vmapped = 0
                 if _transform_level() is not None:  # inside vmap, jvp or another transform
-                    value, vmapped = _observe_physical(self.observe, named, slot, tensor)
+                    value, vmapped = _observe_physical(self.observe, observed, slot, tensor)
                 else:
-                    value = observed_plainly(self.observe, named, slot, tensor)
+                    value = observed_plainly(self.observe, observed, slot, tensor)
                 seen = Observation(place, value, passed_through, in_place, first, call.operation, sources, vmapped)
                 self.observations.append(seen)
         if self.gradient_watch is None:

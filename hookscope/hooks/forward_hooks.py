@@ -13,6 +13,7 @@ from functools import partial
 from threading import RLock
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -116,15 +117,14 @@ class Capture(CallHooks[T]):
             return
         network = self.mode.modules[""]
         self.names = TensorNames(self.mode.modules, (), {})
-        naming = Hook(self._name_inputs, self.mode.modules)
-        self._attached.append((network._forward_pre_hooks, id(naming), naming))
-        self._attached.append((network._forward_pre_hooks_with_kwargs, id(naming), True))
+        naming, before = Hook(self._name_inputs, self.mode.modules), network._forward_pre_hooks
+        self._attached += ((before, id(naming), naming), (network._forward_pre_hooks_with_kwargs, id(naming), True))
         for module in self.mode.asking():
             off, on = Hook(self.mode.deactivate), Hook(self.mode.reactivate)
             self._attached += ((module._forward_pre_hooks, id(off), off), (module._forward_hooks, id(on), on))
             self._attached.append((module._forward_hooks_always_called, id(on), True))
         self._put_on()
-        self.mode.activate()
+        torch._C._push_on_torch_function_stack(self.mode)
 
     def _name_inputs(
         self, modules: Mapping[str, nn.Module], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -230,14 +230,20 @@ class GradientWatch(Generic[T]):
         return self.with_inputs or kind in STEPPED
 
     def inputs(
-        self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_replay: bool = False
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Hook the inputs of a call; return the arguments to call the module with instead."""
-        if self.with_inputs:
+        """Hook the inputs of a call; return the arguments to call the module with instead.
+
+        `is_replay`: checkpointing repeats a call that is watched already, which must save the same tensors as before. A
+        layer saves fewer for an input that requires no gradient.
+        """
+        if self.with_inputs and not is_replay:
             args, kwargs = self._inputs(call, args, kwargs)
         if self.steps is None or type(call.module) not in STEPPED:
             return args, kwargs
-        return self.steps.with_aliases(call.layer, call.call, call.module, (args, kwargs), lambda: self.listening)
+        return self.steps.with_aliases(
+            call.layer, call.call, call.module, (args, kwargs), lambda: self.listening and not is_replay
+        )
 
     def _inputs(
         self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]

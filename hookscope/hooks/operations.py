@@ -273,10 +273,6 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             self._skipping_in.discard(thread)
             _push(self)
 
-    def activate(self) -> None:
-        """Activate the mode in this thread."""
-        _push(self)
-
     def asking(self) -> Iterator[nn.Module]:
         """Yield the outermost torch layers that run other kernels while a mode is active."""
         kinds = {kind for kind in {*map(type, self.modules.values())} if issubclass(kind, _ASKING)}

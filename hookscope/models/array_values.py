@@ -106,10 +106,9 @@ def _compiled() -> Callable[[NDArray[np.floating]], Reduction | None] | None:
 
     def reduced(values: NDArray[np.floating]) -> Reduction | None:
         values = np.ascontiguousarray(values)
-        scalars = np.empty(library.FOUND)
+        scalars = np.empty(library.NUMBERS)
         layout = library.Layout(1, 1, values.size, 0, 1)
-        limits = library.SMALLEST_SQUARABLE, library.LARGEST_SQUARABLE, library.CANCELLATION_LIMIT
-        results = library.Results(scalars.ctypes.data, None, None, None, 0, None, None, None, *limits)
+        results = library.Results(scalars.ctypes.data)
         outcome = kernel.reduce(values.ctypes.data, ctypes.addressof(layout), ctypes.addressof(results))
         if outcome == library.RARE:
             return None

@@ -11,11 +11,13 @@ typedef struct {
     const double *thresholds; /* values above which a position is wanted, (channels,); null for all */
     double *mean, *deviations, *high, *low;
     i64 *at;             /* position of the first greatest value, or -1 */
-    double cancellation; /* mean^2 over variance above which deviations are summed in a second pass */
     i64 threads;
     const Runtime *runtime; /* null for one thread */
     i64 rare;               /* set where a value is not finite: results then mean nothing */
 } Channels;
+
+/* As CANCELLATION in native.c, for sums in float64, which has 16 digits. */
+#define CANCELLATION 1e6
 
 INLINE wide choose(places mask, wide yes, wide no) { return (wide)((mask & (places)yes) | (~mask & (places)no)); }
 
@@ -31,7 +33,7 @@ INLINE void finish(Channels *job, const float *values, i64 step, i64 result) {
     if (job->high[result] == job->low[result]) { /* summing equal values would only add rounding */
         mean = job->high[result];
         deviations = 0;
-    } else if (squares > job->cancellation * deviations) {
+    } else if (squares > CANCELLATION * deviations) {
         double about = 0;
         deviations = 0;
         for (i64 at = 0; at < count; at++) {
@@ -130,14 +132,14 @@ INLINE void reduce_share(Channels *job) {
     i64 number = job->threads > 1 ? job->runtime->thread_number() : 0;
     i64 is_by_row = job->position_step == 1, channels = job->channels;
     i64 count = is_by_row ? job->inputs * channels : job->inputs;
-    for (i64 each = count * number / threads; each < count * (number + 1) / threads; each++) {
+    for (i64 at = count * number / threads; at < count * (number + 1) / threads; at++) {
         if (!is_by_row) {
-            reduce_positions(job, job->values + each * job->input_step, each * channels);
+            reduce_positions(job, job->values + at * job->input_step, at * channels);
             continue;
         }
-        i64 input = each / channels, channel = each % channels;
+        i64 input = at / channels, channel = at % channels;
         const float *values = job->values + input * job->input_step + channel * job->channel_step;
-        reduce_row(job, values, each, !job->thresholds, job->thresholds ? job->thresholds[channel] : 0);
+        reduce_row(job, values, at, !job->thresholds, job->thresholds ? job->thresholds[channel] : 0);
     }
 }
 

@@ -21,19 +21,19 @@ INLINE i32 is_finite(double value) { return value - value == 0; }
 typedef struct {
     double a, b, product, difference, largest;
     i64 unequal, mismatched;
-} Found;
+} Sums;
 
-INLINE void take_one(Found *found, double a, double b) {
+INLINE void take_one(Sums *sums, double a, double b) {
     double difference = a - b;
-    found->a += a * a;
-    found->b += b * b;
-    found->product += a * b;
-    found->difference += difference * difference;
-    found->unequal += difference != 0;
-    found->largest = magnitude(difference) > found->largest ? magnitude(difference) : found->largest;
+    sums->a += a * a;
+    sums->b += b * b;
+    sums->product += a * b;
+    sums->difference += difference * difference;
+    sums->unequal += difference != 0;
+    sums->largest = magnitude(difference) > sums->largest ? magnitude(difference) : sums->largest;
 }
 
-INLINE Found of_finite(const float *a, const float *b, i64 count) {
+INLINE Sums of_finite(const float *a, const float *b, i64 count) {
     const places sign = (places){0} + (i64)(~0ull >> 1);
     wide of_a = {0}, of_b = {0}, product = {0}, of_difference = {0}, largest = {0};
     places unequal = {0};
@@ -49,26 +49,26 @@ INLINE Found of_finite(const float *a, const float *b, i64 count) {
         places more = size > largest;
         largest = (wide)((more & (places)size) | (~more & (places)largest));
     }
-    Found found = {total(of_a), total(of_b), total(product), total(of_difference), 0, 0, 0};
+    Sums sums = {total(of_a), total(of_b), total(product), total(of_difference), 0, 0, 0};
     for (i64 lane = 0; lane < WIDTH; lane++) {
-        found.unequal += unequal[lane];
-        found.largest = largest[lane] > found.largest ? largest[lane] : found.largest;
+        sums.unequal += unequal[lane];
+        sums.largest = largest[lane] > sums.largest ? largest[lane] : sums.largest;
     }
-    for (; at < count; at++) take_one(&found, a[at], b[at]);
-    return found;
+    for (; at < count; at++) take_one(&sums, a[at], b[at]);
+    return sums;
 }
 
 /* Leave out elements that are not finite on either side; they match if they are the same on both. */
-INLINE Found of_any(const float *a, const float *b, i64 count) {
-    Found found = {0, 0, 0, 0, 0, 0, 0};
+INLINE Sums of_any(const float *a, const float *b, i64 count) {
+    Sums sums = {0, 0, 0, 0, 0, 0, 0};
     for (i64 at = 0; at < count; at++) {
         double x = a[at], y = b[at];
         if (is_finite(x) && is_finite(y))
-            take_one(&found, x, y);
+            take_one(&sums, x, y);
         else
-            found.mismatched += !(x == y || (x != x && y != y));
+            sums.mismatched += !(x == y || (x != x && y != y));
     }
-    return found;
+    return sums;
 }
 
 /* Return the first place of a difference among `length` elements; -1 if another thread has written to them meanwhile. */
@@ -98,35 +98,35 @@ INLINE void compare(const Pair *pair) {
     const i64 count = pair->before * pair->channels * pair->after;
     const i32 by_channel = pair->squares && pair->after > 1;
     const i64 run = by_channel ? pair->after : count; /* elements of one channel, or all */
-    Found all = {0, 0, 0, 0, 0, 0, 0};
+    Sums all = {0, 0, 0, 0, 0, 0, 0};
     i64 place = -1, channel = 0;
     for (i64 start = 0; start < count; start += run) {
         for (i64 begin = start; begin < start + run; begin += CHUNK) {
             i64 length = start + run - begin < CHUNK ? start + run - begin : CHUNK;
-            Found found = of_finite(pair->a + begin, pair->b + begin, length);
-            if (by_channel) pair->squares[channel] += found.difference;
-            if (!is_finite(found.difference)) found = of_any(pair->a + begin, pair->b + begin, length);
-            all.a += found.a;
-            all.b += found.b;
-            all.product += found.product;
-            all.difference += found.difference;
-            all.unequal += found.unequal;
-            all.mismatched += found.mismatched;
-            if (found.largest > all.largest) {
-                all.largest = found.largest;
-                place = place_of(pair, begin, length, found.largest);
+            Sums sums = of_finite(pair->a + begin, pair->b + begin, length);
+            if (by_channel) pair->squares[channel] += sums.difference;
+            if (!is_finite(sums.difference)) sums = of_any(pair->a + begin, pair->b + begin, length);
+            all.a += sums.a;
+            all.b += sums.b;
+            all.product += sums.product;
+            all.difference += sums.difference;
+            all.unequal += sums.unequal;
+            all.mismatched += sums.mismatched;
+            if (sums.largest > all.largest) {
+                all.largest = sums.largest;
+                place = place_of(pair, begin, length, sums.largest);
             }
         }
         channel = channel + 1 < pair->channels ? channel + 1 : 0;
     }
     if (pair->squares && !by_channel) add_alternating(pair);
-    const double sums[] = {all.a, all.b, all.product, all.difference, all.largest};
+    const double written[] = {all.a, all.b, all.product, all.difference, all.largest};
     const i64 counts[] = {all.unequal, all.mismatched, place};
-    __builtin_memcpy(pair->sums, sums, sizeof sums);
+    __builtin_memcpy(pair->sums, written, sizeof written);
     __builtin_memcpy(pair->counts, counts, sizeof counts);
 }
 
 #define VARIANT(name, target) \
-    target EXPORT void sum_differences_##name(const Pair *given) { compare(given); }
+    target EXPORT void sum_differences_##name(const Pair *pair) { compare(pair); }
 
 VARIANTS

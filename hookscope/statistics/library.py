@@ -21,18 +21,9 @@ SOURCES = Path(__file__).parent  # holds the .c and .h files, which wheels leave
 # Bits in the result of `reduce_tensor` in native.c, and the count of numbers that it writes.
 RARE, WITH_ZEROS = 1, 2
 BIN_COUNT_SHIFT = 2
-FOUND = 7
+NUMBERS = 7
 # As in native.c: bins that a tensor may fill, counters per bin, most threads.
 BINS, COUNTERS, MAX_THREADS = 17856, 8, 16
-
-# Sums of squares of float32 values outside this range lose digits at one end or overflow at the other, with up to 1e8
-# of them (float32: 1e-38..3e38).
-SMALLEST_SQUARABLE = 1e-15
-LARGEST_SQUARABLE = 1e15
-# var = E[x²] - mean² loses a digit for each factor of ten in mean²/var; from here on, deviations are summed.
-CANCELLATION_LIMIT = 10.0
-# The same for values summed in float64, which has 16 digits.
-_CANCELLATION_LIMIT_OF_DOUBLES = 1e6
 
 
 class Layout(ctypes.Structure):
@@ -48,11 +39,9 @@ class Results(ctypes.Structure):
     """As in native.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("found", "nonzero", "tables", "values")),
+        *((name, ctypes.c_void_p) for name in ("numbers", "nonzero", "tables", "values")),
         ("exact_limit", ctypes.c_longlong),
-        *((name, ctypes.c_void_p) for name in ("keys", "counts", "runtime")),
-        *((name, ctypes.c_double) for name in ("smallest", "largest", "cancellation")),
-        ("kept", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("keys", "counts", "runtime", "kept")),
     )
 
 
@@ -83,7 +72,6 @@ class _Channels(ctypes.Structure):
         *((name, ctypes.c_longlong) for name in ("inputs", "channels", "positions")),
         *((name, ctypes.c_longlong) for name in ("input_step", "channel_step", "position_step")),
         *((name, ctypes.c_void_p) for name in ("thresholds", "mean", "deviations", "high", "low", "at")),
-        ("cancellation", ctypes.c_double),
         ("threads", ctypes.c_longlong),
         ("runtime", ctypes.c_void_p),
         ("rare", ctypes.c_longlong),
@@ -156,8 +144,8 @@ class Kernel:
         """
         limits = None if thresholds is None else thresholds.ctypes.data
         results = [output.ctypes.data for output in written]
-        rest = _CANCELLATION_LIMIT_OF_DOUBLES, threads, self.runtime_address, 0
-        return bool(self._reduce_channels(ctypes.byref(_Channels(address, *sizes, *steps, limits, *results, *rest))))
+        job = _Channels(address, *sizes, *steps, limits, *results, threads, self.runtime_address, 0)
+        return bool(self._reduce_channels(ctypes.byref(job)))
 
 
 def kernel_of(variant: str, torch_library: str | None = None) -> Kernel | None:

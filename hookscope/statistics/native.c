@@ -17,6 +17,13 @@ EXPORT const char sources_hash[] = EXPANDED_TEXT_OF(SOURCES_HASH);
 #define TERMS 32
 #define STRETCH (TERMS * LANES)
 
+/* Sums of squares of values outside this range lose digits at one end or overflow at the other, with up to 1e8 of them
+ * (float32: 1e-38..3e38). */
+#define SMALLEST_SQUARABLE 1e-15f
+#define LARGEST_SQUARABLE 1e15f
+/* var = E[x^2] - mean^2 loses a digit for each factor of ten in mean^2 over var; from here on, deviations are summed. */
+#define CANCELLATION 10
+
 /* How values are distributed: counts over bins, each of one sign, one power of two and one of PARTS equal parts of the way
  * to the next. The first 14 bits of a normal float32 say which. Each bin has a few counters, used in turns: equal values in
  * a row, as after a ReLU, would wait for one. */
@@ -39,7 +46,7 @@ typedef struct Table {
 /* One counter holds as many. */
 #define MOST_BINNED 0xffffffffll
 
-/* What one thread found; as large as two cache lines so that no two threads write to one. */
+/* The sums of one thread; as large as two cache lines so that no two threads write to one. */
 typedef struct {
     double sum, square_sum, abs_sum;
     float low, high;
@@ -229,19 +236,19 @@ typedef struct {
     void (*scan)(void *), (*deviate)(void *), (*count)(void *);
 } Tasks;
 
-/* Return what a task finds in all values. */
-INLINE Part found_by(Job *job, void (*task)(void *)) {
+/* Return the sums of a task over all values. */
+INLINE Part over_all(Job *job, void (*task)(void *)) {
     Part parts[MAX_THREADS], all = {0, 0, 0, __builtin_inff(), -__builtin_inff(), 0, {0}};
     job->parts = parts;
-    for (unsigned each = 0; each < job->threads; each++) parts[each] = all;
+    for (unsigned thread = 0; thread < job->threads; thread++) parts[thread] = all;
     over(job->runtime, job->threads, task, job);
-    for (unsigned each = 0; each < job->threads; each++) {
-        all.sum += parts[each].sum;
-        all.square_sum += parts[each].square_sum;
-        all.abs_sum += parts[each].abs_sum;
-        all.zeros += parts[each].zeros;
-        if (parts[each].low < all.low) all.low = parts[each].low;
-        if (parts[each].high > all.high) all.high = parts[each].high;
+    for (unsigned thread = 0; thread < job->threads; thread++) {
+        all.sum += parts[thread].sum;
+        all.square_sum += parts[thread].square_sum;
+        all.abs_sum += parts[thread].abs_sum;
+        all.zeros += parts[thread].zeros;
+        if (parts[thread].low < all.low) all.low = parts[thread].low;
+        if (parts[thread].high > all.high) all.high = parts[thread].high;
     }
     return all;
 }
@@ -265,8 +272,8 @@ INLINE float scale_for(float magnitude) {
 /* Return what all threads have counted in a bin, and empty it. */
 INLINE i64 emptied(Table *tables, unsigned threads, i64 at) {
     i64 count = 0;
-    for (unsigned each = 0; each < threads; each++) {
-        u32 *counters = tables[each].counters[at];
+    for (unsigned thread = 0; thread < threads; thread++) {
+        u32 *counters = tables[thread].counters[at];
         u64 pairs[COUNTERS / 2], any = 0;
         __builtin_memcpy(pairs, counters, sizeof pairs);
         for (int pair = 0; pair < COUNTERS / 2; pair++) any |= pairs[pair];
@@ -281,7 +288,7 @@ INLINE i64 emptied(Table *tables, unsigned threads, i64 at) {
 
 /* Count subnormal values, whose first bits do not say which power of two they are nearest; return how many there are. */
 INLINE i64 bin_subnormals(Table *table, const float *values, i64 count) {
-    i64 found = 0;
+    i64 binned = 0;
     for (i64 at = 0; at < count; at++) {
         u32 bits, magnitude;
         __builtin_memcpy(&bits, values + at, sizeof bits);
@@ -290,9 +297,9 @@ INLINE i64 bin_subnormals(Table *table, const float *values, i64 count) {
         u32 octave = 31 - (u32)__builtin_clz(magnitude);
         u32 part = (magnitude << (23 - octave) >> 18) & (PARTS - 1);
         table->counters[BY_FIRST_BITS + (bits >> 31) * SUBNORMALS + octave * PARTS + part][0]++;
-        found++;
+        binned++;
     }
-    return found;
+    return binned;
 }
 
 /* List the bins that hold any value, and empty them; return how many there are, -1 if another thread has written to the
@@ -343,12 +350,12 @@ INLINE i64 list_bins(const Job *job, const Part *all, const Results *results) {
 /* Find the numbers of one tensor. */
 INLINE i32 find(Job *job, const Results *results, Part *all, Tasks tasks) {
     i64 count = value_count(job->layout);
-    *all = found_by(job, tasks.scan);
+    *all = over_all(job, tasks.scan);
     if (is_rare(all)) return RARE;
     float largest = largest_of(all);
-    if (all->low != all->high && !(largest > results->smallest && largest < results->largest)) {
+    if (all->low != all->high && !(largest > SMALLEST_SQUARABLE && largest < LARGEST_SQUARABLE)) {
         job->scale = scale_for(largest);
-        *all = found_by(job, tasks.scan);
+        *all = over_all(job, tasks.scan);
         if (is_rare(all)) return RARE; /* another thread may have written to the values */
     }
     double scale = 1 / (double)job->scale; /* to multiply sums by */
@@ -360,9 +367,9 @@ INLINE i32 find(Job *job, const Results *results, Part *all, Tasks tasks) {
         squared_deviations = 0;
         abs_sum = (double)largest * (double)count;
         square_sum = mean * mean * (double)count;
-    } else if (mean * all->sum > results->cancellation * squared_deviations) {
+    } else if (mean * all->sum > CANCELLATION * squared_deviations) {
         job->centre = mean * scale;
-        Part about = found_by(job, tasks.deviate);
+        Part about = over_all(job, tasks.deviate);
         mean = job->centre + about.sum / (double)count;
         squared_deviations = about.square_sum - about.sum / (double)count * about.sum;
     } else {
@@ -373,11 +380,11 @@ INLINE i32 find(Job *job, const Results *results, Part *all, Tasks tasks) {
         over(job->runtime, job->threads, tasks.count, job);
         outcome |= WITH_ZEROS;
     }
-    const double found[FOUND] = {mean,        squared_deviations > 0 ? squared_deviations : 0,
-                                 all->low,    all->high,
-                                 abs_sum,     square_sum,
-                                 (double)(count - all->zeros)};
-    for (i64 each = 0; each < FOUND; each++) results->found[each] = found[each];
+    const double numbers[NUMBERS] = {mean,      squared_deviations > 0 ? squared_deviations : 0,
+                                     all->low,  all->high,
+                                     abs_sum,   square_sum,
+                                     (double)(count - all->zeros)};
+    __builtin_memcpy(results->numbers, numbers, sizeof numbers);
     return outcome;
 }
 

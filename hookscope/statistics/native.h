@@ -37,9 +37,9 @@ INLINE wide widened(const float *values) {
 }
 
 INLINE wide loaded(const double *from) {
-    wide found;
-    __builtin_memcpy(&found, from, sizeof found);
-    return found;
+    wide values;
+    __builtin_memcpy(&values, from, sizeof values);
+    return values;
 }
 
 INLINE void store(double *to, wide values) { __builtin_memcpy(to, &values, sizeof values); }
@@ -80,9 +80,9 @@ typedef struct {
     const i64 *kept; /* where they lie, (kept_count,) */
 } Layout;
 
-/* Where the results of a tensor go, and what decides about them. */
+/* Where the results of a tensor go. */
 typedef struct {
-    double *found;   /* FOUND values: mean, sum of squared deviations, min, max, sum of magnitudes, sum of squares,
+    double *numbers; /* NUMBERS values: mean, sum of squared deviations, min, max, sum of magnitudes, sum of squares,
                         number of values that are not zero */
     double *nonzero; /* values that are not zero per channel, (C,); written if any value is zero */
     struct Table *tables; /* one for each thread; null where no distribution is asked for */
@@ -91,12 +91,10 @@ typedef struct {
     i32 *keys;       /* of the bins that hold any value, ascending, with room for BINS */
     i64 *counts;     /* how many values they hold */
     const Runtime *runtime; /* null for one thread */
-    double smallest, largest;   /* the magnitudes that can be squared */
-    double cancellation;        /* mean^2 over variance above which deviations are summed in a second pass */
     float *kept;     /* the values that are kept, (kept_count,) */
 } Results;
 
-#define FOUND 7
+#define NUMBERS 7
 
 /* What `reduce` returns: RARE alone if values are not finite or too many for the bins, where what is written means nothing;
  * else any of the others. */

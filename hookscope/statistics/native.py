@@ -63,7 +63,7 @@ class FusedReducer:
         """
         self._kernel = load_kernel()
         self._threads = torch.get_num_threads()
-        self._numbers = np.empty(library.FOUND)
+        self._numbers = np.empty(library.NUMBERS)
         self._nonzero, self._kept = np.empty(0), np.empty(0, np.float32)
         # The system does not allocate memory that is never written to.
         shape = (min(self._threads, library.MAX_THREADS), library.BINS, library.COUNTERS)
@@ -139,9 +139,6 @@ class FusedReducer:
             self._keys.ctypes.data,
             self._counts.ctypes.data,
             None if self._kernel is None else self._kernel.runtime_address,
-            library.SMALLEST_SQUARABLE,
-            library.LARGEST_SQUARABLE,
-            library.CANCELLATION_LIMIT,
             self._kept.ctypes.data,
         )
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.running import ModuleInput
+from hookscope.statistics.storage import has_memory
 
 WORDS = "words, which have no place on a picture"
 _AS_MANY_AS_WORDS = "as many as the words that the network was given, which have no place on a picture"
@@ -239,7 +240,9 @@ def _are_learned(tokens: Tensor, memory: Tensor) -> bool:
     """Tell whether `tokens` are equal for all inputs, but `memory`, which they attend to, is not."""
     if _is_parameter(tokens, tokens.shape[1]):
         return not _is_parameter(memory, memory.shape[1])
-    return len(tokens) > 1 and torch.equal(tokens[0], tokens[1]) and not torch.equal(memory[0], memory[1])
+    if len(tokens) < 2 or not (has_memory(tokens) and has_memory(memory)):
+        return False
+    return torch.equal(tokens[0], tokens[1]) and not torch.equal(memory[0], memory[1])
 
 
 def _is_parameter(tensor: Tensor, count: int) -> bool:

@@ -6,7 +6,6 @@ accelerators, is copied and reduced on the CPU. `collect` moves results and copi
 """
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,13 +18,20 @@ from torch import Tensor, nn
 
 from hookscope.errors import UsageError
 from hookscope.hooks.memory import missing_memory
-from hookscope.hooks.observed import physical, shape_of, version_of
+from hookscope.hooks.observed import physical, shape_of
 from hookscope.results.distribution import EXACT_LIMIT, distribution_of, quantiles
 from hookscope.results.statistics import QUANTILE_LEVELS, Quantiles, TensorStatistics
 from hookscope.statistics.kept_values import joined, kept_values
 from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, reduce_array, with_zeros
-from hookscope.statistics.storage import as_real_floats, gathered, in_memory_order, plain_array, stored_values
+from hookscope.statistics.storage import (
+    as_real_floats,
+    gathered,
+    in_memory_order,
+    plain_array,
+    refuse_wrapper,
+    stored_values,
+)
 from hookscope.statistics.tiles import Launched, TileReducer, moved_parts, reductions
 from hookscope.text import exception_line, shape_text
 
@@ -75,13 +81,11 @@ class Reducer:
         self.tiles = TileReducer(distributions=distributions)
         self._copies: list[Pending] = []
         self._copied_elements = 0
-        self._latest: tuple[weakref.ref[Tensor], int, tuple[int | None, int], Measured] | None = None
 
     def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: int = 1) -> Measured:
         """Reduce a tensor of any layout, dtype and device to the numbers behind its statistics.
 
-        The tensor is only read. Autocast must be off: it would round the reductions. The same tensor is not read twice
-        in a row: a container usually returns the tensor that its last child has just returned.
+        The tensor is only read. Autocast must be off: it would round the reductions.
 
         Args:
             tensor: Any shape.
@@ -92,21 +96,13 @@ class Reducer:
             The reduction, or a `Pending` for `collect`. If a tensor cannot be measured, the reduction has its shape,
             dtype and the reason; nothing is raised.
         """
-        version = version_of(tensor)
         if missing := missing_memory(tensor):
             return _without_values(tensor, missing)
-        original, how = tensor, (channel_axis, inputs)
-        if self._latest is not None:
-            reference, latest_version, latest_how, reduction = self._latest
-            if reference() is tensor and latest_version == version >= 0 and latest_how == how:
-                return reduction
         if type(tensor) is not Tensor:
             tensor = gathered(tensor)
         inputs = max(inputs, 1) if self.keeps_values else 0
         fused = self._fused.reduce(tensor, channel_axis, inputs)
-        reduction = self._reduce_any(tensor, channel_axis, inputs) if fused is None else fused
-        self._latest = (weakref.ref(original), version, how, reduction)
-        return reduction
+        return self._reduce_any(tensor, channel_axis, inputs) if fused is None else fused
 
     def _reduce_any(self, tensor: Tensor, channel_axis: int | None, inputs: int) -> Measured:
         dtype = str(tensor.dtype)[6:]  # without "torch."
@@ -137,6 +133,7 @@ class Reducer:
         """Reduce values on the CPU by NumPy."""
         reduction = header
         if header.element_count:
+            refuse_wrapper(values)
             ordered, channels_view = in_memory_order(values, header.channel_axis)
             flat = as_real_floats(ordered.reshape(-1).resolve_neg())
             array = plain_array(physical(flat)[0])

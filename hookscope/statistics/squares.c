@@ -2,7 +2,7 @@
 
 #include "native.h"
 
-/* As `_Squares` in squares.py. */
+/* As `_Squares` in library.py. */
 typedef struct {
     const float *const *values; /* of `count` tensors */
     const i64 *sizes;

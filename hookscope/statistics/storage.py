@@ -32,12 +32,19 @@ def gathered(tensor: Tensor) -> Tensor:
 def plain_array(tensor: Tensor) -> NDArray[Any]:
     """Return a dense tensor on the CPU as an array of the same memory, which is only read.
 
-    After `.numpy()`, the network could no longer resize its tensor's storage. Raises RuntimeError for a wrapper such as
-    a MaskedTensor or FakeTensor: it has no memory of its own, and torch would export an arbitrary address.
+    After `.numpy()`, the network could no longer resize its tensor's storage. Raises RuntimeError as `refuse_wrapper`.
+    """
+    refuse_wrapper(tensor)
+    return np.from_dlpack(tensor)
+
+
+def refuse_wrapper(tensor: Tensor) -> None:
+    """Raise RuntimeError for a tensor without memory of its own, such as a MaskedTensor or FakeTensor.
+
+    Torch would export an arbitrary address, and the functions of a wrapper may warn or raise anything.
     """
     if not has_memory(tensor):
         raise RuntimeError(f"{an(type(tensor).__name__)} has no memory of its own")
-    return np.from_dlpack(tensor)
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from hookscope.statistics.layouts import (
     windows_of,
 )
 from hookscope.statistics.non_patch_tokens import LAYERS_OUT, NonPatchTokens
+from hookscope.statistics.storage import has_memory
 from hookscope.statistics.windows import cuts_windows, map_size, padded_to, pair
 
 # Differences of mean cosines: enough to place a single extra token behind the patches; enough to decide at all. Ours.
@@ -303,7 +304,7 @@ def _likeness(tokens: Tensor, patches: Tensor, layout: Layout) -> list[float] | 
     area, extra = math.prod(layout.grid), layout.prefix or 0
     if patches.dim() < 4 or patches.shape[2:] != layout.grid or len(patches) != len(tokens):
         return None
-    if patches.shape[1] != tokens.shape[2] or tokens.is_nested or patches.device != tokens.device:
+    if patches.shape[1] != tokens.shape[2] or patches.device != tokens.device or not has_memory(tokens):
         return None
     with torch.no_grad():
         expected = _centred(patches.detach().flatten(2).transpose(1, 2))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import hookscope
 from hookscope.errors import UsageError
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.interventions import Intervention
@@ -274,6 +275,32 @@ def test_a_recomputed_forward_is_seen_once(use_reentrant: bool) -> None:
     ]
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         assert torch.equal(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM, nn.MultiheadAttention])
+@pytest.mark.parametrize(
+    ("use_reentrant", "first"), [(False, nn.Identity()), (False, nn.Tanh()), (True, nn.Linear(4, 4))]
+)
+def test_steps_of_a_checkpointed_layer_have_autograds_gradients(
+    kind: Any, use_reentrant: bool, first: nn.Module
+) -> None:
+    layer = kind(4, 2, batch_first=True)
+
+    def outputs_of(values: Tensor) -> Tensor:
+        outputs: Tensor = layer(*[values] * (3 if kind is nn.MultiheadAttention else 1))[0]
+        return outputs
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        outputs: Tensor = checkpoint(outputs_of, net.first(x), use_reentrant=use_reentrant)
+        return outputs
+
+    x = torch.randn(2, 3, 4)
+    result = hookscope.grads(Written(run, first=first, layer=layer), x, loss=lambda output: output.square().sum())
+    inputs = first(x).detach().requires_grad_()
+    of_inputs, *of_weights = torch.autograd.grad(outputs_of(inputs).square().sum(), [inputs, *layer.parameters()])
+    assert result.over_time[0].largest == pytest.approx(of_inputs.abs().amax((0, 2)).tolist(), rel=1e-5)
+    weights = [row.gradient.l2 for row in result.parameters if row.name.startswith("layer")]
+    assert weights == pytest.approx([weight.norm().item() for weight in of_weights], rel=1e-5)
 
 
 # --- torch.compile ---

@@ -258,18 +258,6 @@ def test_parameters_and_dense_tensors_in_another_order_are_read_like_others() ->
     check_fused(fused_reducer(), random_tensor([40, 900], seed=1).relu().t(), 1)
 
 
-@compiled
-def test_a_tensor_that_comes_again_is_read_once_unless_it_was_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
-    reduce = Reducer().reduce
-    tensor = random_tensor([2, 3], seed=0)
-    first = reduce(tensor, 1)
-    assert reduce(tensor, 1) is first
-    assert reduce(tensor, 0) is not first
-    tensor.mul_(2)
-    assert reduce(tensor, 1) != first
-
-
 @pytest.mark.parametrize(("left", "dtype"), [(0, torch.float32), (0.5, torch.float32), (0, torch.int32)])
 @pytest.mark.parametrize("is_compiled", [pytest.param(True, marks=compiled), False], ids=["compiled", "torch"])
 def test_memory_that_a_tensor_no_longer_has_is_not_read(

@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from hookscope.statistics.reducer import Reducer, collect, summarise
 from hookscope.statistics.reducer import tensor_statistics as measure
 from hookscope.statistics.reduction import Reduction, merge
 from hookscope.statistics.storage import is_dense
+from tests.networks import Apply, Written
 
 RELATIVE = 1e-5
 
@@ -433,6 +435,16 @@ def test_a_wrapper_is_not_dense_and_its_values_are_not_saved() -> None:
     assert run.tensors["last"].tolist() == [[0.0, 2.0]]
     (row,) = [row for row in hookscope.diff(network, network, x, layer="*").rows if row.label == "masks"]
     assert row.measures is None, row
+
+
+def test_a_tensor_that_a_container_overwrites_through_data_is_read_again() -> None:
+    def doubles(net: Any, x: Tensor) -> Tensor:
+        y: Tensor = net.child(x)
+        y.data.mul_(2)  # no version counts this
+        return y
+
+    run = hookscope.activations(Written(doubles, child=Apply(lambda x: x + 1)), torch.ones(1, 2), layer="*")
+    assert (run["child"].activation.mean, run["(model)"].activation.mean) == (2, 4)
 
 
 def test_a_dtype_without_arithmetic_gives_the_reason_instead_of_raising() -> None:

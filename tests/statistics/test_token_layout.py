@@ -1,10 +1,16 @@
 """Where the picture lies in outputs: maps, channels last, tokens."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.masked import masked_tensor
 
+import hookscope
 from hookscope.errors import UsageError
 from hookscope.statistics.layouts import Layout, layout_of, parse_tokens, square_patches
+from tests.networks import Apply, Written
 
 
 def test_tokens_lie_on_the_grid_of_a_convolution_behind_those_in_front() -> None:
@@ -51,6 +57,24 @@ def test_tokens_become_maps_row_by_row() -> None:
     tokens = torch.arange(1 + 6).reshape(1, 7, 1) * torch.tensor([1, 10])
     maps = Layout((2, 3), 2, 1).maps(tokens)
     assert maps.tolist() == [[[[1, 2, 3], [4, 5, 6]], [[10, 20, 30], [40, 50, 60]]]]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_masked_tokens_are_compared_with_nothing() -> None:
+    """They refuse most functions, and hold other values where they are masked."""
+
+    def run(net: Any, x: Tensor) -> Tensor:
+        tokens = net.patches(x).flatten(2).transpose(1, 2)
+        asking = net.mask(tokens)
+        net.mask(torch.cat([tokens[:, :1], tokens], 1))  # as many as patches, and one in front
+        output: Tensor = net.looking(asking, net.mask(tokens))
+        return output
+
+    parts = {"mask": Apply(lambda x: masked_tensor(x, x > 0)), "looking": Apply(lambda _, x: x.to_tensor(0.0))}
+    network, x = Written(run, patches=nn.Conv2d(3, 8, 8, 8), **parts), torch.randn(2, 3, 32, 32)
+    rows = hookscope.activations(network, x, layer="*")
+    assert rows["mask#1"].activation.unmeasured == "RuntimeError: a MaskedTensor has no memory of its own"
+    assert rows["looking"].activation.mean == pytest.approx(network.patches(x).relu().mean().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
