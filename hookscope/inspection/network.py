@@ -17,6 +17,7 @@ from hookscope.hooks.selection import module_index, owned_parameters, unwrap
 from hookscope.inputs.batches import Batch, length_of, part_of
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import with_inputs_first
+from hookscope.inspection.state.held_values import dense_parts
 from hookscope.models.construction import LoadedModel, loaded_module
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
@@ -86,17 +87,20 @@ def model_digest(module: nn.Module) -> str:
         structure = repr([(name, type(child).__qualname__) for name, child in module.named_modules()])
     digest = hashlib.sha256(structure.encode())
     for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()]):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(f"{name} {tensor.dtype} {tuple(shape_of(tensor))}".encode())
         digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
 def bytes_of(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor's values, or a text for one that has none in order: sparse, nested, quantised."""
+    """Return the bytes of a tensor's values; for a sparse, nested or quantised tensor, those of its parts."""
     values = tensor.detach()
-    if values.layout != torch.strided or values.is_nested or values.is_quantized or values.is_meta:
-        return repr(values).encode()
-    return plain_array(flat_bytes(values)).data
+    if values.is_meta:
+        return b""
+    if values.layout == torch.strided and not (values.is_nested or values.is_quantized):
+        return plain_array(flat_bytes(values)).data
+    parts = [values.int_repr(), values.dequantize()] if values.is_quantized else dense_parts(values)
+    return b"".join(part for tensor in parts for part in (repr(tensor.shape).encode(), bytes_of(tensor)))
 
 
 def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:

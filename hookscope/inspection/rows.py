@@ -171,8 +171,8 @@ class Recorder:
 
     def keep(self, key: RowKey, tensor: Tensor, axis: int | None) -> None:
         """Clone the `slices`."""
-        activations = self.slices(key, tensor, axis)
-        self.kept += [replace(activation, values=activation.values.detach().clone()) for activation in activations]
+        slices = self.slices(key, tensor, axis)
+        self.kept += [replace(part, values=part.values.detach().clone()) for part in slices]
 
     def slices(self, key: RowKey, tensor: Tensor, axis: int | None) -> Iterator[SavedActivation]:
         """Return the slices that belong to the inputs to be drawn, if there are any, in the tensor's own memory."""
