@@ -53,7 +53,7 @@ class InspectedNetwork:
     @property
     def placed(self) -> tuple[str, str]:
         """Device and dtype of the first floating parameter, else buffer: ("cuda:0", "float32"), or ("cpu", "none")."""
-        held = chain(self.parameters(), self.network.buffers())
+        held = chain(self.network.parameters(), self.network.buffers())
         first = next((tensor for tensor in held if tensor.is_floating_point()), None)
         return ("cpu", "none") if first is None else (str(first.device), str(first.dtype).removeprefix("torch."))
 
@@ -195,16 +195,19 @@ def count_parameters(modules: Mapping[str, nn.Module]) -> dict[str, int]:
     Raises:
         UsageError: If a module is lazy: its first input would give it parameters, so nothing could be restored.
     """
-    counts: dict[str, int] = {}
-    for name, module in modules.items():
-        tensors: list[Any] = [*module._parameters.values(), *module._buffers.values()]
-        if not _EAGER.issuperset(map(type, tensors)) and any(map(is_lazy, tensors)):
-            kind = f"{name or 'The model'} ({type(module).__name__})"
-            remedy = "Run the model once where it is built."
-            raise UsageError(f"{kind} is lazy: it has no parameters before its first input. {remedy}")
-        sizes = {id(parameter): parameter.numel() for parameter in module._parameters.values() if parameter is not None}
-        counts[name] = sum(sizes.values())
-    return counts
+    registers = [held for module in modules.values() for held in (module._parameters, module._buffers)]
+    if not _EAGER.issuperset(map(type, chain.from_iterable([held.values() for held in registers]))):
+        for name, module in modules.items():
+            tensors: list[Any] = [*module._parameters.values(), *module._buffers.values()]
+            if any(map(is_lazy, tensors)):
+                kind = f"{name or 'The model'} ({type(module).__name__})"
+                remedy = "Run the model once where it is built."
+                raise UsageError(f"{kind} is lazy: it has no parameters before its first input. {remedy}")
+    sizes = {
+        name: {id(parameter): parameter.numel() for parameter in module._parameters.values() if parameter is not None}
+        for name, module in modules.items()
+    }
+    return {name: sum(of_module.values()) for name, of_module in sizes.items()}
 
 
 _EAGER = frozenset({nn.Parameter, Tensor, type(None)})

@@ -269,7 +269,7 @@ def layer_rows(
 
 def with_whole_shape(statistics: TensorStatistics, shapes: BatchShapes) -> TensorStatistics:
     """Return statistics of several batches with the shape of all of them."""
-    return statistics if len(shapes) == 1 else replace(statistics, shape=shapes.whole)
+    return statistics if shapes.batch_count == 1 else replace(statistics, shape=shapes.whole)
 
 
 def hidden_labels(
