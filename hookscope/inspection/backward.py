@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from hookscope.errors import ModelError
 from hookscope.hooks.forward_hooks import capture
@@ -30,6 +31,12 @@ from hookscope.inspection.state.preservation import preserved
 from hookscope.models.construction import LoadedModel
 from hookscope.results.gradients import Gradients
 from hookscope.statistics.token_layout import TokenLayout
+
+_NO_STEPS = "Gradients over time are missing: torch cannot differentiate the network if they are measured."
+_CHECKPOINTED = (
+    "No parameter is trainable and no input has a gradient, so hookscope lets the first outputs of layers have one, "
+    "which a checkpoint loses: switch activation checkpointing off, or make a parameter before it trainable."
+)
 
 
 class PassError(ModelError):
@@ -135,6 +142,10 @@ def inspect_gradients(
             with torch._C.DisableTorchFunction():  # it would see that `.grad` is read
                 named = named_parameters(network)
     run.end(broken)
+    if captured.watch.steps is None:
+        run.loss_warnings.append(_NO_STEPS)
+    if broken is not None and ends_at_outputs and isinstance(broken.error, CheckpointError):
+        broken = replace(broken, message=f"{broken.message.rstrip('.')}. {_CHECKPOINTED}")
     if not any(trainable):
         end = "the first floating-point outputs of layers" if ends_at_outputs else "the network's input"
         run.loss_warnings.append(f"No parameter is trainable: gradients are taken with respect to {end}.")

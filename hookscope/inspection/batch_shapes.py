@@ -11,11 +11,13 @@ class BatchShapes:
     """The shapes of a tensor in the batches of a run, each with the number of inputs in the batch."""
 
     seen: dict[tuple[int, Shape], int] = field(default_factory=dict)
+    batch_count: int = 0
 
     def add(self, count: int, shape: Sequence[int], times: int = 1) -> None:
         """Count the shape in `times` batches of `count` inputs."""
         key = count, tuple(shape)
         self.seen[key] = self.seen.get(key, 0) + times
+        self.batch_count += times
 
     def merge(self, other: "BatchShapes") -> None:
         """Add the batches of another."""
@@ -25,7 +27,7 @@ class BatchShapes:
     @property
     def whole(self) -> Shape:
         """The shape of all batches together along the axis that counts inputs; without one, that of the first batch."""
-        axis = self.batch_axis if len(self) > 1 else None
+        axis = self.batch_axis if self.batch_count > 1 else None
         if axis is None:
             return next(iter(self.seen))[1]
         whole = [*self._shapes()[0][1]]
@@ -36,10 +38,6 @@ class BatchShapes:
     def varies(self) -> bool:
         """Whether the shape differs between batches in more than how many inputs there are."""
         return len(self.seen) > 1 and len({shape for _, shape in self.seen}) > 1 and self.batch_axis is None
-
-    def __len__(self) -> int:
-        """Return in how many batches the tensor was seen."""
-        return sum(self.seen.values())
 
     def _shapes(self) -> list[tuple[int, Shape]]:
         """Return counts and shapes; an axis that is ragged (-1) in one batch is so in all."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -52,9 +53,12 @@ def choose_device(name: str, option: str = "device") -> torch.device:
 
 def placement(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Return the device and the floating dtype that inputs need: of parameters, else buffers, else CPU and float32."""
-    tensors = (*module.parameters(), *module.buffers())
-    dtypes = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
-    return tensors[0].device if tensors else torch.device("cpu"), next(dtypes, torch.float32)
+    device: torch.device | None = None
+    for tensor in chain(module.parameters(), module.buffers()):
+        device = device or tensor.device
+        if tensor.is_floating_point():
+            return device, tensor.dtype
+    return device or torch.device("cpu"), torch.float32
 
 
 def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None = None) -> None:

@@ -4,7 +4,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from hookscope.errors import HookscopeError, UsageError, is_out_of_memory
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
-from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.interrupts import finished
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import SiteKey
-from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
+from hookscope.hooks.step_gradients import STEPPED
 from hookscope.inputs.batches import Batch
 from hookscope.inspection.failures import failure_message, locate, reraise_internal, reraise_of_own_loss
 from hookscope.inspection.gradient_rows import (
@@ -145,8 +144,10 @@ def _first_pass(run: GradientRun, batch: Batch) -> _Pass:
     began = copy.copy(run.state)
     done, watch = _differentiated(run, batch), run.captured.watch
     raised = done.broken is not None and done.broken.raised
-    if raised and watch.gave_aliases and not _fails_without_hooks(run, batch):
+    gave_aliases = watch.gave_aliases or not STEPPED.isdisjoint(map(type, run.chosen.layers.values()))
+    if raised and gave_aliases and not _fails_without_hooks(run, batch):
         watch.give_up_aliases(_NO_ALIASES.format("torch cannot differentiate the network"))
+        watch.steps = None  # a checkpoint may repeat a recurrent layer without the alias of its input
         done = _run_again(run, batch, began)
     if done.broken is None and (run.verifies or _aliases_may_matter(run)):
         _verify(run, batch, done, began)
@@ -249,16 +250,13 @@ def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> No
                 raise broken.error
             return outcome._replace(gradients=_gradients(run), is_exact=is_exact)
 
-    def hooks(layers: Mapping[str, nn.Module], operations: OperationChoice | None) -> AbstractContextManager[object]:
-        network, inputs, ignore = run.inspected.network, run.options.include_inputs, lambda *_: None
-        return capture(network, layers, ignore, gradients=ignore, with_inputs=inputs, operations=operations)
-
     hooked = outcome_of(done.output, done.amount)
     if run.verifies:
         hooked = hooked._replace(
             gradients=_gradients(run), is_exact=is_exact and not run.captured.watch.replaced_tensors
         )
-    run.verification = verified(run, hooked, began, forward, hooks)
+    watched = {"gradients": lambda *_: None, "with_inputs": run.options.include_inputs}
+    run.verification = verified(run, hooked, began, forward, **watched)
 
 
 def _gradients(run: GradientRun) -> dict[str, Tensor | None]:

@@ -113,7 +113,7 @@ def place_edits(
         assert edit.place != "freeze"  # noqa: S101 - only a training has these
         return Intervention(edit.place, apply)
 
-    modules, _ = module_index(network)
+    modules = module_index(network)[0] if done else {}
     by_name: dict[str, list[Intervention]] = {}
     layers: dict[str, list[str]] = {}
     for name, edit in bind_edits(others, network, execution_order):

@@ -5,9 +5,9 @@
     PLACE      := "input" | "output" | "grad" | "value"
     ARGUMENT   := [NAME "="] NUMBER | [NAME "="] NUMBER {"," NUMBER} | [NAME "="] DTYPE
 
-A pattern may hold colons itself (`type:conv`, `/re:gex/`): the last `:PLACE:` counts. Several numbers are for
-`channels` alone, which takes all up to the next name, ranges with both ends: `scale(2, channels=3,8-15)`. Only a
-training can freeze.
+A pattern may hold colons itself (`type:conv`, `/re:gex/`): the last `:PLACE:` counts. `(model)` is the whole network.
+Several numbers are for `channels` alone, which takes all up to the next name, ranges with both ends:
+`scale(2, channels=3,8-15)`. Only a training can freeze.
 """
 
 import math
@@ -25,6 +25,7 @@ from torch.nn.utils.prune import L1Unstructured
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.hooks.patterns import name_test
 from hookscope.hooks.selection import module_index, parameters_by_name, select_from
+from hookscope.results.network import row_label
 from hookscope.text import safe_text, shape_text
 
 EditSite = Literal["input", "output", "grad", "parameter grad", "value", "freeze"]
@@ -126,6 +127,8 @@ def _selected(
     edit: Edit, layers: Callable[[Sequence[str]], Iterable[str]], parameter_names: Sequence[str]
 ) -> tuple[Iterable[str], EditSite]:
     missing = f"Edit '{safe_text(edit.text)}' matches no parameter."
+    if edit.pattern == row_label("", 0, ""):
+        return [""], edit.place
     if not edit.parameters_only:
         try:
             return layers([edit.pattern]), edit.place

@@ -57,9 +57,8 @@ def _hint_of_arguments(module: nn.Module, error: BaseException) -> str:
     if not (isinstance(error, TypeError) and "forward() got an unexpected keyword argument" in str(error)):
         return ""
     names = [printable(parameter) for parameter in inspect.signature(module.forward).parameters]
-    if len(names) == 1:
-        return f"; its one argument is {names[0]}"
-    return f"; its arguments are {', '.join(names)}" if names else "; it has no arguments"
+    shown = f"its arguments are {', '.join(names)}" if len(names) > 1 else f"its one argument is {''.join(names)}"
+    return f"; {shown}" if names else "; it has no arguments"
 
 
 def _hint_of_dict(network: nn.Module, innermost: Sequence[FrameType]) -> str:

@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -222,10 +221,7 @@ def _verified(run: Run, batch: Batch, output: object) -> Verification:
         with torch.no_grad():
             return outcome_of(run.inspected.network(*copied.args, **copied.kwargs))
 
-    def hooks(layers: Mapping[str, nn.Module], operations: OperationChoice | None) -> AbstractContextManager[object]:
-        return capture(run.inspected.network, layers, lambda *_: None, operations=operations)
-
-    return verified(run, outcome_of(output), copy.copy(run.state), forward, hooks)
+    return verified(run, outcome_of(output), copy.copy(run.state), forward)
 
 
 def list_modules(

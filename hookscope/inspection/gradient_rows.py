@@ -1,10 +1,9 @@
 """From gradients to rows: merge them over batches, give each its status, measure those of parameters."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
@@ -26,8 +25,6 @@ from hookscope.statistics.native import square_sums
 from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
 from hookscope.statistics.reduction import Reduction, merge
 from hookscope.statistics.storage import as_real_floats, gathered, stored_values
-
-_DOUBLES = frozenset({torch.float64, torch.complex128})
 
 
 @dataclass(slots=True)
@@ -159,7 +156,11 @@ def gradient_rows(
         key: _status(measured.get(id(grad.reduction)), tracked=not grad.site.untracked, raised=raised)
         for key, grad in gradients.items()
     }
-    takers = {} if loss is None or "zero" not in statuses.values() else _takers(gradients, loss, nodes)
+    takers: dict[SiteKey, tuple[str, ...]] = {}  # labels of the outputs that use each output
+    if loss is not None and "zero" in statuses.values():
+        in_order = {key: node for key in gradients if (node := nodes.get(key)) is not None}
+        for key, users in consumers(loss, in_order).items():
+            takers[key] = tuple("" if user is None else row_label(*user[:3]) for user in users)
     rows = []
     for index, (key, gradient) in enumerate(gradients.items()):
         site, operation, status = gradient.site, gradient.site.operation, statuses[key]
@@ -183,17 +184,6 @@ def gradient_rows(
             )
         )
     return _with_repeats(rows, activations)
-
-
-def _takers(
-    sites: Iterable[SiteKey], loss: Tensor, nodes: Mapping[SiteKey, Node | None]
-) -> dict[SiteKey, tuple[str, ...]]:
-    """Return the labels of the outputs that use each output; sites and labels are in the order of the forward pass."""
-    in_order = {key: node for key in sites if (node := nodes.get(key)) is not None}
-    return {
-        key: tuple("" if user is None else row_label(*user[:3]) for user in users)
-        for key, users in consumers(loss, in_order).items()
-    }
 
 
 def _with_repeats(rows: Sequence[GradientRow], activations: Sequence[LayerRow]) -> tuple[GradientRow, ...]:
@@ -278,38 +268,27 @@ def parameter_rows(
 def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
     """Return the L2 norm of each parameter; None if it holds no values, or if the norm is not finite.
 
-    Compiled code sums squares of float32 in float64. Without it, and for narrower dtypes, norms of rows are computed
-    in float32, with an error below 1e-5, and their squares are summed in float64.
+    Compiled code sums squares of float32 in float64. What it cannot read is summed where it lies; there float64 values
+    are scaled first, because float64 may not hold their squares. Apple's GPUs have no float64.
     """
     totals = square_sums(parameters)
-    norms = [None if summed is None or not math.isfinite(summed) else math.sqrt(summed) for summed in totals]
-    left, rows = [], []
+    norms = [None if total is None else math.sqrt(total) for total in totals]
+    others: dict[int, Tensor] = {}
     for index, parameter in enumerate(parameters):
-        if parameter.dtype in _DOUBLES:
-            norms[index] = _scaled_norm(parameter)
-        elif totals[index] is None and not parameter.is_meta and not missing_memory(parameter):
-            values = as_real_floats(stored_values(parameter.detach(), ())[0])
-            if values.numel():
-                left.append(index)
-                rows.append(torch.linalg.vector_norm(values.reshape(len(values) if values.dim() > 1 else 1, -1), dim=1))
-    if rows:
-        squares = torch.cat([row.to(rows[0].device) for row in rows]).cpu().numpy().astype(np.float64) ** 2
-        sums = np.add.reduceat(squares, np.cumsum([0, *map(len, rows[:-1])]))
-        for index, total in zip(left, sums.tolist(), strict=True):
-            norms[index] = math.sqrt(total) if math.isfinite(total) else None
-    return norms
-
-
-def _scaled_norm(parameter: nn.Parameter) -> float | None:
-    """Return the L2 norm of float64 values; they are scaled, because float64 may not hold their squares."""
-    if parameter.is_meta or missing_memory(parameter):
-        return None
-    values = as_real_floats(stored_values(parameter.detach(), ())[0])
-    if not values.numel():
-        return None
-    greatest = float(values.abs().max())
-    norm = greatest * float(torch.linalg.vector_norm(values / greatest)) if greatest else 0.0
-    return norm if math.isfinite(norm) else None
+        if totals[index] is not None or parameter.is_meta or missing_memory(parameter):
+            continue
+        values = as_real_floats(stored_values(parameter.detach(), ())[0])
+        if values.numel() and values.dtype == torch.float64:
+            scale = values.abs().max().clamp_min(5e-324)
+            others[index] = torch.linalg.vector_norm(values / scale) * scale
+        elif values.numel():
+            wide = torch.float32 if values.device.type == "mps" else torch.float64
+            others[index] = torch.linalg.vector_norm(values, dtype=wide)
+    first = next(iter(others.values()), None)
+    fetched = [] if first is None else torch.stack([norm.to(first) for norm in others.values()]).tolist()
+    for index, norm in zip(others, fetched, strict=True):
+        norms[index] = norm
+    return [norm if norm is not None and math.isfinite(norm) else None for norm in norms]
 
 
 def loss_record(losses: Sequence[tuple[LossValue, float]]) -> LossRecord | None:

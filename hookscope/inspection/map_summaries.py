@@ -55,8 +55,8 @@ class SavedSummary:
     first: int
 
 
-class _Latest(NamedTuple):
-    """The latest output, held until the next one shows whether it is the last of its size."""
+class _Row(NamedTuple):
+    """An output, which may be held until the next one shows whether it is the last of its size."""
 
     key: RowKey
     tensor: Tensor
@@ -79,7 +79,7 @@ class MapRecorder:
     saved: list[SavedSummary] = field(default_factory=list)
     _indices: tuple[int, ...] = ()
     _counts: dict[tuple[int, ...], int] = field(default_factory=dict)
-    _latest: _Latest | None = None
+    _latest: _Row | None = None
 
     def start(self, indices: tuple[int, ...]) -> None:
         """Begin a forward pass over the inputs at `indices`."""
@@ -108,7 +108,7 @@ class MapRecorder:
         if spatial is None or (spatial[0] == 1 and key[2] not in _FIRST_SLOTS):
             return
         latest, version = self._latest, version_of(tensor)
-        if latest is not None and not self.every_row:
+        if latest is not None:
             if latest.tensor is tensor and latest.version == version:  # a container returns what its last child did
                 return
             if latest.spatial != spatial:
@@ -117,9 +117,10 @@ class MapRecorder:
         self._counts[spatial] = count + 1
         is_between = count >= _FIRST_BETWEEN and not count & (count - 1)
         at_once = self.every_row or is_between or len(self._counts) == 1 > count
-        self._latest = _Latest(key, tensor, version, channel_axis, spatial, at_once)
+        row = _Row(key, tensor, version, channel_axis, spatial, at_once)
         if at_once:
-            self._save(self._latest)
+            self._save(row)
+        self._latest = None if self.every_row else row
 
     def finish(self) -> None:
         """End a forward pass: the latest output is the last of its size."""
@@ -135,7 +136,7 @@ class MapRecorder:
         else:
             self.every_row = True
 
-    def _save(self, row: _Latest) -> None:
+    def _save(self, row: _Row) -> None:
         maps = _maps(row.tensor, row.channel_axis, row.spatial, len(self._indices))
         count = min(len(self._indices), SUMMARISED_INPUTS - self._indices[0])
         # Tokens, and maps with channels last (Swin), come from LayerNorm, after which their mean is 0.
@@ -146,33 +147,31 @@ class MapRecorder:
 
 def _summarised(key: RowKey, maps: Tensor, over_channels: OverChannels, first: int) -> SavedSummary:
     channel_count, *size = maps.shape[1:]
-    combined, strongest, channels = _combined(maps, over_channels)
-    step = -(-max(size) // _LONGEST_SIDE)
-    if size[0] == 1:  # means of blocks of steps would cancel where a signal swings
-        strongest = strongest.abs()
-    if step > 1:
-        combined, strongest = (functional.avg_pool2d(plane, step, ceil_mode=True) for plane in (combined, strongest))
-    planes = combined.float(), over_channels, strongest.float()
-    return SavedSummary(key, *planes, channels, channel_count, (size[0], size[1]), first)
-
-
-def _combined(maps: Tensor, over_channels: OverChannels) -> tuple[Tensor, Tensor, Tensor]:
-    """Return all channels combined, the channel of largest L2 norm, both (n, H, W), and its index, (n,)."""
-    channel_count, *size = maps.shape[1:]
     wide = torch.promote_types(maps.dtype, torch.float32)
     strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=wide)  # (n, C)
     if maps.is_cpu and torch.linalg.vector_norm(strength).isinf():  # float32 does not hold the squares
         wide = torch.float64
         strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=wide)
     channels = strength.nan_to_num(nan=math.inf).argmax(1)  # NaN before Inf, which becomes the greatest finite number
-    strongest = torch.cat([sample.index_select(0, channels[place : place + 1]) for place, sample in enumerate(maps)])
-    if over_channels == "RMS":
-        combined = torch.linalg.vector_norm(maps, 2, 1, dtype=wide) / math.sqrt(channel_count)
-    else:
-        combined = maps.mean(1, dtype=wide)
-        typical = torch.linalg.vector_norm(strength, 2, 1) / math.sqrt(channel_count * math.prod(size))  # (n,)
-        combined = torch.where(combined.abs() <= _ROUNDING * typical[:, None, None].nan_to_num(posinf=0), 0, combined)
-    return combined, strongest.to(wide), channels
+    typical = torch.linalg.vector_norm(strength, 2, 1) / math.sqrt(channel_count * math.prod(size))  # (n,)
+    rounding = (_ROUNDING * typical).nan_to_num(posinf=0)[:, None, None]
+    step = -(-max(size) // _LONGEST_SIDE)
+    is_signal = size[0] == 1  # taken part by part: the maps of a long recording may be its largest tensors
+    planes: list[tuple[Tensor, ...]] = []
+    for part in torch.split(maps, step * max(4, _LONGEST_SIDE // step), 3) if is_signal else (maps,):
+        strongest = torch.cat([sample.index_select(0, channels[at : at + 1]) for at, sample in enumerate(part)])
+        if over_channels == "RMS":
+            combined = torch.linalg.vector_norm(part, 2, 1, dtype=wide) / math.sqrt(channel_count)
+        else:
+            combined = part.mean(1, dtype=wide)
+            combined = combined.masked_fill_(combined.abs() <= rounding, 0)
+        # Means of blocks of steps would cancel where a signal swings.
+        both: tuple[Tensor, ...] = combined, (strongest.abs() if is_signal else strongest).to(wide)
+        if step > 1:
+            both = tuple(functional.avg_pool2d(plane, step, ceil_mode=True) for plane in both)
+        planes.append(tuple(plane.float() for plane in both))
+    combined, strongest = (torch.cat(parts, 2) for parts in zip(*planes, strict=True))
+    return SavedSummary(key, combined, over_channels, strongest, channels, channel_count, (size[0], size[1]), first)
 
 
 def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tuple[MapSummary, ...]:
@@ -237,15 +236,10 @@ def _maps(tensor: Tensor, channel_axis: int, spatial: tuple[int, ...], input_cou
     return maps[:, :, maps.shape[2] // 2] if maps.dim() == 5 else maps
 
 
-def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copy tensors to the CPU, with one transfer for each shape."""
-    by_shape: dict[tuple[int, ...], list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        by_shape.setdefault(tuple(tensor.shape), []).append(place)
-    result = list(tensors)
-    for places in by_shape.values():
-        if tensors[places[0]].device.type != "cpu":
-            together = torch.stack([tensors[place] for place in places]).cpu()
-            for place, fetched in zip(places, together, strict=True):
-                result[place] = fetched
-    return result
+def _fetched(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Copy tensors of one dtype to the CPU, with one transfer."""
+    if all(tensor.is_cpu for tensor in tensors):
+        return tensors
+    flat = torch.cat([tensor.reshape(-1).to(tensors[0].device) for tensor in tensors]).cpu()
+    parts = flat.split([tensor.numel() for tensor in tensors])  # type: ignore[no-untyped-call]
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -17,6 +17,7 @@ from hookscope.hooks.selection import module_index, owned_parameters, unwrap
 from hookscope.inputs.batches import Batch, length_of, part_of
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import with_inputs_first
+from hookscope.inspection.state.held_values import dense_parts
 from hookscope.models.construction import LoadedModel, loaded_module
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
@@ -52,7 +53,7 @@ class InspectedNetwork:
     @property
     def placed(self) -> tuple[str, str]:
         """Device and dtype of the first floating parameter, else buffer: ("cuda:0", "float32"), or ("cpu", "none")."""
-        held = chain(self.parameters(), self.network.buffers())
+        held = chain(self.network.parameters(), self.network.buffers())
         first = next((tensor for tensor in held if tensor.is_floating_point()), None)
         return ("cpu", "none") if first is None else (str(first.device), str(first.dtype).removeprefix("torch."))
 
@@ -86,17 +87,20 @@ def model_digest(module: nn.Module) -> str:
         structure = repr([(name, type(child).__qualname__) for name, child in module.named_modules()])
     digest = hashlib.sha256(structure.encode())
     for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()]):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(f"{name} {tensor.dtype} {tuple(shape_of(tensor))}".encode())
         digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
 def bytes_of(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor's values, or a text for one that has none in order: sparse, nested, quantised."""
+    """Return the bytes of a tensor's values; for a sparse, nested or quantised tensor, those of its parts."""
     values = tensor.detach()
-    if values.layout != torch.strided or values.is_nested or values.is_quantized or values.is_meta:
-        return repr(values).encode()
-    return plain_array(flat_bytes(values)).data
+    if values.is_meta:
+        return b""
+    if values.layout == torch.strided and not (values.is_nested or values.is_quantized):
+        return plain_array(flat_bytes(values)).data
+    parts = [values.int_repr(), values.dequantize()] if values.is_quantized else dense_parts(values)
+    return b"".join(part for tensor in parts for part in (repr(tensor.shape).encode(), bytes_of(tensor)))
 
 
 def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
@@ -191,16 +195,19 @@ def count_parameters(modules: Mapping[str, nn.Module]) -> dict[str, int]:
     Raises:
         UsageError: If a module is lazy: its first input would give it parameters, so nothing could be restored.
     """
-    counts: dict[str, int] = {}
-    for name, module in modules.items():
-        tensors: list[Any] = [*module._parameters.values(), *module._buffers.values()]
-        if not _EAGER.issuperset(map(type, tensors)) and any(map(is_lazy, tensors)):
-            kind = f"{name or 'The model'} ({type(module).__name__})"
-            remedy = "Run the model once where it is built."
-            raise UsageError(f"{kind} is lazy: it has no parameters before its first input. {remedy}")
-        sizes = {id(parameter): parameter.numel() for parameter in module._parameters.values() if parameter is not None}
-        counts[name] = sum(sizes.values())
-    return counts
+    registers = [held for module in modules.values() for held in (module._parameters, module._buffers)]
+    if not _EAGER.issuperset(map(type, chain.from_iterable([held.values() for held in registers]))):
+        for name, module in modules.items():
+            tensors: list[Any] = [*module._parameters.values(), *module._buffers.values()]
+            if any(map(is_lazy, tensors)):
+                kind = f"{name or 'The model'} ({type(module).__name__})"
+                remedy = "Run the model once where it is built."
+                raise UsageError(f"{kind} is lazy: it has no parameters before its first input. {remedy}")
+    sizes = {
+        name: {id(parameter): parameter.numel() for parameter in module._parameters.values() if parameter is not None}
+        for name, module in modules.items()
+    }
+    return {name: sum(of_module.values()) for name, of_module in sizes.items()}
 
 
 _EAGER = frozenset({nn.Parameter, Tensor, type(None)})

@@ -171,8 +171,8 @@ class Recorder:
 
     def keep(self, key: RowKey, tensor: Tensor, axis: int | None) -> None:
         """Clone the `slices`."""
-        activations = self.slices(key, tensor, axis)
-        self.kept += [replace(activation, values=activation.values.detach().clone()) for activation in activations]
+        slices = self.slices(key, tensor, axis)
+        self.kept += [replace(part, values=part.values.detach().clone()) for part in slices]
 
     def slices(self, key: RowKey, tensor: Tensor, axis: int | None) -> Iterator[SavedActivation]:
         """Return the slices that belong to the inputs to be drawn, if there are any, in the tensor's own memory."""
@@ -269,7 +269,7 @@ def layer_rows(
 
 def with_whole_shape(statistics: TensorStatistics, shapes: BatchShapes) -> TensorStatistics:
     """Return statistics of several batches with the shape of all of them."""
-    return statistics if len(shapes) == 1 else replace(statistics, shape=shapes.whole)
+    return statistics if shapes.batch_count == 1 else replace(statistics, shape=shapes.whole)
 
 
 def hidden_labels(

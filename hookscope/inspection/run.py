@@ -1,10 +1,9 @@
 """What runs of `inspect` and `inspect_gradients` share: preparation, gathering and reporting."""
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from torch import nn
 from hookscope.errors import LayerNotFoundError
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.callers import have_own_operations, stands_for_torchs
-from hookscope.hooks.forward_hooks import Capture
+from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import Observation
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import ACTIVATIONS, exact_operation, is_operation_pattern, parse_operation_pattern
@@ -388,12 +387,12 @@ def verified(
     hooked: Outcome,
     began: Preserved,
     forward: Callable[[], Outcome],
-    hooks: Callable[[Mapping[str, nn.Module], OperationChoice | None], AbstractContextManager[object]],
+    **watched: Any,
 ) -> Verification:
     """Compare the outcome of the first batch to that without hooks; the run's state is unchanged by it.
 
-    `began` leads back to where the batch began, `forward` runs it, and `hooks` puts hooks on some of the layers and
-    operations, to find out whose make a difference.
+    `began` leads back to where the batch began, and `forward` runs it, with hooks on some of the layers and operations
+    to find out whose make a difference; `watched` has arguments for `capture` about gradients.
     """
     run.state.mark()  # to go on from here
     layers = [*dict.fromkeys(seen.layer for seen in run.captured.observations)]
@@ -403,7 +402,8 @@ def verified(
         modules = {layer: run.inspected.modules[layer] for layer in chosen if layer in run.inspected.modules}
         patterns = [exact_operation(layer) for layer in chosen if layer not in modules]
         operations = OperationChoice(patterns) if patterns else None
-        with run.captured.detached(), hooks(modules, operations):
+        network, ignore = run.inspected.network, lambda *_: None
+        with run.captured.detached(), capture(network, modules, ignore, operations=operations, **watched):
             return forward()
 
     try:

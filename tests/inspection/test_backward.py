@@ -363,6 +363,30 @@ def test_reentrant_checkpoints_keep_the_calls_of_a_module_apart() -> None:
         torch.testing.assert_close(seen[label], gradient)
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_recurrent_layers_under_a_checkpoint_have_the_gradients_that_they_have_without_it(kind: type) -> None:
+    torch.manual_seed(0)
+    layer, x = kind(3, 3, batch_first=True), torch.randn(2, 5, 3)
+    model = Written(lambda net, x: checkpoint(net.layer, x, use_reentrant=False)[0].square(), layer=layer)
+    inspection = inspect_gradients(model, x, total, verify=True)
+    layer(x)[0].square().sum().backward()
+    assert inspection.verification.status == "same"
+    norms = {row.name: row.gradient.l2 for row in inspection.parameters}
+    assert norms == {
+        f"layer.{name}": pytest.approx(float(p.grad.norm()), rel=1e-6) for name, p in layer.named_parameters()
+    }
+    assert bool(inspection.over_time) != any("over time are missing" in warning for warning in inspection.warnings)
+
+
+def test_a_frozen_network_of_integers_is_not_blamed_for_its_checkpoint() -> None:
+    parts = {"embed": nn.Embedding(4, 3), "head": nn.Linear(3, 2)}
+    model = Written(
+        lambda net, x: checkpoint(lambda x: net.head(net.embed(x)), x, use_reentrant=False), **parts
+    ).requires_grad_(False)
+    with pytest.raises(PassError, match=r"No parameter is trainable and no input has a gradient.*checkpointing off"):
+        inspect_gradients(model, torch.tensor([[1, 2]]), total)
+
+
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_a_pass_that_runs_again_draws_the_same_numbers_as_the_pass_without_hooks() -> None:
     # With gradients of inputs the checkpoint is differentiated, which the network alone does not do.

@@ -39,7 +39,7 @@ def test_shapes_are_added_along_the_axis_that_counts_inputs(
     batches: Sequence[tuple[int, Shape]], whole: Shape, varies: bool
 ) -> None:
     shapes = shapes_of(*batches)
-    assert (shapes.whole, shapes.varies, len(shapes)) == (whole, varies, len(batches))
+    assert (shapes.whole, shapes.varies, shapes.batch_count) == (whole, varies, len(batches))
 
 
 def mixed(net: Any, x: Tensor) -> Tensor:  # (N, T, 2)

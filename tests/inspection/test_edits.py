@@ -312,6 +312,7 @@ def bound(*texts: str) -> list[tuple[str, str, str]]:
         ("fc:grad:zero", ["fc1", "fc2"], "grad"),
         ("type:linear:output:zero", ["fc1", "fc2"], "output"),
         ("conv:input:zero", ["conv"], "input"),
+        ("(model):output:zero", [""], "output"),
         ("fc*bias:grad:zero", ["fc1.bias", "fc2.bias"], "parameter grad"),
         ("bias:grad:zero", ["conv.bias", "fc1.bias", "fc2.bias"], "parameter grad"),
         ("param:fc1:grad:zero", ["fc1.weight", "fc1.bias"], "parameter grad"),

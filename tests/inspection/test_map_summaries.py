@@ -1,15 +1,18 @@
 """Two small maps of an activation, compared with NumPy's of the whole activation, kept as feature maps."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookscope.errors import UnfitInputError
 from hookscope.inspection import forward
+from hookscope.inspection.map_summaries import MapRecorder
 from hookscope.results.activations import Activations, FeatureMaps, MapSummary
 from tests.inspection.test_forward import batches_of
 from tests.inspections import inspect
@@ -191,6 +194,35 @@ def test_sequences_have_magnitudes_at_each_step(layer: nn.Module) -> None:
     np.testing.assert_allclose(summary.combined[0], np.sqrt((steps.astype(np.float64) ** 2).mean(0)), rtol=1e-5)
     assert summary.channel == (steps**2).sum(1).argmax()
     np.testing.assert_allclose(summary.strongest[0], abs(steps[summary.channel]), rtol=1e-6)
+
+
+class LargestMade(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most elements that a tensor has which does not share the memory of the given one."""
+
+    def __init__(self, of: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements, self.apart_from = 0, of.untyped_storage()._cdata
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if isinstance(output, Tensor) and output.untyped_storage()._cdata != self.apart_from:
+            self.elements = max(self.elements, output.numel())
+        return output
+
+
+@pytest.mark.parametrize("length", [999, 10_000])
+def test_a_long_recording_is_averaged_over_blocks_and_never_copied(length: int) -> None:
+    x, step = torch.randn(1, 1, length), -(-length // 160)
+    recorder = MapRecorder()
+    recorder.start((0,))
+    with LargestMade(x) as made:
+        recorder.see(("", 0, ""), x, 1, ())
+    [summary] = recorder.saved
+    magnitudes = x.abs().numpy().reshape(-1)
+    blocks = [magnitudes[begin : begin + step].mean() for begin in range(0, length, step)]
+    for values in (summary.combined, summary.strongest):
+        np.testing.assert_allclose(values.reshape(-1), blocks, rtol=1e-5)
+    assert made.elements <= max(4 * step, 160)
 
 
 def test_the_first_three_inputs_have_summaries_whatever_the_batches_and_those_left_out() -> None:

@@ -265,7 +265,7 @@ def _is_same(tensor: Tensor, values: Tensor | None, version: int) -> bool:
     if values is not None and missing_memory(tensor):
         return False
     if values is not None and PLAIN_TENSORS.issuperset((type(tensor), type(values))):
-        first, second = _parts(tensor), _parts(values)
+        first, second = dense_parts(tensor), dense_parts(values)
         return len(first) == len(second) and all(map(same_bits, first, second))
     if values is not None:
         with suppress(Exception):  # a subclass may raise anything
@@ -273,7 +273,8 @@ def _is_same(tensor: Tensor, values: Tensor | None, version: int) -> bool:
     return _version(tensor) == version
 
 
-def _parts(tensor: Tensor) -> list[Tensor]:
+def dense_parts(tensor: Tensor) -> list[Tensor]:
+    """Return the dense tensors that hold the values of a sparse, nested or quantised one."""
     if tensor.is_nested:
         return [*tensor.unbind()]
     if tensor.is_quantized:
