@@ -223,7 +223,7 @@ def _movement(before: BaselineRow, now: BaselineRow, precision: str, limit: floa
     if not changes:
         return _Movement(apart, furthest, "")
     where = _worst_channels(before.channels, now.channels, spread, limit)
-    return _Movement(apart, furthest, f"{', '.join(changes)} (limit {limit:g}){where}")
+    return _Movement(apart, furthest, f"{', and '.join(changes)} (limit {limit:g}){where}")
 
 
 def _worst_channels(before: str | None, now: str | None, spread: float, limit: float) -> str:

@@ -361,3 +361,10 @@ def test_inputs_that_were_prepared_in_another_way_are_said_to_be_the_cause() -> 
     assert actual.where == "z"
     assert "; the inputs of the network differ already, by 0.5" in actual.message
     assert "look at how inputs are read and prepared." in actual.message
+
+
+def test_two_changes_of_a_layer_are_joined_by_and() -> None:
+    (finding,) = findings(baseline_of(single(NORMAL)), single(NORMAL + 3.0))
+    values, _, statistic = finding.message.partition(" of their spread, and its ")
+    assert "its values differ by about 3" in values
+    assert " went from " in statistic
