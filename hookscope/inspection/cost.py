@@ -59,13 +59,12 @@ class Call(NamedTuple):
         return self._replace(args=copied(tuple(self.args)), kwargs=copied(dict(self.kwargs)))
 
 
-def network_cost(call: Call, shapes: Call | None = None, *, timed: bool = True) -> NetworkCost:
+def network_cost(call: Call, shapes: Call | None = None) -> NetworkCost:
     """Measure what one forward pass in eval mode costs; the network comes out as it went in.
 
     Args:
         call: The network where it runs, with one input.
         shapes: The same on the meta device, where receptive fields are found faster; None for `call` itself.
-        timed: Whether to time the modules.
 
     Raises:
         ModelError: If the network raises.
@@ -77,9 +76,8 @@ def network_cost(call: Call, shapes: Call | None = None, *, timed: bool = True) 
     notes += [remark] if remark else []
     tensors = (*call.network.parameters(), *call.network.buffers())
     device = tensors[0].device if tensors else torch.device("cpu")
-    timed = timed and device.type != "meta"
-    times = _times(call, modules, device) if timed else {}
-    if any(isinstance(module, nn.TransformerEncoderLayer) for module in modules.values()) and timed:
+    times = _times(call, modules, device) if device.type != "meta" else {}
+    if any(isinstance(module, nn.TransformerEncoderLayer) for module in modules.values()) and times:
         notes.append("nn.TransformerEncoderLayer runs unfused while it is timed.")
     rows = tuple(_rows(modules, counts, fields, times))
     return NetworkCost(

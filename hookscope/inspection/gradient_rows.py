@@ -285,7 +285,7 @@ def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
             wide = torch.float32 if values.device.type == "mps" else torch.float64
             others[index] = torch.linalg.vector_norm(values, dtype=wide)
     first = next(iter(others.values()), None)
-    fetched = [] if first is None else torch.stack([norm.to(first) for norm in others.values()]).tolist()
+    fetched = [] if first is None else torch.stack([norm.to(first) for norm in others.values()]).cpu().tolist()
     for index, norm in zip(others, fetched, strict=True):
         norms[index] = norm
     return [norm if norm is not None and math.isfinite(norm) else None for norm in norms]

@@ -236,7 +236,6 @@ def layer_rows(
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     measured[id(None)] = TensorStatistics((), "none", 0)  # where no tensor was returned
     norms = tokens or {}
-    labels = {place: row_label(*place) for place in rows.seen}
     result = []
     for index, (place, seen) in enumerate(rows.seen.items()):
         (layer, call, slot), operation, first = place, seen.operation, seen.duplicate_of
@@ -245,7 +244,7 @@ def layer_rows(
         flags += ["massive activations"] if token_norms is not None and token_norms.massive_count else []
         repeated = ""
         if first is not None and _counted_alike(statistics, measured[id(rows.seen[first].value)]):
-            repeated = labels[first]
+            repeated = row_label(*first)
         row = LayerRow(  # by position, as `TensorStatistics`
             index,
             layer,
@@ -260,7 +259,7 @@ def layer_rows(
             (),
             None if operation is None else operation.owner,
             "" if operation is None else operation.source,
-            tuple([source if isinstance(source, str) else labels[source] for source in seen.sources]),
+            tuple([source if isinstance(source, str) else row_label(*source) for source in seen.sources]),
             token_norms,
         )
         result.append(row)

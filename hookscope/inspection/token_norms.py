@@ -117,7 +117,21 @@ class TokenRecorder:
     def results(self) -> Mapping[RowKey, TokenNorms]:
         """Return the results by row."""
         self._commit()
-        return {key: _result(row) for key, row in self.rows.items() if row.medians}
+        return {
+            key: TokenNorms(
+                row.token_count,
+                None if row.layout is None else row.layout.prefix,
+                None if row.layout is None else row.layout.grid,
+                median(row.medians),
+                row.largest,
+                row.high_count,
+                tuple(row.high),
+                row.massive_count,
+                tuple(row.massive),
+            )
+            for key, row in self.rows.items()
+            if row.medians
+        }
 
     def maps(self, rows: Sequence[LayerRow], inputs: Sequence[InputRecord]) -> tuple[TokenMap, ...]:
         """Return the norms on their grids, of the first inputs, in rows with high tokens, or in the last block.
@@ -265,18 +279,3 @@ def _drawn_rows(rows: Sequence[LayerRow]) -> list[LayerRow]:
 def _picture_grid(tokens: TokenNorms) -> tuple[int, int] | None:
     grid = tokens.grid
     return (grid[0], grid[1]) if grid is not None and len(grid) == _PICTURE_AXES else None
-
-
-def _result(row: _Row) -> TokenNorms:
-    layout = row.layout
-    return TokenNorms(
-        row.token_count,
-        None if layout is None else layout.prefix,
-        None if layout is None else layout.grid,
-        median(row.medians),
-        row.largest,
-        row.high_count,
-        tuple(row.high),
-        row.massive_count,
-        tuple(row.massive),
-    )
