@@ -26,7 +26,8 @@ _MEASURES: dict[str, Callable[[Measures], float | None]] = {
     "ulps": lambda measures: measures.ulps,
 }
 _OF_ROWS: dict[str, Callable[[Any], float | None]] = {
-    "added": lambda row: row.added.relative_l2 if row.added else None,
+    # Rows that are compared have a note only if B's layer raised on A's input.
+    "added": lambda row: row.added.relative_l2 if row.added else math.nan if row.measures and row.note else None,
     "input": lambda row: row.input_relative_l2,
     "error": lambda row: row.error_b,
 }
@@ -113,7 +114,9 @@ def exceeded(
             raise UsageError(f"{option}: {measure} is not known here.{needed}")
         for label, measures, value in judged:
             if value is not None and condition.holds(value):
-                amount = "it cannot be compared" if measures is None and math.isnan(value) else number_text(value)
+                amount = number_text(value)
+                if math.isnan(value) and (measures is None or measures.nonfinite is None):
+                    amount = "it cannot be compared" if measures is None else "it cannot be measured"
                 message = f"{label or 'The output'} is beyond '{condition.text}': {amount}."
                 findings.append(ToleranceFinding(condition.text, "fail", label, message, value=value))
     return tuple(findings)
@@ -127,7 +130,8 @@ def _is_meant(row: DifferenceRow | WeightDifference, pattern: Pattern | None) ->
 def _value(judged: DifferenceRow | WeightDifference | OutputDifference, measure: str) -> float | None:
     """Return a measure of a row or an output; None if it was not taken.
 
-    NaN, which exceeds every limit, if a value is not finite on one side only, or if A and B cannot be compared.
+    NaN, which exceeds every limit, if a value is not finite on one side only, or if A and B cannot be compared, or
+    have no cosine because one of them is all zeros.
     """
     if measure in _MEASURES_BY_TYPE[type(judged)]:
         return _MEASURES_BY_TYPE[type(judged)][measure](judged)
@@ -136,4 +140,5 @@ def _value(judged: DifferenceRow | WeightDifference | OutputDifference, measure:
         return None
     if measures is None:  # two runs may have classes without a row of the output
         return None if isinstance(judged, OutputDifference) and judged.top1 is not None else math.nan
-    return _MEASURES[measure](measures) if measures.nonfinite is None else math.nan
+    value = _MEASURES[measure](measures) if measures.nonfinite is None else math.nan
+    return math.nan if measure == "cosine" and value is None and measures.relative_l2 else value
