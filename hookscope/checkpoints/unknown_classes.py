@@ -176,6 +176,9 @@ class _Values:
         made = torch.empty(0, dtype=dtype)
         with torch.no_grad():
             made.set_(held, offset if math.prod(shape) else 0, shape, strides)
+            bits = rest[-1] if len(rest) > 2 and type(rest[-1]) is dict else {}
+            made = made.conj() if bits.get("conj") is True and dtype.is_complex else made
+            made = -made if bits.get("neg") is True else made
         return made.requires_grad_(needs_grad and (dtype.is_floating_point or dtype.is_complex))
 
     def parameter(self, call: StandIn) -> Tensor:

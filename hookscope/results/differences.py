@@ -23,9 +23,11 @@ Way = Literal["networks", "tensors", "values", "weights"]
 """What was compared: two networks that ran; two saved runs, by all values or by 256 per input; weights alone."""
 
 FEWER_TENSORS = "returns fewer tensors there"
-"""`Unmatched.reason` ends with this, or one of the next two constants, if both sides call the layer."""
+"""`Unmatched.reason` has this, or one of the next constants, if both sides call the layer, or may do so."""
 UNPAIRED_CALL = "not called in the first batch, in which layers are paired"
 PARTS_ALONE = "'s run only has rows of its parts"
+NOT_LISTED = "'s run does not list it"
+SAME_OUTPUT = "its output is that of"
 
 Origin = Literal["equal", "rounding", "begins", "passed on", "unclear"]
 """The source of a row's difference: none; rounding; this layer; its inputs; not known which of these two."""
@@ -182,7 +184,8 @@ class Unmatched:
     @property
     def is_called_alone(self) -> bool:
         """Whether only this side calls the layer, which may cause a difference."""
-        return not self.reason.endswith((FEWER_TENSORS, UNPAIRED_CALL, PARTS_ALONE))
+        shared = (FEWER_TENSORS, UNPAIRED_CALL, PARTS_ALONE, NOT_LISTED, SAME_OUTPUT)
+        return not any(reason in self.reason for reason in shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,18 @@ def test_a_pickled_module_reads_as_its_own_state_dict(tmp_path: Path, name: str,
         assert torch.equal(actual[key], tensor), key
 
 
+@pytest.mark.parametrize("in_zip", [True, False], ids=["zip", "legacy"])
+def test_views_that_negate_or_conjugate_their_memory_read_as_their_values(tmp_path: Path, in_zip: bool) -> None:
+    values = torch.randn(3, 4, dtype=torch.complex64)
+    state = {"conjugate": values.conj(), "negative": torch.randn(2, 2, dtype=torch.complex64).conj().imag.clone()}
+    state["negative"] = torch._neg_view(state["negative"])
+    path = tmp_path / "net.pt"
+    torch.save({"state": state, "settings": argparse.Namespace()}, path, _use_new_zipfile_serialization=in_zip)
+    actual = read(path)["state"]
+    assert torch.equal(torch.view_as_real(actual["conjugate"].resolve_conj())[..., 1], -values.imag)
+    assert torch.equal(actual["negative"], state["negative"])
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:torch.ao.quantization is deprecated")
 def test_packed_weights_of_a_pickled_int8_network_are_said_to_be_skipped(tmp_path: Path) -> None:
     network = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), {nn.Linear})

@@ -58,13 +58,17 @@ class Pairing:
 
     names: Mapping[str, tuple[str, Match]]
     calls: Mapping[CallKey, CallKey] = field(default_factory=dict)
+    _aligned: Collection[CallKey] = field(init=False, repr=False)  # calls of B
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_aligned", frozenset(self.calls.values()))
 
     def partner(self, key: CallKey) -> tuple[CallKey, Match] | None:
         """Return the call of B that is the partner of a call of A, and how it was found; None without one."""
         if key in self.calls:
             return self.calls[key], "order"
         named = self.namesake(key[0])
-        if named is None or (named[0], key[1]) in self.calls.values():
+        if named is None or (named[0], key[1]) in self._aligned:
             return None
         return (named[0], key[1]), named[1]
 

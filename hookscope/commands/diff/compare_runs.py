@@ -96,7 +96,8 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
     with ExitStack() as files:
         base, other = (_read(path, files) for path in (a, b))
         warnings = _check_inputs(base, other)
-        pairs, unmatched = pair_rows(base.run.result.rows, other.run.result.rows, maps)
+        chosen = bool(base.run.record.patterns), bool(other.run.record.patterns)
+        pairs, unmatched = pair_rows(base.run.result.rows, other.run.result.rows, maps, chosen)
         if not pairs:
             raise NothingMatchedError(
                 f"No row of A ({printable(str(a))}) has a partner in B ({printable(str(b))}): pair them with "

@@ -13,6 +13,7 @@ import numpy as np
 from hookscope.commands.diff.columns import WEIGHTS, difference_columns, nonfinite_text
 from hookscope.reporting.columns import number_text, prediction_text
 from hookscope.reporting.document import (
+    MAP_LEGEND,
     DepthChart,
     Document,
     Findings,
@@ -63,7 +64,7 @@ _LONGEST_SIDE = 160  # pixels of a map, as in `MapSummary`
 
 _MAPS_LEGEND = (
     "A-B for the first input. Above, the mean of |A-B| over channels; below, A-B in the channel where it is largest. "
-    "Each map has its own scale, shown below it; 0 is the darkest colour. NaN and Inf are magenta."
+    + MAP_LEGEND
 )
 _SEQUENCES_LEGEND = "Of a sequence, each row is a channel and each column a step or a token."
 
@@ -238,6 +239,7 @@ def _pictures(result: Differences, record: RunRecord | None) -> Pictures:
 
 def _tables(result: Differences) -> list[Table]:
     begins, first, columns = _first_rows(result), result.first_gradient_difference, difference_columns(result)
+    alike = any(row.measures is None and row.shape == row.shape_b for row in result.weights)  # their values are unknown
     return [
         Table(
             title="Layers",
@@ -256,7 +258,7 @@ def _tables(result: Differences) -> list[Table]:
             all_in="gradients.csv",
         ),
         Table(
-            title="Tensors that differ",
+            title=f"Tensors that differ{' or cannot be compared' * alike}",
             columns=WEIGHTS,
             rows=result.weights,
             kept=[*map(_differs, result.weights)],
@@ -341,8 +343,9 @@ def _origin_text(first: FirstDifference, result: Differences, *, is_first: bool)
     )
     later = [other.nonfinite for other in result.rows if row and other.measures and other.index > row.index]
     amount = _amount_text(first.relative_l2, row.nonfinite if row else None, later)
-    if first.relative_l2 is None and row is not None:
-        amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
+    if first.relative_l2 is None:
+        shapes = "" if row is None else f", {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
+        amount = f"shapes differ{shapes}"
     if first.gone_at:
         gone = "the difference is gone at" if result.way == "networks" else "the rows agree again at"
         return f"{name}{kind} differs, {amount}, but {gone} {layer_words(first.gone_at)}."

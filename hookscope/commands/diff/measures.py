@@ -28,7 +28,11 @@ _CHANNELS_FROM = 1e-6
 # With fewer channels, a single one easily has the largest part.
 _FEWEST_CHANNELS = 4
 
-_ADDED = ("a", "b", "product", "difference", "unequal", "mismatched", "count")
+# Squares of float64 values between these neither overflow nor vanish, nor do sums of them.
+_SMALL, _LARGE = 1e-140, 1e140
+
+_SQUARES = ("a", "b", "product", "difference")
+_COUNTS = ("unequal", "mismatched", "count")
 
 
 @dataclass(slots=True)
@@ -39,6 +43,7 @@ class Sums:
         a: As in `SquaredSums`, like all fields up to `max_value`.
         count: Number of elements.
         nonfinite: Numbers of `mismatched` elements that are NaN in A, Inf in A, NaN in B and Inf in B.
+        scale: The sums of squares and products are of values times this power of two.
     """
 
     a: float = 0.0
@@ -53,16 +58,31 @@ class Sums:
     max_value: float = 0.0
     count: int = 0
     nonfinite: tuple[int, int, int, int] = (0, 0, 0, 0)
+    scale: float = 1.0
 
     def __add__(self, other: "Sums") -> "Sums":
         """Return the sums over the elements of both."""
+        if not self.count:
+            return other
+        if self.scale != other.scale:
+            scale = min(self.scale, other.scale)
+            return self._scaled(scale) + other._scaled(scale)
         largest = other if other.max_abs > self.max_abs else self
         squares = other.squares if self.squares is None else self.squares
         if self.squares is not None and other.squares is not None and len(self.squares) == len(other.squares):
             squares = self.squares + other.squares
-        added: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _ADDED}
+        added: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in (*_SQUARES, *_COUNTS)}
         added["nonfinite"] = tuple(map(add, self.nonfinite, other.nonfinite))
         return replace(largest, **added, squares=squares)
+
+    def _scaled(self, scale: float) -> "Sums":
+        factor = (scale / self.scale) ** 2
+        return replace(self, scale=scale, **{name: factor * getattr(self, name) for name in _SQUARES})
+
+    @property
+    def norm(self) -> float:
+        """The L2 norm of A."""
+        return math.sqrt(self.a) / self.scale
 
     @property
     def relative_l2(self) -> float:
@@ -152,24 +172,30 @@ def _sums_of_chunk(a: Tensor, b: Tensor, start: int, parts: int) -> Sums:
     exact = None
     if a.dtype == b.dtype and a.dtype in (torch.int64, torch.uint64):  # float64 rounds integers beyond 2**53
         exact = a.view(torch.int64) - b.view(torch.int64)
+    is_wide = torch.float64 in (a.dtype, b.dtype)
     a, b = a.double(), b.double()
     differences = a - b
     if exact is not None:
         differences = torch.where(differences.abs() < 2.0**62, exact, differences)  # larger ones may overflow
-    sums.difference = float(differences.dot(differences))
-    if not math.isfinite(sums.difference):
+    if not math.isfinite(float(differences.dot(differences))):
         counted = a.isfinite() & b.isfinite()
         sums.mismatched = int(_any_part(~counted & _differ(a, b), parts).sum())
         sums.nonfinite = _nonfinite(a, b, parts)
         a, b = a.where(counted, 0.0), b.where(counted, 0.0)
         differences = a - b
-        sums.difference = float(differences.dot(differences))
+    sums.unequal = int(_any_part(differences != 0, parts).sum())
+    largest = max(float(a.abs().max()), float(b.abs().max())) if is_wide else 1.0
+    if largest and not _SMALL < largest < _LARGE:
+        sums.scale = 2.0 ** min(max(-math.frexp(largest)[1], -1000), 1000)
+        a, b = a * sums.scale, b * sums.scale
+        differences = a - b
+    sums.difference = float(differences.dot(differences))
     sums.a, sums.b, sums.product = float(a.dot(a)), float(b.dot(b)), float(a.dot(b))
-    magnitudes = differences.abs_() if parts == 1 else torch.hypot(*differences.view(-1, parts).unbind(1))
-    sums.unequal = int(magnitudes.count_nonzero())
     if sums.unequal:
+        magnitudes = differences.abs_() if parts == 1 else torch.hypot(*differences.view(-1, parts).unbind(1))
         at = int(magnitudes.argmax())
-        sums.max_abs, sums.max_at, sums.max_value = float(magnitudes[at]), (start // parts + at,), float(a[at * parts])
+        sums.max_abs, sums.max_value = float(magnitudes[at]) / sums.scale, float(a[at * parts]) / sums.scale
+        sums.max_at = (start // parts + at,)
     return sums
 
 

@@ -20,7 +20,16 @@ from hookscope.commands.diff.measures import Sums, culprit
 from hookscope.commands.diff.values import A, B, Compared, largest
 from hookscope.hooks.observed import RowKey
 from hookscope.results.activations import LayerRow
-from hookscope.results.differences import FEWER_TENSORS, PARTS_ALONE, UNPAIRED_CALL, DifferenceRow, Match, Unmatched
+from hookscope.results.differences import (
+    FEWER_TENSORS,
+    NOT_LISTED,
+    PARTS_ALONE,
+    SAME_OUTPUT,
+    UNPAIRED_CALL,
+    DifferenceRow,
+    Match,
+    Unmatched,
+)
 from hookscope.results.gradients import GradientRow, ParameterRow
 from hookscope.text import figure, in_words, printable
 
@@ -86,9 +95,9 @@ class RowPair:
 
 
 def pair_rows(
-    a: Sequence[LayerRow], b: Sequence[LayerRow], maps: Sequence[str]
+    a: Sequence[LayerRow], b: Sequence[LayerRow], maps: Sequence[str], chosen: tuple[bool, bool]
 ) -> tuple[list[RowPair], tuple[Unmatched, ...]]:
-    """Pair the outputs of two runs, and list outputs without a partner.
+    """Pair the outputs of two runs, and list outputs without a partner; `chosen` tells whether runs chose layers.
 
     Raises:
         UsageError: If a map is malformed.
@@ -119,8 +128,8 @@ def pair_rows(
             pairs.append(RowPair(row, other, how))
     paired = {pair.a.index for pair in pairs}
     alone = [
-        *_unmatched("A", a, paired, b, pairing, wrapped_b),
-        *_unmatched("B", b, taken, a, pairing.inverse(), wrapped_a),
+        *_unmatched("A", a, paired, b, pairing, wrapped_b, chosen=chosen[B]),
+        *_unmatched("B", b, taken, a, pairing.inverse(), wrapped_a, chosen=chosen[A]),
     ]
     return pairs, tuple(alone)
 
@@ -210,14 +219,25 @@ def _unmatched(
     others: Sequence[LayerRow],
     pairing: Pairing,
     wrapped: Collection[str],
+    *,
+    chosen: bool,
 ) -> Iterator[Unmatched]:
+    """Yield the rows that are not `paired`, with the reason; `chosen` if `others` are only of chosen layers."""
     title = "B" if side == "A" else "A"
+    folded = {label: other.label for other in others for label in other.duplicates}
+    has_operations = any(other.owner is not None for other in others)
     for row in rows:
         if row.index not in paired:
             partner = pairing.namesake(row.layer)
             missing = "output" if partner is not None else "layer" if row.owner is None else "operation"
             counted = "" if partner is None else _counts_differ(row, rows, others, partner[0], title)
-            reason = f"{title}{PARTS_ALONE}" if row.layer in wrapped else counted or f"{title} has no such {missing}"
+            reason = counted or f"{title} has no such {missing}"
+            if row.layer in wrapped:
+                reason = f"{title}{PARTS_ALONE}"
+            elif row.label in folded:
+                reason = f"{SAME_OUTPUT} {folded[row.label]} in {title}"
+            elif not counted and (chosen or (row.owner is not None and not has_operations)):
+                reason = f"{title}{NOT_LISTED}"
             yield Unmatched(side, row.label, row.kind, row.shape, reason)
 
 

@@ -26,7 +26,8 @@ _MEASURES: dict[str, Callable[[Measures], float | None]] = {
     "ulps": lambda measures: measures.ulps,
 }
 _OF_ROWS: dict[str, Callable[[Any], float | None]] = {
-    "added": lambda row: row.added.relative_l2 if row.added else None,
+    # Rows that are compared have a note only if B's layer raised on A's input.
+    "added": lambda row: row.added.relative_l2 if row.added else math.nan if row.measures and row.note else None,
     "input": lambda row: row.input_relative_l2,
     "error": lambda row: row.error_b,
 }
@@ -115,7 +116,7 @@ def exceeded(
             if value is not None and condition.holds(value):
                 amount = number_text(value)
                 if math.isnan(value) and (measures is None or measures.nonfinite is None):
-                    amount = "it cannot be compared" if measures is None else f"it has no {measure}, and differs"
+                    amount = "it cannot be compared" if measures is None else "it cannot be measured"
                 message = f"{layer_words(label) if label else 'The output'} is beyond '{condition.text}': {amount}."
                 findings.append(ToleranceFinding(condition.text, "fail", label, message, value=value))
     return tuple(findings)

@@ -48,7 +48,7 @@ def _sums(a: Tensor, b: Tensor) -> Sums | None:
 def norm_of(tensor: Tensor) -> float | None:
     """Return the L2 norm over the finite values; None for a tensor that is not floating-point or not dense."""
     sums = _sums(tensor, tensor) if _has_norm(tensor) else None
-    return None if sums is None else float(sums.a**0.5)
+    return None if sums is None else sums.norm
 
 
 def _has_norm(tensor: Tensor) -> bool:

@@ -1089,9 +1089,50 @@ def test_a_difference_from_zeros_has_no_cosine_and_fails_a_condition_on_it() -> 
     nn.init.zeros_(other[0].weight)
     nn.init.zeros_(other[0].bias)
     result = hookscope.diff(network, other, torch.ones(2, 4), fail_over="cosine<-1")
-    beyond = "is beyond 'cosine<-1': it has no cosine, and differs."
+    beyond = "is beyond 'cosine<-1': it cannot be measured."
     assert [finding.message for finding in result.exceeded] == [f"layer 0 {beyond}", f"The output {beyond}"]
     assert not hookscope.diff(network, network, torch.ones(2, 4), fail_over="cosine<0.9").exceeded
+
+
+class Refusing(nn.Linear):
+    """Takes numbers below a limit alone."""
+
+    limit = math.inf
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x > self.limit).any()):
+            raise ValueError("a large number")
+        return super().forward(x)
+
+
+def test_a_layer_that_raises_on_the_inputs_of_a_is_beyond_any_limit_of_what_it_adds() -> None:
+    networks = [nn.Sequential(nn.Linear(1, 1), Refusing(1, 1), nn.Linear(1, 1)).eval() for _ in range(2)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    with torch.no_grad():
+        for network, factor in zip(networks, (1.0, 0.5), strict=True):
+            network[0].weight.fill_(factor)
+            network[0].bias.zero_()
+    networks[1][1].limit = 0.75
+    result = hookscope.diff(*networks, torch.ones(2, 1), shadow=True, fail_over="added>0.6")
+    assert [finding.where for finding in result.exceeded] == ["1"]
+
+
+class Widening(nn.Module):
+    """Returns another number of columns where it `repeats`."""
+
+    def __init__(self, *, repeats: bool) -> None:
+        super().__init__()
+        self.part, self.repeats = nn.Linear(4, 4), repeats
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x).repeat(1, 1 + self.repeats)
+
+
+def test_shapes_that_differ_are_said_to_differ_though_their_row_is_not_listed() -> None:
+    networks = [nn.Sequential(Widening(repeats=repeats), nn.AdaptiveAvgPool1d(2)) for repeats in (False, True)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    (first, *_) = answer(hookscope.diff(*networks, torch.ones(2, 4), layer="1"))
+    assert first.endswith("its output is the first to show it, shapes differ.")
 
 
 def test_a_container_whose_own_code_makes_nan_says_so() -> None:

@@ -281,6 +281,19 @@ def test_renamed_layers_find_their_partners_and_others_are_listed(tmp_path: Path
         compare_runs(a, ran(tmp_path / "other", nn.Sequential(OrderedDict(q=nn.Conv2d(3, 2, 1)))))
 
 
+def test_a_layer_that_the_other_run_folds_or_does_not_list_is_not_called_on_one_side_alone(tmp_path: Path) -> None:
+    a = ran(tmp_path / "a", network())
+    unchanged = network(act=nn.Identity())
+    differences = compare_runs(a, ran(tmp_path / "unchanged", unchanged))
+    (alone,) = differences.unmatched
+    assert (alone.side, alone.label, alone.reason) == ("A", "act", "its output is that of norm in B")
+    assert "alls act" not in answer(differences)[0]
+    differences = compare_runs(a, ran(tmp_path / "chosen", shaken(network(), "head.weight"), layer="head"))
+    assert {row.reason for row in differences.unmatched} == {"B's run does not list it"}
+    assert answer(differences)[0].startswith("The difference first shows at head (Linear): ")
+    assert "alls" not in answer(differences)[0]
+
+
 def test_another_shape_and_what_is_not_finite_are_said(tmp_path: Path) -> None:
     a = ran(tmp_path / "a", network())
     wide = ran(tmp_path / "wide", network(head=nn.Linear(16, 9)))

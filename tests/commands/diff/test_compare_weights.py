@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.commands.diff.compare_weights import Weights, compare_weights, read_weights, weights_of
-from hookscope.commands.diff.describe import answer
+from hookscope.commands.diff.describe import answer, describe_differences
 from hookscope.errors import CheckpointError, LayerNotFoundError, NothingMatchedError, UntrustedFileError
 from hookscope.models.construction import loaded_module
+from hookscope.reporting.document import Table
 from hookscope.results.differences import Differences, Measures, WeightDifference
 from tests.models.hostile import Call
 
@@ -131,6 +132,15 @@ def test_tensors_that_cannot_be_compared_are_neither_equal_nor_different() -> No
     differences = compare_weights(alone, alone)
     assert differences.warnings == ("1 pair of tensors cannot be compared.",)
     assert "No pair of tensors can be compared." in str(differences)
+
+
+def test_tensors_that_cannot_be_compared_are_not_listed_as_different() -> None:
+    module = network()
+    tables = describe_differences(hookscope.diff(module, copy.deepcopy(module).to("meta"))).sections[-1].parts
+    titles = [part.title for part in tables if isinstance(part, Table) and part.rows]
+    assert titles == ["Tensors that differ or cannot be compared"]
+    tables = describe_differences(hookscope.diff(module, network())).sections[-1].parts
+    assert "Tensors that differ" in [part.title for part in tables if isinstance(part, Table)]
 
 
 def test_what_is_not_finite_is_counted_and_what_overflows_in_squares_is_not() -> None:

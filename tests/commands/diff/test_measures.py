@@ -142,3 +142,27 @@ def test_squares_by_channel_are_numpys() -> None:
     assert np.allclose(squares, ((a - b).double().numpy() ** 2).sum((0, 2, 3)), rtol=1e-5)
     squares = squares_by_channel(a, b, 3)
     assert np.allclose(squares, ((a - b).double().numpy() ** 2).sum((0, 1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-310, 1e-200, 1e160, 1e300])
+def test_float64_values_whose_squares_overflow_or_vanish_are_measured(size: float) -> None:
+    a, b = (torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64) * size, torch.zeros(3, dtype=torch.float64))
+    b[2] = 5 * size
+    result = measured(a, b, torch.float64)
+    assert result.relative_l2 == pytest.approx(2**0.5)
+    assert result.cosine == 0
+    assert (result.max_abs, result.max_at) == (5 * size, (2,))
+    assert measured(a, 1.5 * a, torch.float64).relative_l2 == pytest.approx(0.5)
+    assert measured(torch.complex(a, b), torch.complex(a, 0 * b), torch.float64).relative_l2 == pytest.approx(0.5**0.5)
+    sums = sums_of(a, 1.5 * a)
+    assert sums is not None
+    assert sums.norm == pytest.approx(5 * size)
+
+
+def test_sums_of_ordinary_values_and_of_large_ones_add_up() -> None:
+    small, large = (torch.tensor([size, size], dtype=torch.float64) for size in (1.0, 1e200))
+    parts = [sums_of(tensor, 2 * tensor) or Sums() for tensor in (small, large)]
+    for sums in (parts[0] + parts[1], parts[1] + parts[0]):
+        assert sums.norm == pytest.approx(2**0.5 * 1e200)
+        assert sums.relative_l2 == pytest.approx(1)
+        assert (sums.count, sums.unequal, sums.max_abs) == (4, 4, 1e200)
