@@ -260,9 +260,9 @@ def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
             hookscope.activations(network, values, layer=layers)
     with pytest.raises(hookscope.UsageError, match=r"^`input` takes a mapping, a text or a list of texts"):
         hookscope.activations(network, values, input=3)
-    with pytest.raises(hookscope.UsageError, match="`model` is of type Tensor"):
+    with pytest.raises(hookscope.UsageError, match="The model is of type Tensor"):
         hookscope.activations(values, network)
-    with pytest.raises(hookscope.UsageError, match="`model` is of type ndarray"):  # which compares element by element
+    with pytest.raises(hookscope.UsageError, match="The model is of type ndarray"):  # which compares element by element
         hookscope.activations(values.numpy(), network)
     with pytest.raises(hookscope.UsageError, match="`model` is the class Linear"):
         hookscope.activations(nn.Linear, values)

@@ -43,10 +43,13 @@ _CLASSES = frozenset(
     }
 )
 
+_QUANTISED = {"qint8": 1, "quint8": 1, "qint32": 4, "quint4x2": 0.5, "quint2x4": 0.25}  # bytes of an element
+
 # Chunks of one tensor, keys that lead to a value, values of a list.
 _CHUNKS_LIMIT = 10_000
 _DEPTH_LIMIT = 100
 _LIST_LIMIT = 1_000_000
+_GAPS_LIMIT = 1_000  # values of a list that hold nothing, such as empty dicts, and are therefore not in the folder
 
 _Key = str | int
 
@@ -128,7 +131,7 @@ def read_metadata(folder: Path) -> list[Stored]:
         raise CheckpointError(f"{name} is truncated; download it again.") from error
     except UnreadablePickleError as error:
         raise _damaged(name, "it is no pickle that torch writes") from error
-    allowed = {*_CLASSES, *(f"torch.{dtype}" for dtype in ITEM_BYTES)}
+    allowed = {*_CLASSES, *(f"torch.{dtype}" for dtype in (*ITEM_BYTES, *_QUANTISED))}
     members = [call.arguments for call in unpickler.calls if call.name == "builtins.getattr"]
     if members and all(map(_is_memory_format, members)):  # Python 3.11.0 to 3.11.3 pickle enum members so
         allowed.add("builtins.getattr")
@@ -155,7 +158,7 @@ class _Level(dict[_Key, Any]):
 def nested(values: Sequence[tuple[Stored, Any]], name: str) -> Any:
     """Put values at their keys into dicts and lists, as in the state dict that torch took apart.
 
-    `name` is the folder's in messages. Raises CheckpointError if two values are in each other's way, or a list has
+    `name` is the folder's in messages. Raises CheckpointError if two values are in each other's way, or a list has many
     gaps.
     """
     root = _Level()
@@ -176,9 +179,10 @@ def _plain(level: _Level, name: str) -> dict[_Key, Any] | list[Any]:
     made = {key: _plain(value, name) if type(value) is _Level else value for key, value in level.items()}
     if not any(type(key) is int for key in made):
         return made
-    if made.keys() != {*range(len(made))}:
+    positions = [key for key in made if type(key) is int]
+    if len(positions) < len(made) or max(positions) >= len(made) + _GAPS_LIMIT:
         raise _damaged(name, "it has a list with gaps")
-    return [made[at] for at in range(len(made))]
+    return [made.get(at) for at in range(max(positions) + 1)]  # torch puts None there, too
 
 
 def _damaged(name: str, why: str) -> CheckpointError:
@@ -248,12 +252,16 @@ def _tensor(name: str, described: object, slices: Mapping[tuple[str, tuple[int, 
         chunk = _fields(entry, f"{_METADATA}ChunkStorageMetadata")
         offsets, sizes = _size(chunk["offsets"]), _size(chunk["sizes"])
         place = slices.get((name, offsets)) if math.prod(sizes) == 0 else slices[name, offsets]
-        if place is not None and math.prod(sizes) * ITEM_BYTES[kind] > place.length:
+        if place is not None and math.prod(sizes) * _least_bytes(kind) > place.length:
             raise ValueError(f"a slice of '{printable(name, 80)}' is smaller than the values in it")
         chunks.append(Chunk(offsets, sizes, place))
     if not _are_covering(shape, chunks):
         raise ValueError(f"the chunks of '{printable(name, 80)}' do not cover it, each element once")
     return ChunkedTensor(shape, kind, tuple(chunks))
+
+
+def _least_bytes(dtype: str) -> float:
+    return _QUANTISED[dtype] if dtype in _QUANTISED else ITEM_BYTES[dtype]
 
 
 def _are_covering(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:

@@ -158,6 +158,7 @@ def _verify_distributed(path: Path, look: Visitor, rules: ReadingRules) -> ScanR
     """Check every slice of a distributed checkpoint; none runs code, even if it is trusted."""
     rules = replace(rules, read_trusted=None)
     names: dict[str, None] = {}
+    how: ReadMode = "torch"
     for stored in read_metadata(path):
         for place in stored.slices():
             opened, shown = partial(BytesIO, place.read()), _slice_name(path, stored)
@@ -167,7 +168,8 @@ def _verify_distributed(path: Path, look: Visitor, rules: ReadingRules) -> ScanR
             if survey.imports and isinstance(stored.value, ChunkedTensor):
                 raise _refusal(shown, "holds more than a tensor", survey.imports, rules.remedy)
             names |= dict.fromkeys(survey.imports)
-    how: ReadMode = "past unknown" if names else "torch"
+            if survey.imports or not survey.is_known_to_torch:
+                how = "past unknown"
     return ScanResult(how, tuple(names), look(path, "distributed", read_content(path, "distributed", how)))
 
 
@@ -301,14 +303,14 @@ def read_content(path: Path, kind: FileKind, how: ReadMode) -> object:
 
 def _value_of(path: Path, stored: Stored, how: ReadMode) -> object:
     name, value = _slice_name(path, stored), stored.value
+    read: Callable[[bytes, str], Any] = read_bytes_past_unknown if how == "past unknown" else _read_bytes
     if isinstance(value, Slice):
-        content = value.read()
-        return read_bytes_past_unknown(content, name) if how == "past unknown" else _read_bytes(content, name)
+        return read(value.read(), name)
     whole: Tensor | None = None
     for chunk in value.chunks:
         if chunk.place is None:
             continue
-        part = _read_bytes(chunk.place.read(), name)
+        part = read(chunk.place.read(), name)
         is_as_described = isinstance(part, Tensor) and part.layout is torch.strided and not part.is_meta
         if not is_as_described or tuple(part.shape) != chunk.sizes or str(part.dtype) != f"torch.{value.dtype}":
             raise CheckpointError(f"{name} does not match its .metadata; download it again.")
@@ -324,7 +326,7 @@ def _value_of(path: Path, stored: Stored, how: ReadMode) -> object:
 def _read_bytes(content: bytes, name: str) -> Any:
     """Return the content of a "torch" file from its bytes; torch's safe reader must know all names in them."""
     if _is_swapped(BytesIO(content)):
-        raise CheckpointError(f"{name} was written on a machine of the other byte order, which hookscope cannot read.")
+        raise CheckpointError(f"{name} was written on a machine of the other byte order; save it again on this one.")
     with _torch_allow_list_only():
         return _bare(torch.load(BytesIO(content), map_location="cpu", weights_only=True))
 

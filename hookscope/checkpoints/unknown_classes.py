@@ -28,6 +28,7 @@ from hookscope.checkpoints.fileformat import (
 )
 from hookscope.checkpoints.stand_ins import is_bare, is_empty_hooks, module_state, replace_stand_ins
 from hookscope.checkpoints.unpickler import ABSENT, Global, InertUnpickler, Reference, StandIn, UnreadablePickleError
+from hookscope.errors import CheckpointError
 from hookscope.text import printable
 
 # torch's dtypes by the names of storage classes, and by their own.
@@ -83,7 +84,7 @@ def _in_archive(file: BinaryIO, name: str) -> tuple[Any, Located]:
     members = {member.filename: member for member in archive.infolist()}
     folder = next(path for path in members if path.endswith("/data.pkl")).removesuffix("data.pkl")
     if f"{folder}byteorder" in members and archive.read(f"{folder}byteorder") != sys.byteorder.encode():
-        raise UnreadablePickleError("bytes in the other order")
+        raise CheckpointError(f"{name} was written on a machine of the other byte order; save it again on this one.")
     begins = {path: content_begins(file, member) for path, member in members.items()}
 
     def located(key: str, dtype: torch.dtype, count: int) -> int:

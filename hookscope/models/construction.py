@@ -57,7 +57,9 @@ def loaded_module(
     if isinstance(model, type):
         raise UsageError(f"`model` is the class {model.__name__}. Give a network built from it: {model.__name__}(…).")
     if not isinstance(model, nn.Module):
-        raise UsageError(f"`model` is of type {type(model).__name__}. Give a torch.nn.Module or the name of a network.")
+        raise UsageError(
+            f"The model is of type {type(model).__name__}. Give a torch.nn.Module or the name of a network."
+        )
     kind, count = type(model).__name__, parameter_count(model)
     info = ModelInfo(name or kind, kind, name or "as given", False, sha256, count, categories)
     return LoadedModel(model, info, default_preprocessing(model))

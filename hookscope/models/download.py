@@ -69,6 +69,14 @@ def fetch(url: str) -> Path:
     return path
 
 
+def with_deletion(error: CheckpointError, weights: str) -> CheckpointError:
+    """Return an error about a cached file; if the file is damaged, with the advice to delete it."""
+    is_damaged = "download it again" in str(error)  # not out of memory, or not to be read
+    return CheckpointError(
+        f"{error} Delete this file to have {weights} downloaded again." if is_damaged else str(error)
+    )
+
+
 def unreachable(url: str) -> str | None:
     """Return why the host of `url` (or the proxy in front of it) cannot be reached; None if it accepts a connection.
 

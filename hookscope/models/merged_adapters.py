@@ -32,7 +32,12 @@ _PATTERN = re.compile(r"[\w.\-]+")  # matching anything else could take for ever
 _UNSUPPORTED = ("lora_magnitude_vector", "lora_E", "lora_ranknum")  # DoRA and AdaLoRA
 
 # Settings of adapters that are not merged so, with the names of the methods; and initialisations that change W, too.
-_OTHER_METHODS = {"use_dora": "DoRA", "alora_invocation_tokens": "aLoRA", "lora_bias": "LoRA with biases"}
+_OTHER_METHODS = {
+    "use_dora": "DoRA",
+    "alora_invocation_tokens": "aLoRA",
+    "lora_bias": "LoRA with biases",
+    "target_parameters": "LoRA of target_parameters",  # in halves for all experts of a layer
+}
 _CHANGES_WEIGHTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
 
@@ -94,7 +99,7 @@ def _read_settings(config: Path) -> AdapterSettings:
     methods += [begun] * begun.lower().startswith(_CHANGES_WEIGHTS) + [str(kind)] * (kind != "LORA")
     if methods:
         raise CheckpointError(
-            f"{shown} describes adapters of kind {printable(methods[0], 40)}; only LoRA can be merged."
+            f"{shown} describes adapters of kind {printable(methods[0], 40)}; only LoRA of layers can be merged."
         )
     if not isinstance(alphas, dict) or not all(
         type(value) in (int, float) and abs(value) <= sys.float_info.max for value in (alpha, *alphas.values())

@@ -14,7 +14,7 @@ from hookscope.checkpoints.checkpoint import Checkpoint
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import LoadedModel
-from hookscope.models.download import DownloadError, download_remedy, fetch, is_cached, unreachable
+from hookscope.models.download import DownloadError, download_remedy, fetch, is_cached, unreachable, with_deletion
 from hookscope.models.input_spec import picture_size
 from hookscope.models.names import import_timm, published
 from hookscope.models.weight_choice import (
@@ -83,7 +83,7 @@ def _trained_weights(config: Any, *, on_meta: bool) -> ChosenWeights:
     try:
         return ChosenWeights(origin, config, read_checkpoint(path))
     except CheckpointError as error:
-        raise CheckpointError(f"{error} Delete this file to have {origin} downloaded again.") from error
+        raise with_deletion(error, origin) from error
 
 
 def _weights_file(config: Any) -> Path:

@@ -93,7 +93,9 @@ def _loading(path: Path, kind: str, make: str) -> Iterator[None]:
             yield
     except (Exception, SystemExit) as error:
         shown, cause = printable(str(path)), exception_line(causes[0] if causes else error)
-        raise CheckpointError(f"{shown} cannot be loaded as {kind}: {cause}; download or {make} it again.") from error
+        raise CheckpointError(
+            f"{shown} cannot be loaded as {kind}: {cause}; {make} it again for torch {torch.__version__}."
+        ) from error
     finally:
         for logger in loggers:
             logger.removeFilter(collect)

@@ -18,7 +18,7 @@ from torchvision.models import WeightsEnum
 from hookscope.errors import CheckpointError, HookscopeError, UsageError
 from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.construction import LoadedModel, replaced
-from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
+from hookscope.models.download import DownloadError, fetch, is_cached, unreachable, with_deletion
 from hookscope.models.input_spec import picture_size, set_input_channels
 from hookscope.models.names import DEMO, optional_package
 from hookscope.models.network_table import COLOURS
@@ -138,7 +138,7 @@ def _trained_weights(enum: WeightsEnum, *, on_meta: bool, probes: bool = False) 
         return ChosenWeights(str(enum), enum, read_checkpoint(path))
     except CheckpointError as error:
         if was_there:
-            raise CheckpointError(f"{error} Delete this file to have {enum} downloaded again.") from error
+            raise with_deletion(error, str(enum)) from error
         path.unlink()  # a download cut short, under a name without a digest
         raise DownloadError(f"{enum.url} cannot be downloaded: {error}") from error
 

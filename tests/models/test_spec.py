@@ -117,7 +117,9 @@ def test_a_path_is_a_model_and_other_objects_are_none(tmp_path: Path) -> None:
     loaded = load_model(tmp_path / "model.pt", arch=f"{tmp_path / 'net.py'}:build")
     assert torch.equal(loaded.module.weight, network.weight)
     for other in (3, None, b"model.pt", ["model.pt"]):
-        with pytest.raises(UsageError, match=rf"^`model` is of type {type(other).__name__}\. Give a torch\.nn\.Module"):
+        with pytest.raises(
+            UsageError, match=rf"^The model is of type {type(other).__name__}\. Give a torch\.nn\.Module"
+        ):
             load_model(other)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--seed takes a whole number"):
         load_model("resnet18", seed="x")  # type: ignore[arg-type]

@@ -143,11 +143,14 @@ def test_tensors_that_cannot_be_compared_are_not_listed_as_different() -> None:
     assert "Tensors that differ" in [part.title for part in tables if isinstance(part, Table)]
 
 
-def test_what_is_not_finite_is_counted_and_what_overflows_in_squares_is_not() -> None:
+def test_what_is_not_finite_is_counted_and_values_whose_squares_overflow_are_measured() -> None:
     large = torch.full((2,), 1e200, dtype=torch.float64)
     a = held({"odd": torch.ones(2), "large": large})
     b = held({"odd": torch.tensor([1.0, math.nan]), "large": large * 2})
-    assert answer(compare_weights(a, b)) == ["2 of 2 tensors differ.", "1 tensor holds NaN or Inf on one side only."]
+    assert answer(compare_weights(a, b)) == [
+        "2 of 2 tensors differ: ‖Δ‖/‖w‖ at most 1.00, at large.",
+        "1 tensor holds NaN or Inf on one side only.",
+    ]
 
 
 def test_what_was_added_and_removed_is_listed_with_its_side() -> None:
