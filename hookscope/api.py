@@ -1328,11 +1328,11 @@ def watch(
     model: Networks,
     optimizer: Optimizers,
     *,
+    every: int = 100,
+    eager_forward: bool = False,
     layer: Texts = (),
     resume: bool = False,
     out: str | Path | None = None,
-    every: int = 100,
-    eager_forward: bool = False,
     activations: bool = True,
     edits: Texts = (),
     on_line: Callable[[str], None] | None = None,
@@ -1359,12 +1359,12 @@ def watch(
         model: The network, or a list or dict of several; names then begin with the class or the key. Activations of
             compiled networks are measured with `eager_forward` only.
         optimizer: The optimiser, or a list of several.
-        layer: Patterns, as for `activations`: watched steps record only these layers and their parameters.
-        resume: Append to the log of an earlier training in `out`.
-        out: Folder for `watch.jsonl`, which grows a line at a time; None writes nothing.
         every: Measure weights, updates and activations at every Nth step.
         eager_forward: Measure activations of compiled networks too: at watched steps the network runs once more,
             eagerly and without gradients, on the first batch. Everything that this changes is put back.
+        layer: Patterns, as for `activations`: watched steps record only these layers and their parameters.
+        resume: Append to the log of an earlier training in `out`.
+        out: Folder for `watch.jsonl`, which grows a line at a time; None writes nothing.
         activations: Measure activations at watched steps, except at the first step.
         edits: Changes to the training, "fc:grad:clip-norm(1)", "param:layer1.*:freeze"; assign to `edits` of the watch
             to change them while it trains. An edit that fails ends the training. Layers of compiled networks cannot be
@@ -1384,7 +1384,7 @@ def watch(
     return run_watch(
         model,
         optimizer,
-        option=options.Watch(layer=layer, resume=resume, out=out, every=every, eager_forward=eager_forward),
+        option=options.Watch(every=every, eager_forward=eager_forward, layer=layer, resume=resume, out=out),
         activations=activations,
         edits=edits,
         on_line=on_line,
