@@ -182,7 +182,7 @@ def _plain(level: _Level, name: str) -> dict[_Key, Any] | list[Any]:
     positions = [key for key in made if type(key) is int]
     if len(positions) < len(made) or max(positions) >= len(made) + _GAPS_LIMIT:
         raise _damaged(name, "it has a list with gaps")
-    return [made.get(at) for at in range(max(positions) + 1)]  # torch puts None there, too
+    return [made.get(at) for at in range(max(positions) + 1)]
 
 
 def _damaged(name: str, why: str) -> CheckpointError:

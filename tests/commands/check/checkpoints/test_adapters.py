@@ -150,7 +150,7 @@ def test_adapters_of_another_method_are_judged_alone(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "use_dora": true, "lora_alpha": 8}', "utf-8")
     report = checked(tmp_path / "lora.safetensors", state)
     assert (report.exit_code, report.findings) == (0, ())
-    assert "describes adapters of kind DoRA; only LoRA can be merged" in next(
+    assert "describes adapters of kind DoRA; only LoRA of layers can be merged" in next(
         outcome.reason for outcome in report.outcomes if outcome.status == "skipped"
     )
 
