@@ -167,8 +167,9 @@ def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> l
     if isinstance(pictures, Tensor) and pictures.dim() == 2 + PICTURE_AXES and is_map:
         merges = any(_MERGING in type(module).__name__ for module in network.modules())
         first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
-        if first is not None and (merges or first.kernel_size == first.stride):
-            sides = zip(pictures.shape[2:], grid, first.stride, strict=True)
+        stride = attribute_of(first, "stride")  # layers of exported programs have none
+        if stride is not None and (merges or attribute_of(first, "kernel_size") == stride):
+            sides = zip(pictures.shape[2:], grid, stride, strict=True)
             covered = tuple(_covered(*side, merges=merges) for side in sides)
     return [(*((0.0,) * len(grid)), *covered)] * len(batch.indices)
 
